@@ -180,18 +180,13 @@ def prefill(name: str, budget: float) -> dict[str, Any]:
     batch = BATCH.get(name, 1)
     made = generator(name, 2 * budget)
     ids = np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], (batch, PREFILL))
-    made._ready(PREFILL, 1, _greedy())
+    prompts = [[int(v) for v in row] for row in ids]
+    made._model.ready(prompts)
     us = timed(
-        lambda: made._prefill([[int(v) for v in row] for row in ids]),
+        lambda: made._model.prefill(prompts),
         lambda: made._programs.sample("greedy").wait("a prefill"), calls=2,
     )  # fmt: skip
     return {"prefill_us": us, **{f"prefill_{k}": v for k, v in peers(CONFIGS[name], batch, LENGTH, PREFILL).items()}}
-
-
-def _greedy() -> Any:
-    from tensor_graphs.generation.settings import Sampling
-
-    return Sampling()
 
 
 # ---------------------------------------------------------------- the table

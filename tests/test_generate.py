@@ -27,7 +27,8 @@ from tensor_graphs.errors import (
     UnsupportedError,
     UsageError,
 )
-from tensor_graphs.generation import Generator, Piece, generator
+from tensor_graphs.generation import Generator, Piece, cached_model
+from tensor_graphs.generation.results import Row
 from tensor_graphs.generation.sampling import WORD, sampler, threefry
 from tensor_graphs.generation.text import TextStream, Tokenizer
 from tensor_graphs.models.common import quantized_graph
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(folder: Path) -> Iterator[Generator]:
     """A generator of two rows whose longer prompts take several prefill steps of 8 tokens, over a ring of 12."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator, "BUCKETS", (4, 8))
+        patch.setattr(cached_model, "BUCKETS", (4, 8))
         yield Generator(folder, max_length=LENGTH, batch=2, **FAST)
 
 
@@ -357,6 +358,46 @@ def test_characters_are_given_out_once_they_are_complete() -> None:
     assert stream.add(0xC3) == "" and stream.finish() == "\ufffd"
 
 
+def test_decoding_a_long_text_takes_linear_time() -> None:
+    """Also for text without end that is no UTF-8, and with tokens that have no text."""
+    decoded = 0
+
+    class Bytes:
+        def decode(self, tokens: list[int]) -> str:
+            nonlocal decoded
+            decoded += len(tokens)
+            return bytes(v for v in tokens if v).decode("utf-8", "replace")
+
+    random = np.random.default_rng(0)
+    whole = "né€𝄞!".encode() * 60
+    for data in (whole, whole[3:], b"\xff" * 600, b"a" + b"\0" * 600, bytes(random.integers(1, 256, 600, np.uint8))):
+        decoded, stream = 0, TextStream(Bytes())  # type: ignore[arg-type]
+        text = "".join([*map(stream.add, data), stream.finish()])
+        assert text == data.replace(b"\0", b"").decode("utf-8", "replace")
+        assert decoded < 30 * len(data)
+
+
+def test_spaces_between_words_survive_tokens_without_text() -> None:
+    """A decoder that drops the space before the first word, as those of Llama do."""
+
+    class Words:
+        def decode(self, tokens: list[int]) -> str:
+            return "".join(f" w{v}" for v in tokens if v).removeprefix(" ")
+
+    stream = TextStream(Words())  # type: ignore[arg-type]
+    assert "".join(map(stream.add, [0, 3, 0, 0, 4, 5])) == "w3 w4 w5"
+
+
+def test_a_stop_text_across_pieces_is_found() -> None:
+    class Letters:
+        def decode(self, tokens: list[int]) -> str:
+            return "".join(chr(v) for v in tokens)
+
+    row = Row(TextStream(Letters()))  # type: ignore[arg-type]
+    pieces = [row.add(0, ord(c), False, frozenset(), ("cde", "xy")) for c in "abcde"]
+    assert row.text == "ab" and pieces[-1].end == "stop" and pieces[-2].end == ""
+
+
 def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     other = write_checkpoint(tmp_path, CONFIG, seed=4)
@@ -368,6 +409,12 @@ def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:
     word = f"w{found.tokens[0][2]}"
     stopped = made.generate("w3 w7 w1", 6, stop=[word])
     assert word not in stopped.texts[0] and stopped.ends == ["stop"]  # type: ignore[index]
+    with_start = {"type": "BertProcessing", "sep": ["w9", 9], "cls": ["w8", 8]}
+    (other / "tokenizer.json").write_text(json.dumps({**TOKENIZER, "post_processor": with_start}))
+    assert Tokenizer(other).encode("w3 w7") == [8, 3, 7, 9] and Tokenizer(other).encode("w3 w7", special=False) == [
+        3,
+        7,
+    ]
     (other / "tokenizer.json").write_text("{")
     with pytest.raises(BadModelError, match=r"tokenizer\.json cannot be read"):
         Generator(other).tokenizer  # noqa: B018

@@ -15,7 +15,7 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.simplify.simplify import simplify
-from tensor_graphs.generation import Generator, generator, programs
+from tensor_graphs.generation import Generator, cached_model, programs
 
 from .models.decoder_cases import VOCAB, write
 
@@ -34,7 +34,7 @@ def on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchCudaBackend, "unavailable", lambda self: "")
     monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
     monkeypatch.setattr(programs, "optimize", planned)
-    monkeypatch.setattr(generator, "BUCKETS", (4, 8))
+    monkeypatch.setattr(cached_model, "BUCKETS", (4, 8))
 
 
 @pytest.mark.usefixtures("on_torch")
@@ -50,3 +50,22 @@ def test_torch_programs_generate_what_arrays_do(tmp_path: Path, case: str, monke
     other = Generator(folder, max_length=40, batch=2)
     assert found == other.generate(prompts, 8).tokens
     assert drawn == other.generate(prompts, 8, temperature=1.0, top_k=9, seed=5).tokens
+
+
+@pytest.mark.usefixtures("on_torch")
+def test_torch_programs_speculate_as_arrays_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of both models are shared on the device; greedy tokens are the plain ones, draws those of NumPy programs."""
+    (tmp_path / "draft").mkdir()
+    folder, draft = write(tmp_path, "llama"), write(tmp_path / "draft", "llama", num_hidden_layers=1)
+    prompts = [[3, 7, 1], [int(v) for v in np.random.default_rng(1).integers(0, VOCAB, 19)]]
+    options: dict[str, Any] = {"max_length": 40, "batch": 2, "draft": draft, "draft_tokens": 3, "reuse": True}
+    drawing: dict[str, Any] = {"temperature": 1.0, "top_k": 9, "seed": 5}
+    made = Generator(folder, **options)
+    found = made.generate(prompts, 21)
+    assert made._draft is not None and 0 < found.acceptance < 1
+    assert made._draft.programs.states["target.token"] is made._programs.states["token"]
+    assert found.tokens == Generator(folder, max_length=40, batch=2).generate(prompts, 21).tokens
+    drawn = made.generate(prompts, 12, **drawing)
+    monkeypatch.setattr(programs, "optimize", lambda graph, **_: Program(direct_plan(graph, [backend("numpy")])))
+    other = Generator(folder, **options).generate(prompts, 12, **drawing)
+    assert (drawn.tokens, drawn.acceptance) == (other.tokens, other.acceptance)

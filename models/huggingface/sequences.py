@@ -114,13 +114,27 @@ class WholeSequence:
         return x
 
 
+def cache_positions(window: int, capacity: int, most: int) -> int:
+    """Number of positions that a layer keeps in its cache: all, or those of a ring (`Cached`).
+
+    A ring's number of positions has a factor that is a power of two, at least an eighth of the greatest one below
+    it: kernels split the positions into equal parts.
+    """
+    if not window:
+        return capacity
+    least = window + most - 1
+    step = max(1, 1 << (least.bit_length() - 4)) if least > 8 else 1
+    return min(capacity, -(-least // step) * step)
+
+
 @dataclass
 class Cached:
     """Token access to the next tokens of each row [B, T]; keys and values are written to caches before they are
     attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
-    fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the only one. Rows
+    fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the last one, or with
+    `every` each of them. Rows
     may be padded behind their last token: nothing before a position depends on it, and the row's next tokens overwrite
     the padding. A layer with a window keeps at least `window + most - 1` positions, a ring, if these are fewer than `capacity`;
     `most` is the largest number of tokens that any program over the same caches takes at once. States: `keys.N` and
@@ -132,6 +146,7 @@ class Cached:
     most: int
     start: Tensor | None = None
     last: Tensor | None = None
+    every: bool = False
     updates: dict[str, Tensor] = field(default_factory=dict)
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
@@ -194,7 +209,9 @@ class Cached:
         return t.reshape(out, (self.batch, 1, -1)) if self._as_rows else joined(out)
 
     def wanted(self, x: Tensor) -> Tensor:
-        """The row of x [B, T, hidden] of each row's last token, [B, hidden] (`TokenAccess.wanted`)."""
+        """The row of x [B, T, hidden] of each row's last token, [B, hidden], or all (`TokenAccess.wanted`)."""
+        if self.every:
+            return x
         if self.last is None:
             return t.squeeze(t.slice_axis(x, 1, self.tokens - 1, self.tokens), 1)
         place = t.broadcast_to(t.reshape(self.last, (self.batch, 1, 1)), (self.batch, 1, x.shape[-1]))
@@ -202,16 +219,8 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def room(self, window: int) -> int:
-        """Number of positions that a layer keeps in its cache: all, or those of a ring.
-
-        A ring's number of positions has a factor that is a power of two, at least an eighth of the greatest one below
-        it: kernels split the positions into equal parts.
-        """
-        if not window:
-            return self.capacity
-        least = window + self.most - 1
-        step = max(1, 1 << (least.bit_length() - 4)) if least > 8 else 1
-        return min(self.capacity, -(-least // step) * step)
+        """Number of positions that a layer keeps in its cache (`cache_positions`)."""
+        return cache_positions(window, self.capacity, self.most)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:
         """The cache `name` with the new tokens' heads x written to it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.graph import Data, Graph, Tensor
@@ -17,13 +17,17 @@ from . import decoder
 from .checkpoint import Config, Weights
 from .families import FAMILIES, layer_windows
 from .load import opened, weights_of
-from .sequences import Cached, TokenAccess
+from .sequences import Cached, TokenAccess, cache_positions
 
 #: model_type -> builder of a model's outputs over a `TokenAccess`.
 MODELS: Mapping[str, Callable[[Config, Weights, TokenAccess], decoder.Outputs]] = {
     "gpt2": decoder.gpt2,
     **{kind: partial(decoder.rotary, kind) for kind in FAMILIES},
 }
+
+
+#: Tokens of a step whose logits are wanted: the one that the input `last` names for each row, the last one, or all.
+Wanted = Literal["named", "last", "all"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,14 @@ class Caches:
 
 def build_step(
     config: Config, weights: Weights, caches: Caches, tokens: int, *,
-    ids: Tensor | None = None, start: Tensor | None = None, fresh: bool = False,
+    ids: Tensor | None = None, start: Tensor | None = None, fresh: bool = False, wanted: Wanted = "named",
 ) -> Graph:  # fmt: skip
-    """Graph of one decoder step: `logits` [batch, vocabulary] after `tokens` further tokens of each row.
+    """Graph of one decoder step: `logits` [batch, vocabulary] after `tokens` further tokens of each row, or with
+    `wanted="all"` [batch, tokens, vocabulary] after each of them.
 
     Inputs: `input_ids` [batch, tokens] int64; `start` [batch] int64, the position of a row's first token, at most
     `caches.capacity - tokens`, not with `fresh`, where all rows start at 0 and attend to these tokens only; `last`
-    [batch] int64, the token whose logits are wanted, if there are several. Tokens behind it are padding. `ids` and
+    [batch] int64, the token whose logits are wanted, if there are several and `wanted` is "named"; tokens behind it are padding. `ids` and
     `start` replace the inputs, by states say. States: `keys.N` and `values.N`, written in place.
 
     UnsupportedError for models without a language modelling head, UsageError for sizes that do not fit.
@@ -62,8 +67,8 @@ def build_step(
     ids = t.input("input_ids", shape, "int64") if ids is None else ids
     if not fresh and start is None:
         start = t.input("start", shape[:1], "int64")
-    last = t.input("last", shape[:1], "int64") if tokens > 1 else None
-    access = Cached(ids, caches.capacity, caches.most, None if fresh else start, last)
+    last = t.input("last", shape[:1], "int64") if tokens > 1 and wanted == "named" else None
+    access = Cached(ids, caches.capacity, caches.most, None if fresh else start, last, every=wanted == "all")
     outputs = MODELS[kind](config, weights, access)
     if "logits" not in outputs:
         raise UnsupportedError(f"the class {config.model_class[:80]!r} has no logits", where=config.where)
@@ -109,6 +114,17 @@ def widest_window(config: Config) -> int:
     return 0 if 0 in windows else max(windows)
 
 
+def ring_slack(config: Config, caches: Caches) -> int | None:
+    """Number of positions that the rings of a model's caches keep beyond their windows, at least; None without rings.
+
+    After a position p was written, tokens from position `p - slack` on still find all keys and values in their window.
+    """
+    kind = config.text("model_type", "")
+    windows = {0} if kind not in FAMILIES else {*layer_windows(config, kind, config.size("num_hidden_layers"))}
+    rooms = ((cache_positions(w, caches.capacity, caches.most), w) for w in windows)
+    return min((room - window for room, window in rooms if room < caches.capacity), default=None)
+
+
 class Folder:
     """Folder of a decoder, from which step graphs are built: its config, and its weights, which stay in their files."""
 
@@ -133,9 +149,11 @@ __all__ = [
     "MODELS",
     "Caches",
     "Folder",
+    "Wanted",
     "build_step",
     "eos_of",
     "positions_of",
     "refuse_wrong_weights",
+    "ring_slack",
     "widest_window",
 ]

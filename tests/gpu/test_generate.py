@@ -56,3 +56,23 @@ def test_logits_after_decoding_are_those_of_whole_sequences(tmp_path: Path, case
     drawn = [made.generate(prompts, 12, temperature=0.9, top_k=20, top_p=0.9, seed=3).tokens for _ in range(2)]
     assert drawn[0] == drawn[1]
     assert made.generate(prompts, 30).tokens == found.tokens
+
+
+@pytest.mark.parametrize("case", ["gemma3", "llama"])
+def test_drafts_and_held_prompts_give_the_same_tokens(tmp_path: Path, case: str) -> None:
+    """In float32, where no two logits tie: greedy tokens with a draft of one layer, and of prompts that go on."""
+    (tmp_path / "draft").mkdir()
+    first = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "torch_dtype": "float32"}
+    folder = write_checkpoint(tmp_path, {**CONFIGS[case], "torch_dtype": "float32"}, seed=2)
+    draft = write_checkpoint(tmp_path / "draft", {**CONFIGS[case], **first}, seed=2)
+    options: dict[str, Any] = {"max_length": 128, "batch": 2, "budget": 10}
+    rng = np.random.default_rng(0)
+    prompts = [[int(v) for v in rng.integers(0, VOCAB, n)] for n in (5, 40)]
+    plain, made = Generator(folder, **options), Generator(folder, **options, draft=draft, draft_tokens=3, reuse=True)
+    for _ in range(2):
+        wanted, found = plain.generate(prompts, 24), made.generate(prompts, 24)
+        assert found.tokens == wanted.tokens and 0 <= found.acceptance <= 1
+        prompts = [[*p, *t] for p, t in zip(prompts, found.tokens)]
+    assert made._model.computed < plain._model.computed
+    drawn = [made.generate(prompts, 12, temperature=0.9, top_k=20, seed=3) for _ in range(2)]
+    assert all(0 <= token < VOCAB for result in drawn for row in result.tokens for token in row)

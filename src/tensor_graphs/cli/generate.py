@@ -36,6 +36,8 @@ def generate(
     costdb: Annotated[Path | None, typer.Option(help=summary("costdb"))] = None,
     measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,
     quantize: Annotated[str | None, typer.Option(help=summary("quantize"))] = None,
+    draft: Annotated[Path | None, typer.Option(help="folder of a smaller model with the same vocabulary, which proposes tokens (speculative decoding)")] = None,
+    draft_tokens: Annotated[int, typer.Option(help="number of tokens that the draft proposes a round")] = 4,
     trust_model: Annotated[bool, typer.Option("--trust-model", help="allow links that lead out of the folder")] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -48,7 +50,7 @@ def generate(
     with working(verbose, as_json) as progress:
         generator = Generator(
             folder, budget=budget, max_length=max_length, backend=backend, trust=trust_model, costdb=costdb, measure=measure,
-            progress=progress, quantize=quantize,
+            progress=progress, quantize=quantize, draft=draft, draft_tokens=draft_tokens,
         )  # fmt: skip
         live = not as_json and sys.stdout.isatty() and generator.decodes()
         found = generator.generate(
@@ -58,12 +60,17 @@ def generate(
     document: dict[str, Any] = {
         "tokens": found.tokens[0], "text": None if found.texts is None else found.texts[0], "end": found.ends[0],
         "tokens_per_second": found.tokens_per_second, "first_token_s": found.first_token_s,
+        "acceptance": None if math.isnan(found.acceptance) else found.acceptance,
         "bandwidth_share": generator.bandwidth_share(found.step_us),
         "programs": {name: round(seconds, 3) for name, seconds in generator.seconds.items()},
     }  # fmt: skip
     text = "" if live else ",".join(map(str, found.tokens[0])) if found.texts is None else found.texts[0]
     if verbose and not math.isnan(found.tokens_per_second):
-        print(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s", file=sys.stderr)
+        accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
+        print(
+            f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}",
+            file=sys.stderr,
+        )
     return Answer(document, text)
 
 

@@ -1,11 +1,8 @@
 """Text generation with optimized programs: prefill, decode and sample over shared states (programs.py).
 
-    generator = tg.Generator("gemma-3-270m")
-    for piece in generator.stream("The sea is"):
-        print(piece.text, end="", flush=True)
-
-Prompts of a batch may have different lengths: shorter ones are padded behind their end, and each row counts its own
-positions, so that padding is never seen.
+generator = tg.Generator("gemma-3-270m")
+for piece in generator.stream("The sea is"):
+    print(piece.text, end="", flush=True)
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -22,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
-from ..models.huggingface.step import Caches, Folder, eos_of, positions_of, refuse_wrong_weights
-from ..options import Options, is_quantization
+from ..models.huggingface.step import Folder, eos_of, refuse_wrong_weights
+from ..options import is_quantization
 from .bandwidth import memory_bandwidth
+from .cached_model import CachedModel, caches_of
+from .decoding import Decoding, PlainDecoding
 from .programs import Programs, QuantizedForm
 from .results import Generated, Piece, Row
-from .settings import Prompt, Sampling, prompts_of, stops_of, token_ids, whole
+from .settings import Prompt, Sampling, length_of, options_of, prompts_of, stops_of, token_ids, whole
+from .speculation import SpeculativeDecoding, draft_model
 from .text import FILE, TextStream, Tokenizer
 
-BUCKETS = (16, 64, 256)  # tokens of prefill programs: a prompt takes the smallest that holds it, else several steps
-LENGTH = 1024  # default of `max_length`
 NEW = 128  # default of `max_new_tokens`, where so many fit
-POLL = 8  # decode steps between looks at their tokens on a GPU, where each look waits for the device
 
 
 @contextmanager
@@ -46,12 +42,11 @@ def _memory_named() -> Iterator[None]:
                             hint="fewer rows (batch), or a smaller max_length") from error  # fmt: skip
 
 
-def _options(given: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Options of `tg.optimize`, checked. UsageError for unknown names and invalid values."""
-    if unknown := sorted(set(given) - {f.name for f in fields(Options)}):
-        raise UsageError(f"no options of a Generator are called {unknown}", hint="they are those of tg.optimize")
-    Options(budget=budget, **given)
-    return given
+def _folder(given: Any, trust: bool) -> Folder:
+    """Argument as a folder. UsageError if it is neither a path nor a `Folder`."""
+    if not isinstance(given, str | os.PathLike | Folder):
+        raise UsageError(f"a {type(given).__name__} is no folder", hint="give the path of a folder with config.json")
+    return given if isinstance(given, Folder) else Folder(os.fspath(given), trust=trust)
 
 
 class Generator:
@@ -65,6 +60,11 @@ class Generator:
     folder. `quantize`: a form of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products, or
     None; `quantize_head=False` leaves the output matrix as it is.
 
+    `draft`: folder of a smaller model with the same vocabulary, for speculative decoding: it proposes `draft_tokens`
+    tokens, which one step of the model verifies. Tokens have the model's own distribution, and greedy ones are the same
+    up to rounding. `reuse=True`: a prompt that begins with tokens whose keys and values the caches hold, of the prompt
+    and output before, is computed from there on; its logits differ by rounding from those of a prompt computed as a whole.
+
     Errors: BadModelError, BadWeightsError and UnsupportedError of the folder, UsageError for arguments. A call that
     raises leaves the generator usable.
     """
@@ -72,31 +72,26 @@ class Generator:
     def __init__(
         self, folder: str | Path | Folder, *, budget: float = 60.0, max_length: int | None = None, batch: int = 1,
         backend: str | None = None, trust: bool = False, quantize: str | None = None, quantize_head: bool = True,
-        **options: Any,
+        draft: str | Path | Folder | None = None, draft_tokens: int = 4, reuse: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         is_quantization("quantize", quantize)
-        if not isinstance(folder, str | os.PathLike | Folder):
-            raise UsageError(
-                f"a {type(folder).__name__} is no folder", hint="give the path of a folder with config.json"
-            )
-        given = _options(options if backend is None else {**options, "backend": backend}, budget)
-        self.folder = folder if isinstance(folder, Folder) else Folder(folder, trust=trust)
+        self.folder = _folder(folder, trust)
+        given = options_of(options if backend is None else {**options, "backend": backend}, budget)
         config = self.folder.config
-        longest = positions_of(config)
-        length = (
-            min(LENGTH, longest)
-            if max_length is None
-            else whole("max_length", max_length, 2, "a number of tokens from 2 on")
-        )
-        if length > longest:
-            raise UsageError(f"max_length={length}, the model has {longest} positions")
-        rows = whole("batch", batch, 1, "a number of rows from 1 on")
+        length = length_of(max_length, config)
         self.vocabulary, self.stops = config.size("vocab_size"), eos_of(self.folder)
-        self.caches = Caches(rows, length, min(BUCKETS[-1], length))
+        self.caches = caches_of(whole("batch", batch, 1, "a number of rows from 1 on"), length)
         refuse_wrong_weights(self.folder, self.caches)
         self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
         form = None if quantize is None else QuantizedForm(quantize, quantize_head)
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given, form=form)
+        if not isinstance(reuse, bool):
+            raise UsageError(f"reuse={reuse!r}", hint="True or False")
+        self._model = CachedModel(self._programs, reuse)
+        self._count = whole("draft_tokens", draft_tokens, 1, "a number of tokens from 1 on")
+        self._draft: CachedModel | None = None
+        if draft is not None:
+            self._draft = draft_model(_folder(draft, trust), self._model, self._count)
         self._lock, self._turn = RLock(), 0
 
     @property
@@ -109,7 +104,7 @@ class Generator:
     @property
     def report(self) -> dict[str, Any]:
         """Optimization report of each program made so far, by its use."""
-        return self._programs.reports()
+        return {name: report for programs in self._all() for name, report in programs.reports().items()}
 
     @property
     def quantization(self) -> str:
@@ -119,17 +114,21 @@ class Generator:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds until each program was ready, by its use."""
-        return dict(self._programs.seconds)
+        return {name: seconds for programs in self._all() for name, seconds in programs.seconds.items()}
+
+    def _all(self) -> list[Programs]:
+        """Programs of the model and of the draft."""
+        return [self._programs, *([] if self._draft is None else [self._draft.programs])]
 
     def bandwidth_share(self, step_us: float) -> float:
-        """Share of the device's memory bandwidth that reading all weights once in a decode step of this time takes.
+        """Share of the device's memory bandwidth that reading all weights once in this time of a token takes.
 
         The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An embedding
         table of its own is not counted: few of its rows are read. nan without a time.
         """
         if not step_us > 0:
             return float("nan")
-        return self._programs.read_bytes() / step_us / memory_bandwidth(self._programs.decode().tensors)
+        return self._programs.read_bytes() / step_us / memory_bandwidth(self._programs.tensors)
 
     # ------------------------------------------------------------ generating
     def generate(
@@ -146,7 +145,7 @@ class Generator:
         tokens outside the vocabulary and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
-        rows, run = self._run(prompts_of(prompt), max_new_tokens, **options)
+        rows, decoding, run = self._run(prompts_of(prompt), max_new_tokens, **options)
         begun, first, last, count = time.perf_counter(), 0.0, 0.0, 0
         for pieces in run:
             last, count = time.perf_counter(), count + len(pieces)
@@ -160,7 +159,7 @@ class Generator:
         rate = later / (last - first) if later and last > first else float("nan")
         return Generated(
             [r.tokens for r in rows], texts, [r.end for r in rows], first - begun, rate,
-            (last - first) * 1e6 / steps if steps else float("nan"),
+            (last - first) * 1e6 / steps if steps else float("nan"), decoding.acceptance,
         )  # fmt: skip
 
     def stream(
@@ -170,14 +169,16 @@ class Generator:
 
         Beginning another generation ends this one: its next piece raises UsageError.
         """
-        _, run = self._run(prompts_of(prompt), max_new_tokens, **options)
+        _, _, run = self._run(prompts_of(prompt), max_new_tokens, **options)
         return (piece for pieces in run for piece in pieces)
 
     def _run(
         self, prompts: Sequence[Prompt], max_new_tokens: int | None, *, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0, stop: Any = None,
-    ) -> tuple[list[Row], Iterator[list[Piece]]]:  # fmt: skip
-        """Check all arguments and make the programs now; return the rows and an iterator that runs the programs."""
+    ) -> tuple[list[Row], Decoding, Iterator[list[Piece]]]:  # fmt: skip
+        """Check all arguments and make the programs now; return the rows, the way of decoding, and an iterator that
+        runs the programs.
+        """
         sampling = Sampling(temperature, top_k, top_p, seed)
         if not prompts:
             raise UsageError("there is no prompt")
@@ -200,8 +201,8 @@ class Generator:
         with self._lock:
             self._turn += 1
             with _memory_named():
-                self._ready(longest, limit, sampling)
-            return rows, self._pieces(self._turn, ids, rows, limit, sampling, ends, texts)
+                decoding = self._ready(ids, limit, sampling)
+            return rows, decoding, self._pieces(self._turn, decoding, ids, rows, limit, sampling, ends, texts)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return token_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, self.vocabulary)
@@ -214,82 +215,52 @@ class Generator:
             return False
 
     def _pieces(
-        self, turn: int, ids: list[list[int]], rows: list[Row], limit: int, sampling: Sampling, ends: frozenset[int],
-        texts: tuple[str, ...],
+        self, turn: int, decoding: Decoding, ids: list[list[int]], rows: list[Row], limit: int, sampling: Sampling,
+        ends: frozenset[int], texts: tuple[str, ...],
     ) -> Iterator[list[Piece]]:  # fmt: skip
-        with self._lock:
-            self._check_turn(turn)
-            sample = self._programs.sample(sampling.kind)
-            with _memory_named():
-                self._prefill(ids)
+        with self._running(turn):
+            decoding.begin(ids, sampling)
             if np.isnan(self._programs.get("logits")[: len(ids)]).any():
                 raise BadModelError("the logits after the prompt are NaN", where=self.folder.where,
                                     hint="weights or config.json hold values that the model cannot compute with")  # fmt: skip
-            for name, (value, dtype) in sampling.states(self.vocabulary).items():
-                self._programs.set(name, value, dtype)
-        poll = POLL if sample.tensors.startswith("cuda") else 1
-        made = 0
-        while made < limit and not all(r.end for r in rows):
-            with self._lock, _memory_named():
-                self._check_turn(turn)
-                ahead = []
-                for _ in range(min(poll if made else 1, limit - made)):
-                    if made:
-                        self._programs.decode().flat_near()
-                    (tokens,) = sample.flat_near()
-                    ahead.append(tokens)
-                    made += 1
-                found = [np.asarray(x.cpu() if hasattr(x, "cpu") else x) for x in ahead]
-            for step, tokens in enumerate(found, made - len(found) + 1):
+        while running := [i for i, row in enumerate(rows) if not row.end]:
+            with self._running(turn):
+                found = decoding.round(running, limit - min(len(rows[i].tokens) for i in running))
+            for step in range(max(map(len, found))):
                 pieces = [
-                    row.add(i, int(tokens[i]), step == limit, ends, texts)
-                    for i, row in enumerate(rows) if not row.end
+                    row.add(i, found[i][step], len(row.tokens) + 1 == limit, ends, texts)
+                    for i, row in enumerate(rows) if not row.end and step < len(found[i])
                 ]  # fmt: skip
                 if pieces:
                     yield pieces
+
+    @contextmanager
+    def _running(self, turn: int) -> Iterator[None]:
+        """Run programs of one generation; after a failure nothing in the caches is reused."""
+        with self._lock:
+            self._check_turn(turn)
+            try:
+                with _memory_named():
+                    yield
+            except BaseException:
+                for model in (self._model, self._draft):
+                    if model is not None:
+                        model.forget()
+                raise
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
             raise UsageError("another generation has begun", hint="a generator continues one stream at a time")
 
-    # ------------------------------------------------------------ prefill
-    def _ready(self, longest: int, limit: int, sampling: Sampling) -> None:
-        """Make the programs that a generation needs."""
-        size = self._bucket(longest)
-        self._programs.prefill(size, fresh=True)
-        if longest > size:
-            self._programs.prefill(size, fresh=False)
-        self._programs.sample(sampling.kind)
-        if limit > 1:
-            self._programs.decode()
-
-    def _bucket(self, longest: int) -> int:
-        """Tokens of the prefill program for prompts of up to `longest` tokens."""
-        return next((b for b in self.buckets if b >= longest), self.buckets[-1])
-
-    def _prefill(self, ids: list[list[int]]) -> None:
-        """Fill the caches with the prompts; afterwards `logits` and `length` are those of each row's last token.
-
-        Rows without a prompt repeat the first one. A prompt longer than the largest bucket takes several steps; a row
-        that ends before the others repeats its last tokens, which changes nothing.
-        """
-        padded = ids + [ids[0]] * (self.caches.batch - len(ids))
-        lengths = np.array([len(p) for p in padded])
-        size = self._bucket(int(lengths.max()))
-        for turn in range(-(-int(lengths.max()) // size)):
-            start = np.clip(turn * size, 0, np.maximum(lengths - size, 0))
-            chunk = np.zeros((len(padded), size), np.int64)
-            for row, (prompt, at) in enumerate(zip(padded, start)):
-                part = prompt[at : at + size]
-                chunk[row, : len(part)] = part
-            program = self._programs.prefill(size, fresh=not turn)
-            values = {"input_ids": chunk, "start": start, "last": np.minimum(lengths - start, size) - 1}
-            program.flat_near(*(np.asarray(values[n], np.int64) for n in program.input_names))
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """Numbers of prompt tokens for which prefill programs are made."""
-        return (*(b for b in BUCKETS if b < self.caches.capacity), *([self.caches.capacity] if self.caches.capacity < BUCKETS[-1] else ()))  # fmt: skip
+    def _ready(self, ids: list[list[int]], limit: int, sampling: Sampling) -> Decoding:
+        """Make the programs that a generation needs; returns how it decodes."""
+        decoding: Decoding = PlainDecoding(self._model, sampling.kind)
+        self._model.ready(ids)
+        if self._draft is not None and limit > 1:
+            decoding = SpeculativeDecoding(PlainDecoding(self._model, sampling.kind), self._draft, self._count)
+            self._draft.ready(ids)
+        decoding.ready(max(map(len, ids)), limit)
+        return decoding
 
 
-__all__ = ["BUCKETS", "Generated", "Generator", "Piece"]
+__all__ = ["Generated", "Generator", "Piece"]

@@ -1,7 +1,8 @@
 """The programs of a generator: steps of a decoder and samplers, over one set of states and one copy of the weights.
 
 Each program is optimized when it is first needed. States: the caches of the steps; `token` [batch, 1], `length` [batch]
-(tokens in the caches), `logits` [batch, vocabulary]; those of the samplers (sampling.py).
+(tokens in the caches), `logits` [batch, vocabulary]; those of the samplers (sampling.py) and of speculative decoding
+(speculation_graphs.py).
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ from ..models.common.quantized_graph import quantized
 from ..models.huggingface.step import Caches, Folder, build_step
 from ..pipeline.optimize import optimize
 from .sampling import Kind, sampler
+from .speculation_graphs import acceptor, follow_graph, proposer, verify_graph
 
 PREFILL, SAMPLE = 0.5, 0.15  # share of the decode program's budget that a prefill program and a sampler have
+
+
+def host_array(values: Any) -> np.ndarray[Any, Any]:
+    """A program's output as an array on the host."""
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
 
 
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
@@ -74,6 +81,7 @@ class Programs:
     seconds: dict[str, float] = field(default_factory=dict)  # program -> time until it was ready
     form: QuantizedForm | None = None
     quantization: str = ""  # what quantization did, once a step was made
+    prefix: str = ""  # of the programs' names in `seconds` and reports
     _made: dict[str, Program] = field(default_factory=dict)
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
@@ -86,11 +94,13 @@ class Programs:
 
     def step(self, tokens: int, *, fresh: bool = False) -> Graph:
         """`step_graph` with quantized weights, if a form is given."""
-        graph = step_graph(self.folder, self.caches, tokens, fresh=fresh)
+        return self._quantized(step_graph(self.folder, self.caches, tokens, fresh=fresh))
+
+    def _quantized(self, graph: Graph) -> Graph:
         if self.form is None:
             return graph
         names = dict(zip(graph.updates, graph.roots[len(graph.outputs) :], strict=True))
-        kept = () if self.form.head else (names["logits"],)
+        kept = () if self.form.head else (names["logits" if "logits" in names else "scores"],)
         graph, done = quantized(graph, self.form.name, but=kept)
         self.quantization = str(done)
         return graph
@@ -103,7 +113,38 @@ class Programs:
         """Program that chooses tokens from logits, without inputs; its output is [batch] int64."""
         return self._program(f"sample-{kind}", lambda: sampler(kind, self.caches.batch, self.vocabulary), SAMPLE)
 
+    def follow(self) -> Program:
+        """Program of a draft model's first step of a round (`follow_graph`)."""
+        return self._program("follow", lambda: self._quantized(follow_graph(self.folder, self.caches)), PREFILL)
+
+    def verify(self, count: int) -> Program:
+        """Program of the large model's step over `count` proposals (`verify_graph`)."""
+        graph = lambda: self._quantized(verify_graph(self.folder, self.caches, count))
+        return self._program(f"verify-{count}", graph, 1.0)
+
+    def propose(self, kind: Kind, count: int) -> Program:
+        """Program that chooses a draft model's proposals (`proposer`)."""
+        graph = lambda: proposer(kind, self.caches.batch, self.vocabulary, count)
+        return self._program(f"propose-{kind}-{count}", graph, SAMPLE)
+
+    def accept(self, kind: Kind, count: int) -> Program:
+        """Program that accepts proposals and chooses a further token (`acceptor`)."""
+        graph = lambda: acceptor(kind, self.caches.batch, self.vocabulary, count)
+        return self._program(f"accept-{kind}-{count}", graph, SAMPLE)
+
+    def borrow(self, other: Programs, names: Mapping[str, str]) -> None:
+        """Use states of other programs as states of these: name here -> name there. Programs that have them are made
+        afterwards.
+        """
+        self.states |= {own: other.states[there] for own, there in names.items() if there in other.states}
+
+    @property
+    def tensors(self) -> str:
+        """Torch device that the programs work on; "" for arrays on the host. Makes the decode program if there is none."""
+        return (next(iter(self._made.values())) if self._made else self.decode()).tensors
+
     def _program(self, name: str, graph: Any, share: float) -> Program:
+        name = self.prefix + name
         if name not in self._made:
             begun = time.perf_counter()
             program = optimize(graph(), **{"budget": share * self.budget, **self.options})

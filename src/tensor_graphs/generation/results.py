@@ -26,7 +26,8 @@ class Generated:
 
     New `tokens`, their `texts` (None without a tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds
     from the programs being ready until the first tokens; `tokens_per_second`: of all rows together, after the first
-    tokens (nan if there are no further ones).
+    tokens (nan if there are no further ones). `acceptance`: share of a draft model's proposals that were accepted; nan
+    without one.
     """
 
     tokens: list[list[int]]
@@ -34,7 +35,8 @@ class Generated:
     ends: list[str]
     first_token_s: float
     tokens_per_second: float
-    step_us: float = float("nan")  # time of a decode step
+    step_us: float = float("nan")  # time of a further token of all rows
+    acceptance: float = float("nan")
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Row:
             piece += self.stream.finish()
         before = len(self.text)
         self.text += piece
-        cuts = [at for at in (self.text.find(s) for s in texts) if at >= 0]
+        cuts = [at for at in (self.text.find(s, max(0, before - len(s) + 1)) for s in texts) if at >= 0]
         if cuts:
             self.text, self.end = self.text[: min(cuts)], "stop"
         return Piece(number, token, self.text[before:], self.end)

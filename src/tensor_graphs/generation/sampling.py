@@ -9,6 +9,7 @@ number of earlier draws (`draws`), and on nothing else.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from ..egraph.ir import builders as t
@@ -41,17 +42,70 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
     return t.logical_and(x, WORD), y
 
 
-def gumbel(key: tuple[Tensor, Tensor], draws: Tensor, rows: int, columns: int) -> Tensor:
-    """Gumbel noise [rows, columns] float32 for a key of two words and a number of draws, each [1, 1] int64.
+def uniform(draws: Tensor, rows: int, columns: int) -> Tensor:
+    """Random numbers in (0, 1] [rows, columns] float32 for a number of draws [1, 1] int64 and the state `seed`.
 
     The two halves of a row take the two words of one counter.
     """
+    seed = t.state("seed", (1, 2), "int64")
+    key = (t.logical_and(t.slice_axis(seed, 1, 0, 1), WORD), t.logical_and(t.slice_axis(seed, 1, 1, 2), WORD))
     half = -(-columns // 2)
     place = t.iota((rows, half), 0) * half + t.iota((rows, half), 1)
     words = threefry(key, (place, t.logical_and(draws, WORD)))
     bits = t.slice_axis(t.concat(words, 1), 1, 0, columns)
-    uniform = (t.cast(bits, "float32") + 0.5) * 2.0**-32  # in (0, 1]; small numbers keep all of their bits
+    return (t.cast(bits, "float32") + 0.5) * 2.0**-32  # small numbers keep all of their bits
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Gumbel noise from random numbers in (0, 1]: the index of the largest log(share) + noise has these shares."""
     return -t.log(-t.log1p(-uniform))
+
+
+def draws_state() -> Tensor:
+    """State with the number of earlier draws, [1, 1] int64."""
+    return t.state("draws", (1, 1), "int64")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Logits in falling order: `order` are their tokens, `logits` -inf beyond `top_k`, `shares` their softmax, and
+    `kept` whether a token is within `top_p`. All [rows, vocabulary].
+    """
+
+    order: Tensor
+    logits: Tensor
+    shares: Tensor
+    kept: Tensor
+
+    @classmethod
+    def of(cls, scaled: Tensor) -> Ranked:
+        """Rank logits / temperature by the states `top_k` and `top_p`."""
+        vocabulary = int(scaled.shape[1])  # type: ignore[arg-type]
+        order = t.argsort(scaled, 1, descending=True)
+        ranked = t.gather_elements(scaled, order, 1)
+        within = t.lt(t.iota((1, vocabulary), 1), t.state("top_k", (1, 1), "int64"))
+        ranked = t.where(within, ranked, _none())
+        shares = c.softmax(ranked, axis=1)
+        before = t.cumsum(shares, 1) - shares
+        return cls(order, ranked, shares, t.lt(before, t.state("top_p", (1, 1), "float32")))
+
+
+def _none() -> Tensor:
+    return t.full((1, 1), float("-inf"))
+
+
+def scaled(logits: Tensor) -> Tensor:
+    """Logits divided by the state `temperature`."""
+    return logits / t.state("temperature", (1, 1), "float32")
+
+
+def distribution(kind: Kind, logits: Tensor) -> Tensor:
+    """Shares [rows, vocabulary] float32 that a sampler of this kind, not "greedy", draws tokens with."""
+    if kind == "plain":
+        return c.softmax(scaled(logits), axis=1)
+    ranked = Ranked.of(scaled(logits))
+    kept = t.where(ranked.kept, ranked.shares, 0.0)
+    return t.scatter_elements(t.zeros(logits.shape), ranked.order, kept / t.sum(kept, 1, keepdims=True), 1)
 
 
 def sampler(kind: Kind, batch: int, vocabulary: int) -> Graph:
@@ -60,20 +114,12 @@ def sampler(kind: Kind, batch: int, vocabulary: int) -> Graph:
     if kind == "greedy":
         token = t.argmax(logits, 1, keepdims=True)
         return Graph.of({"token": t.squeeze(token, 1)}, updates={"token": token}, name="sample-greedy")
-    draws = t.state("draws", (1, 1), "int64")
-    seed = t.state("seed", (1, 2), "int64")
-    key = (t.logical_and(t.slice_axis(seed, 1, 0, 1), WORD), t.logical_and(t.slice_axis(seed, 1, 1, 2), WORD))
-    scaled = logits / t.state("temperature", (1, 1), "float32")
-    noise = gumbel(key, draws, batch, vocabulary)
+    draws = draws_state()
+    noise = gumbel(uniform(draws, batch, vocabulary))
     if kind == "plain":
-        token = t.argmax(scaled + noise, 1, keepdims=True)
+        token = t.argmax(scaled(logits) + noise, 1, keepdims=True)
     else:
-        order = t.argsort(scaled, 1, descending=True)
-        ranked = t.gather_elements(scaled, order, 1)
-        none = t.full((1, 1), float("-inf"))
-        ranked = t.where(t.lt(t.iota((1, vocabulary), 1), t.state("top_k", (1, 1), "int64")), ranked, none)
-        shares = c.softmax(ranked, axis=1)
-        before = t.cumsum(shares, 1) - shares
-        kept = t.where(t.lt(before, t.state("top_p", (1, 1), "float32")), ranked + noise, none)
-        token = t.gather_elements(order, t.argmax(kept, 1, keepdims=True), 1)
+        ranked = Ranked.of(scaled(logits))
+        kept = t.where(ranked.kept, ranked.logits + noise, _none())
+        token = t.gather_elements(ranked.order, t.argmax(kept, 1, keepdims=True), 1)
     return Graph.of({"token": t.squeeze(token, 1)}, updates={"token": token, "draws": draws + 1}, name=f"sample-{kind}")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
+from ..models.huggingface.checkpoint import Config
+from ..models.huggingface.step import positions_of
+from ..options import Options
 from .sampling import Kind
 
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
+LENGTH = 1024  # default of `max_length`
 COLDEST = 1e-30  # smallest temperature that logits are divided by: the quotients stay finite in float32
 
 
@@ -43,9 +47,9 @@ class Sampling:
             return "greedy"
         return "plain" if self.top_k == 0 and self.top_p == 1 else "filtered"
 
-    def states(self, vocabulary: int) -> dict[str, tuple[Any, str]]:
-        """Values and dtypes of the sampler's states."""
-        seed = int(self.seed)
+    def states(self, vocabulary: int, key: int = 0) -> dict[str, tuple[Any, str]]:
+        """Values and dtypes of a sampler's states; samplers with different keys below 2**32 draw independently."""
+        seed = int(self.seed) ^ key << 32
         return {
             "temperature": ([[max(float(self.temperature), COLDEST) if self.temperature else 1.0]], "float32"),
             "top_k": ([[min(int(self.top_k), vocabulary) or vocabulary]], "int64"),
@@ -66,6 +70,27 @@ def whole(name: str, value: Any, least: int, hint: str) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}", hint=hint)
     return int(value)
+
+
+def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
+    """Options of `tg.optimize`, checked. UsageError for unknown names and invalid values."""
+    if unknown := sorted(set(given) - {f.name for f in fields(Options)}):
+        raise UsageError(f"no options of a Generator are called {unknown}", hint="they are those of tg.optimize")
+    Options(budget=budget, **given)
+    return given
+
+
+def length_of(max_length: Any, config: Config) -> int:
+    """Largest number of tokens of a row: the argument, by default 1024 or what the model allows. UsageError for more
+    than the model's positions.
+    """
+    longest = positions_of(config)
+    if max_length is None:
+        return min(LENGTH, longest)
+    length = whole("max_length", max_length, 2, "a number of tokens from 2 on")
+    if length > longest:
+        raise UsageError(f"max_length={length}, the model has {longest} positions")
+    return length
 
 
 def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -10,6 +10,8 @@ from ..errors import BadModelError, UnsupportedError, UsageError
 
 FILE = "tokenizer.json"
 _PARTIAL = "\ufffd"  # what a tokenizer gives for an incomplete UTF-8 sequence
+_CHARACTER = 3  # tokens that a character can lack, of a byte each
+_LONGEST = 8  # pending tokens after which text is given out though it ends in an incomplete character
 
 
 class Tokenizer:
@@ -32,13 +34,15 @@ class Tokenizer:
         except Exception as error:  # the package raises plain Exception
             raise BadModelError(f"{FILE} cannot be read: {str(error)[:200]}", where=str(file)) from None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the tokens that the tokenizer puts before it. UsageError for lone surrogates."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text; `special`: with the tokens that the tokenizer puts before or behind a whole text.
+        UsageError for lone surrogates.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"the text is not valid Unicode: {error}") from None
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
@@ -46,22 +50,41 @@ class Tokenizer:
 
 
 class TextStream:
-    """Incremental decoder of a growing list of tokens: characters are given out once they are complete."""
+    """Incremental decoder of a growing list of tokens: characters are given out once they are complete.
+
+    Each call decodes the tokens since the last text, after those of the text before it, on which spaces depend: the work
+    for a token does not grow with the length of the text.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._tokens, self.text = tokenizer, list[int](), ""
+        self._tokenizer = tokenizer
+        self._context, self._known = list[int](), ""  # tokens of the last text given out, and their text alone
+        self._pending = list[int]()  # tokens after them, whose text is not complete
 
     def add(self, token: int) -> str:
         """Further text after a further token; empty while a character is incomplete."""
-        self._tokens.append(token)
-        whole = self._tokenizer.decode(self._tokens)
-        if whole.endswith(_PARTIAL):
+        self._pending.append(token)
+        piece = self._further(len(self._pending))
+        if not piece.endswith(_PARTIAL):
+            return self._given(len(self._pending), piece)
+        if len(self._pending) < _LONGEST:
             return ""
-        piece, self.text = whole[len(self.text) :], whole
-        return piece
+        ready = len(self._pending) - _CHARACTER  # no character is that long: the bytes before are invalid ones
+        return self._given(ready, self._further(ready))
 
     def finish(self) -> str:
         """Text that was held back as incomplete."""
-        whole = self._tokenizer.decode(self._tokens)
-        piece, self.text = whole[len(self.text) :], whole
+        count = len(self._pending)
+        return self._given(count, self._further(count))
+
+    def _further(self, count: int) -> str:
+        """Text of the first pending tokens."""
+        return self._tokenizer.decode(self._context + self._pending[:count])[len(self._known) :]
+
+    def _given(self, count: int, piece: str) -> str:
+        """Drop the first pending tokens, whose text is returned; tokens without text are no context."""
+        if piece:
+            self._context = self._pending[:count]
+            self._known = self._tokenizer.decode(self._context)
+        del self._pending[:count]
         return piece

@@ -1,0 +1,139 @@
+"""A decoder, its programs, and which tokens its caches hold: prefill of prompts, and reuse of their common beginning.
+
+Prompts of a batch may have different lengths: shorter ones are padded behind their end, and each row counts its own
+positions, so that padding is never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..models.huggingface.step import Caches, ring_slack
+from .programs import Programs
+
+BUCKETS = (16, 64, 256)  # tokens of prefill programs: a prompt takes the smallest that holds it, else several steps
+Array = np.ndarray[Any, Any]
+
+
+def caches_of(batch: int, capacity: int) -> Caches:
+    """Sizes of caches that prefill programs of all numbers of tokens can write."""
+    return Caches(batch, capacity, min(BUCKETS[-1], capacity))
+
+
+@dataclass
+class HeldRow:
+    """Tokens of a row whose keys and values are in the caches, by position, and the largest position written since
+    position 0 was: rings of layers with windows have lost positions before it.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    top: int = -1
+
+    def write(self, start: int, tokens: Sequence[int], width: int = 0) -> None:
+        """Note that tokens were written from a position on, and padding behind them up to a number of positions."""
+        self.tokens[start:] = tokens
+        self.top = max(self.top if start else -1, start + max(width, len(tokens)) - 1)
+
+    def common(self, prompt: Sequence[int]) -> int:
+        """Number of tokens at the beginning of a prompt that the caches hold."""
+        pairs = enumerate(zip(self.tokens, prompt))
+        return next((i for i, (a, b) in pairs if a != b), min(len(self.tokens), len(prompt)))
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """Steps of a prefill: tokens of a step, the position where each row begins, number of steps."""
+
+    size: int
+    begins: Array
+    steps: int
+
+
+@dataclass
+class CachedModel:
+    """A decoder's programs and the contents of its caches. With `reuse`, a prefill computes only the tokens that the
+    caches do not hold yet.
+    """
+
+    programs: Programs
+    reuse: bool = False
+
+    def __post_init__(self) -> None:
+        self.caches = self.programs.caches
+        self._slack = ring_slack(self.programs.folder.config, self.caches)
+        self.rows: list[HeldRow] = []  # made by the first prefill
+        self.computed = 0  # tokens of a row that the last prefill computed, padding included
+
+    def forget(self) -> None:
+        """Take the caches for empty: after a failure their contents are not known."""
+        self.rows = []
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Numbers of prompt tokens for which prefill programs are made."""
+        capacity = self.caches.capacity
+        return (*(b for b in BUCKETS if b < capacity), *([capacity] if capacity < BUCKETS[-1] else ()))
+
+    def ready(self, ids: Sequence[Sequence[int]]) -> None:
+        """Make the programs that a prefill of these prompts needs now."""
+        plan = self.plan(ids)
+        for step in range(min(plan.steps, 2)):
+            self._program(plan, step)
+
+    def _program(self, plan: PrefillPlan, step: int) -> Any:
+        return self.programs.prefill(plan.size, fresh=not step and not plan.begins.any())
+
+    def plan(self, ids: Sequence[Sequence[int]]) -> PrefillPlan:
+        """The steps that compute the fewest tokens: from position 0, or from where the caches hold each prompt."""
+        lengths = np.array([len(p) for p in ids])
+        whole = self._plan(lengths, np.zeros_like(lengths), self.buckets)
+        if not self.reuse or not self.rows:
+            return whole
+        rows = self.rows[: len(ids)]
+        held = [row.common(prompt[:-1]) for row, prompt in zip(rows, ids, strict=True)]
+        for size in self.buckets:
+            begins = np.minimum(held, self.caches.capacity - size)
+            if self._slack is not None:
+                begins = np.where(np.array([row.top for row in rows]) - self._slack <= begins, begins, 0)
+            found = self._plan(lengths, begins, (size,))
+            if found.steps == 1:
+                break
+        return found if found.size * found.steps < whole.size * whole.steps else whole
+
+    @staticmethod
+    def _plan(lengths: Array, begins: Array, sizes: Sequence[int]) -> PrefillPlan:
+        longest = int((lengths - begins).max())
+        size = next((b for b in sizes if b >= longest), sizes[-1])
+        return PrefillPlan(size, begins, -(-longest // size))
+
+    def prefill(self, ids: Sequence[Sequence[int]]) -> list[int]:
+        """Fill the caches with prompts; afterwards `logits` and `length` are those of each row's last token.
+
+        Returns the number of tokens of each row. Rows without a prompt get a single token. A prompt longer than the
+        largest bucket takes several steps; a row that ends before the others repeats its last tokens, which changes
+        nothing.
+        """
+        plan, more = self.plan(ids), self.caches.batch - len(ids)
+        prompts = [*ids, *([ids[0][:1]] * more)]
+        begins, lengths = np.pad(plan.begins, (0, more)), np.array([len(p) for p in prompts])
+        self.rows = self.rows or [HeldRow() for _ in prompts]
+        self.computed = plan.size * plan.steps
+        for step in range(plan.steps):
+            start = np.minimum(begins + step * plan.size, np.maximum(lengths - plan.size, begins))
+            chunk = np.zeros((len(prompts), plan.size), np.int64)
+            parts = [prompt[at : at + plan.size] for prompt, at in zip(prompts, start)]
+            for row, part in enumerate(parts):
+                chunk[row, : len(part)] = part
+            program = self._program(plan, step)
+            values = {"input_ids": chunk, "start": start, "last": np.minimum(lengths - start, plan.size) - 1}
+            program.flat_near(*(np.asarray(values[n], np.int64) for n in program.input_names))
+            for held, at, part in zip(self.rows, start, parts):
+                held.write(int(at), part, plan.size)
+        return [len(p) for p in prompts]
+
+
+__all__ = ["BUCKETS", "CachedModel", "HeldRow", "PrefillPlan", "caches_of"]

@@ -1,0 +1,91 @@
+"""Rounds of a generation after its prefill: a protocol, and plain decoding of one further token of each row a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .cached_model import CachedModel
+from .programs import host_array
+from .sampling import Kind
+from .settings import Sampling
+
+POLL = 8  # decode steps between looks at their tokens on a GPU, where each look waits for the device
+
+
+class Decoding(Protocol):
+    """A generation's rounds, after `begin`."""
+
+    def ready(self, longest: int, limit: int) -> None:
+        """Make the programs for prompts of up to `longest` tokens and `limit` new ones now."""
+
+    def begin(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        """Fill the caches with prompts, and set the sampler."""
+
+    def round(self, running: Sequence[int], most: int) -> list[list[int]]:
+        """Further tokens of each row: at least one; `running` rows have not ended, and need at most `most` further
+        ones.
+        """
+
+    @property
+    def acceptance(self) -> float:
+        """Share of proposed tokens that were accepted; nan without proposals."""
+
+
+@dataclass
+class PlainDecoding:
+    """Decoding with one token of each row a step; on a GPU, several steps a round."""
+
+    model: CachedModel
+    kind: Kind
+    lengths: list[int] = field(default_factory=list)  # tokens of each row in the caches
+    pending: list[int] = field(default_factory=list)  # the next token of each row, not in the caches yet
+
+    @property
+    def acceptance(self) -> float:
+        """nan: there are no proposals (`Decoding.acceptance`)."""
+        return float("nan")
+
+    def ready(self, longest: int, limit: int) -> None:
+        """Make the sampler and the decode step now (`Decoding.ready`)."""
+        self.model.programs.sample(self.kind)
+        if limit > 1:
+            self.model.programs.decode()
+
+    def begin(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        """Fill the caches with prompts, and set the sampler (`Decoding.begin`)."""
+        self.lengths, self.pending = self.model.prefill(ids), []
+        set_sampler(self.model, sampling)
+
+    def round(self, running: Sequence[int], most: int) -> list[list[int]]:
+        """Further tokens of each row, equally many (`Decoding.round`)."""
+        programs = self.model.programs
+        sample = programs.sample(self.kind)
+        count = POLL if sample.tensors.startswith("cuda") else 1
+        ahead = []
+        for step in range(min(count, most) if self.pending else 1):
+            if step or self.pending:
+                programs.decode().flat_near()
+            ahead.append(sample.flat_near()[0])
+        found = [[int(v) for v in host_array(x)] for x in ahead]
+        for tokens in found:
+            self._note(tokens)
+        return [list(column) for column in zip(*found)]
+
+    def _note(self, tokens: list[int]) -> None:
+        """Follow one step: the pending tokens were written to the caches, and others are pending."""
+        for row, token in enumerate(self.pending):
+            at = min(self.lengths[row], self.model.caches.capacity - 1)
+            self.model.rows[row].write(at, [token])
+            self.lengths[row] += 1
+        self.pending = tokens
+
+
+def set_sampler(model: CachedModel, sampling: Sampling, key: int = 0) -> None:
+    """Set the states of a model's samplers."""
+    for name, (value, dtype) in sampling.states(model.programs.vocabulary, key).items():
+        model.programs.set(name, value, dtype)
+
+
+__all__ = ["Decoding", "PlainDecoding", "set_sampler"]

@@ -1,0 +1,125 @@
+"""Speculative decoding: rounds in which a draft model proposes tokens and one step of the large model verifies them.
+
+Refused tokens need no undoing: their keys and values lie behind the row's length, where no token sees them, and the next
+round overwrites them. Rings of layers with windows keep enough positions beyond the window (`Cached`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError
+from ..models.huggingface.step import Folder, positions_of, refuse_wrong_weights
+from .cached_model import CachedModel
+from .decoding import PlainDecoding, set_sampler
+from .programs import Programs, host_array
+from .settings import Sampling
+
+DRAFT_KEY = 0x5BD1E995  # changes the seed of a draft model, whose draws must not depend on those of the large one
+
+
+def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
+    """Draft model for another model, over caches of the same sizes. UsageError unless it has the same vocabulary, enough
+    positions, and room for `count` proposals in a step; errors of its folder as of the model's.
+    """
+    own, caches = model.programs, model.caches
+    vocabulary, positions = folder.config.size("vocab_size"), positions_of(folder.config)
+    if vocabulary != own.vocabulary:
+        raise UsageError(
+            f"the draft has a vocabulary of {vocabulary} tokens, the model one of {own.vocabulary}",
+            where=folder.where, hint="a draft needs the model's tokenizer",
+        )  # fmt: skip
+    if positions < caches.capacity:
+        raise UsageError(f"the draft has {positions} positions, max_length={caches.capacity}", where=folder.where)
+    if count + 1 > caches.most:
+        raise UsageError(f"draft_tokens={count}", hint=f"a round of this generator has at most {caches.most - 1}")
+    refuse_wrong_weights(folder, caches)
+    programs = Programs(folder, caches, vocabulary, own.budget, own.options, prefix="draft-")
+    return CachedModel(programs, model.reuse)
+
+
+@dataclass
+class SpeculativeDecoding:
+    """Decoding with a draft model that proposes `count` tokens a round (speculation_graphs.py).
+
+    Where a round may go beyond the caches, decoding goes on without the draft.
+    """
+
+    plain: PlainDecoding
+    draft: CachedModel
+    count: int
+    _previous: list[int] = field(default_factory=list)  # the token before the pending one of each row
+    _proposed: int = 0
+    _accepted: int = 0
+    _ended: bool = False  # whether the rest is decoded without the draft
+
+    @property
+    def acceptance(self) -> float:
+        """Share of proposed tokens that were accepted (`Decoding.acceptance`)."""
+        return self._accepted / self._proposed if self._proposed else float("nan")
+
+    def ready(self, longest: int, limit: int) -> None:
+        """Make the programs of both models now, with a plain decode step if it may be needed (`Decoding.ready`)."""
+        own, draft, kind = self.plain.model.programs, self.draft.programs, self.plain.kind
+        self.plain.ready(longest, 1 if longest + limit + self.count - 1 <= self.plain.model.caches.capacity else limit)
+        own.verify(self.count)
+        own.accept(kind, self.count)
+        shared = {name: name for name in ("previous", "proposals", "shares")}
+        draft.borrow(own, {"target.token": "token", "target.length": "length", **shared})
+        draft.follow()
+        draft.propose(kind, self.count)
+        if self.count > 1:
+            draft.decode()
+
+    def begin(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        """Fill the caches of both models with prompts, and set the samplers (`Decoding.begin`)."""
+        self.plain.begin(ids, sampling)
+        self.draft.prefill(ids)
+        set_sampler(self.draft, sampling, DRAFT_KEY)
+        rows = self.plain.model.rows
+        self._previous = [rows[i].tokens[n - 1] for i, n in enumerate(self.plain.lengths)]
+        self.plain.model.programs.set("previous", [[v] for v in self._previous], "int64")
+
+    def round(self, running: Sequence[int], most: int) -> list[list[int]]:
+        """The accepted proposals and a further token of each row (`Decoding.round`)."""
+        plain, capacity = self.plain, self.plain.model.caches.capacity
+        longest = max(plain.lengths[row] for row in running)
+        self._ended = self._ended or longest + self.count + 1 > capacity
+        if not plain.pending or self._ended:
+            return plain.round(running, most)
+        found = host_array(self._launch())
+        tokens = [self._note(row, [int(v) for v in line]) for row, line in enumerate(found)]
+        self._proposed += self.count * len(running)
+        self._accepted += sum(len(tokens[row]) - 1 for row in running)
+        return tokens
+
+    def _launch(self) -> Any:
+        """Run the programs of a round: [batch, count + 2], as `acceptor` gives it."""
+        own, draft, kind = self.plain.model.programs, self.draft.programs, self.plain.kind
+        draft.follow().flat_near()
+        draft.propose(kind, self.count).flat_near()
+        for _ in range(self.count - 1):
+            draft.decode().flat_near()
+            draft.propose(kind, self.count).flat_near()
+        own.verify(self.count).flat_near()
+        return own.accept(kind, self.count).flat_near()[0]
+
+    def _note(self, row: int, line: list[int]) -> list[int]:
+        """Follow a round of a row; returns its further tokens. Rows that have ended may be at the end of the caches,
+        where steps write their last positions again.
+        """
+        plain, capacity = self.plain, self.plain.model.caches.capacity
+        *proposals, further, accepted = line
+        at, chain = plain.lengths[row], [plain.pending[row], *proposals]
+        plain.model.rows[row].write(min(at, capacity - len(chain)), chain)
+        held = self.draft.rows[row]
+        held.write(max(min(at - 1, capacity - 2), 0), [self._previous[row], chain[0]])
+        for later, token in enumerate(proposals[:-1], at + 1):
+            held.write(min(later, capacity - 1), [token])
+        self._previous[row], plain.pending[row], plain.lengths[row] = chain[accepted], further, at + accepted + 1
+        return [*proposals[:accepted], further]
+
+
+__all__ = ["SpeculativeDecoding", "draft_model"]
