@@ -28,7 +28,7 @@ from ..verification.comparison import Verification
 from ..verification.memory_checks import eager_bytes, lacking
 from ..verification.verify import verify
 from .caller import Caller, CallerProgram, dtype_of, expected_inputs
-from .caller_timing import is_caller_faster
+from .caller_timing import why_program_runs
 from .prepare import Task
 from .session import Session
 from .time_program import time_program
@@ -82,9 +82,9 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
         report.compared = f"not compared with the caller's own: {why}"
         return program
     with session.stage("compare"):
-        taken = is_caller_faster(program, caller, report, left=session.left, ended=session.interrupted(), first=first)
-    if not taken:
-        _record(report, taken=False)
+        why = why_program_runs(program, caller, report, left=session.left, ended=session.interrupted(), first=first)
+    if why is not None:
+        _record(report, taken=False, why=why)
         return program
     if session.options.verify and (verdict := _verdict(session, graph, caller)) is not None:
         if not verdict.passed:
