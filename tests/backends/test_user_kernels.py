@@ -330,6 +330,14 @@ def gated(M, N): return c("gated", f"for (long i = 0; i < {M * N}; ++i) out[i] =
         assert any(c.template.name == "user.gated" for c in found)
 
 
+def test_the_kernel_of_the_tutorial_is_found_in_a_rewritten_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "CASES", 2)
+    x = tg.input("x", (6, 5))
+    found = tg.saturate(tg.cumsum(tg.abs(x) * tg.abs(x), axis=-1), backend="c", kernels=[EXAMPLES / "energy.py"])
+    reads = [c.inputs[0][1].cls for c in found.choice.hypergraph.candidates if c.template.name == "user.energy"]
+    assert int(found.view.cls[found.view.op.index("input")]) in reads and len(reads) == 2  # x, and abs(x)
+
+
 # ---------------------------------------------------------------- GPU languages
 def test_a_triton_kernel_runs_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
