@@ -122,6 +122,7 @@ def test_the_graph_as_it_is_written_runs_where_it_is_faster(monkeypatch: pytest.
     for _ in range(2):  # searched, then remembered
         made = tg.optimize(tg.softmax(x @ w, axis=1), params={"w": np.eye(6, dtype=np.float32)}, **GIVEN)
         assert made.report.runs == ("as written" if faster == "before" else "program")
+        assert made.report.steps and all(s.us > 0 and s.limit_us for s in made.report.steps)
         np.testing.assert_allclose(made(X), np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-5)
     assert made.report.from_plan_cache
 

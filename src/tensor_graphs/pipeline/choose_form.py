@@ -29,8 +29,10 @@ from ..verification.memory_checks import eager_bytes, lacking
 from ..verification.verify import verify
 from .caller import Caller, CallerProgram, dtype_of, expected_inputs
 from .caller_timing import why_program_runs
+from .make_report import describe_as_written
 from .prepare import Task
-from .session import Session
+from .prices import CostPricer
+from .session import Session, open_store
 from .time_program import time_program
 from .timing import Run, wall_us
 from .verify_program import verify_program
@@ -54,12 +56,12 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
             return None
         report.verification = verdict.to_json()
     assert unoptimized.plan is not None
-    own, before, after = Report.of_plan(unoptimized.plan), report.latency_before_us, report.latency_after_us
+    before, after = report.latency_before_us, report.latency_after_us
     report.warnings.append(
         f"the graph runs as it is written: that took {before:.1f} µs, what was found in the time {after:.1f} µs"
     )
-    report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
-    report.steps, report.buffers, report.workspace = own.steps, [], 0
+    with open_store(session) as store:
+        describe_as_written(report, unoptimized, CostPricer(store))
     report.cost_us = report.latency_after_us = before or 0.0
     report.lower_bound_us, report.optimal = min(report.lower_bound_us, report.cost_us), False
     report.runs = AS_WRITTEN

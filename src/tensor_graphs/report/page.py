@@ -183,14 +183,14 @@ def _roofline(steps: Sequence[StepReport]) -> str:
 
 
 def _graphs(report: Report) -> str:
-    hidden = ("param", "constant", "full")
-    kept = [i for i, o in enumerate(report.operations) if o.op not in hidden]
+    weights = weight_names(report)
+    kept = [i for i in range(len(report.operations)) if i not in weights]
     number = {i: n for n, i in enumerate(kept)}
     sides = []
     if 0 < len(kept) <= MOST_BOXES:
         reads = [[number[r] for r in report.operations[i].reads if r in number] for i in kept]
         labels = {
-            n: (f"{o.op} {o.name}", " ".join([o.type, *(report.operations[r].name for r in o.reads if report.operations[r].op in hidden)]),
+            n: (f"{o.op} {o.name}", " ".join([o.type, *(weights[r] for r in o.reads if r in weights)]),
                 "given" if o.op in ("input", "state") else "op")
             for n, i in enumerate(kept) for o in [report.operations[i]]
         }  # fmt: skip
@@ -217,6 +217,17 @@ def _graphs(report: Report) -> str:
             else ""
         )
     return f'<div class="pairs">{"".join(sides)}</div>'
+
+
+def weight_names(report: Report) -> dict[int, str]:
+    """Operations of the model that depend on weights and numbers alone, with the names of these weights."""
+    found: dict[int, str] = {}
+    for i, o in enumerate(report.operations):
+        if o.op in ("param", "constant", "full"):
+            found[i] = o.name
+        elif o.reads and all(r in found for r in o.reads):
+            found[i] = " ".join(dict.fromkeys(n for r in o.reads if (n := found[r])))
+    return found
 
 
 def _memory(report: Report) -> str:
@@ -254,7 +265,11 @@ def advice(report: Report) -> list[str]:
         found.append("The budget ended the search before the best plan's kernels were all measured.")
     elif report.search_stopped == "prices only":
         found.append("Nothing was measured in this search: prices are stored or predicted.")
-    if unmeasured:
+    if report.runs == "as written":
+        found.append(
+            "The graph runs as it is written: it was faster than what the search found. Its kernels are listed."
+        )
+    elif unmeasured:
         found.append(
             f"{unmeasured} kernels of the plan were not measured; measured, they may take {us(report.optimism_us)} less or any more."
         )
