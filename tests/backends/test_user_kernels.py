@@ -337,7 +337,7 @@ def test_the_kernel_of_the_tutorial_is_found_in_a_rewritten_form(monkeypatch: py
     found = tg.saturate(tg.cumsum(tg.abs(x) * tg.abs(x), axis=-1), backend="c", kernels=[EXAMPLES / "energy.py"])
     reads = [c.inputs[0][1].cls for c in found.choice.hypergraph.candidates if c.template.name == "user.energy"]
     assert int(found.view.cls[found.view.op.index("input")]) in reads and len(reads) == 2  # x, and abs(x)
-    for term, said in ((tg.cumsum(x * x, axis=-1), "in the plan"), (tg.tanh(x), "occurs nowhere in the e-graph")):
+    for term, said in ((tg.cumsum(x * x, axis=-1), "in the plan"), (tg.tanh(x), "no match in the e-graph")):
         made = tg.optimize(term, backend="c", kernels=[EXAMPLES / "energy.py"], measure=False, verify=False)
         assert said in str(made.report)
         assert Report.of_json(made.report.fields()).user_kernels == made.report.user_kernels

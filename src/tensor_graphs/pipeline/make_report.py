@@ -118,8 +118,9 @@ def _describe_calls(
 def _user_kernels(task: Task, choice: Choice) -> list[UserKernelReport]:
     """The user kernels among the backends of a search; forms and choices of one kernel are one row."""
     found: dict[str, UserKernelReport] = {}
+    note = "sizes are free, and kernels with sizes in their text are for one size" if task.symbolic is not None else ""
     for template in (t for b in task.backends for t in b.templates if isinstance(t, UserKernel)):
-        found.setdefault(template.kernel.name, UserKernelReport(USER_PREFIX + template.kernel.name, 0, 0))
+        found.setdefault(template.kernel.name, UserKernelReport(USER_PREFIX + template.kernel.name, 0, 0, note=note))
     chosen = set(choice.chosen)
     for i, c in enumerate(choice.hypergraph.candidates):
         if isinstance(c.template, UserKernel) and (row := found.get(c.template.kernel.name)) is not None:

@@ -27,7 +27,8 @@ SWITCH = '<span class="switch">' + " ".join(
 def report_page(report: Report) -> str:
     """HTML page of a report."""
     sections: list[tuple[str, str, bool]] = [
-        ("Summary", table((), report.rows()), True),
+        ("Summary", table((), [row for row in report.rows() if row[0] != "bucket"]), True),
+        ("Sizes", _sizes(report), True),
         ("Where the time goes", _kernels(report), True),
         ("Against the limit of the machine", _limits(report), True),
         ("Model and program", _graphs(report), True),
@@ -84,6 +85,24 @@ def _tiles(report: Report) -> str:
         tiles.append(("workspace", charts._bytes(report.workspace), f"{len(report.buffers)} buffers"))
     inner = "".join(f"<div><span class=soft>{escape(a)}</span><b>{escape(b)}</b><span class=soft>{escape(c)}</span></div>" for a, b, c in tiles)  # fmt: skip
     return f'<div class="tiles">{inner}</div>'
+
+
+def _sizes(report: Report) -> str:
+    """Table of the buckets of sizes; the fastest form of each timed size is bold. "" for a program without buckets."""
+    if not report.buckets:
+        return ""
+
+    def times(of: dict[str, float]) -> Markup:
+        said = (f"{escape(form)} {us(t)}" for form, t in of.items())
+        return Markup(", ".join(f"<b>{s}</b>" if t == min(of.values()) else s for s, t in zip(said, of.values())))
+
+    rows = [
+        (f"{b.least}–{b.most}", b.runs, str(b.searched or "–"), Markup("<br>".join(f"at {n}: {times(of)}" for n, of in b.us.items())))
+        for b in report.buckets
+    ]  # fmt: skip
+    head = (f"sizes of {report.buckets[0].dimension}", "what runs", "own plan searched at", "times of a call")
+    note = "<p class=soft>One plan runs at all sizes; a bucket gets a plan of its own, or your function, where that is measured to be faster by more than noise.</p>"
+    return table(head, rows) + note
 
 
 def _kernels(report: Report) -> str:

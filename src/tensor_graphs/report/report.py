@@ -124,17 +124,18 @@ class BucketReport:
 @dataclass
 class UserKernelReport:
     """A user kernel in a search: its matches on the e-graph, its calls in the plan, and µs of its cheapest match (None
-    without one) with the origin of that price."""
+    without one) with the origin of that price. `note`: a reason for no matches."""
 
     name: str
     matches: int
     calls: int
     us: float | None = None
     source: str = ""
+    note: str = ""
 
     def __str__(self) -> str:
         if not self.matches:
-            return f"{self.name}: its reference occurs nowhere in the e-graph"
+            return f"{self.name}: no match in the e-graph" + (f" ({self.note})" if self.note else "")
         price = f"{self.us:.1f} µs ({self.source})" if self.us is not None else "no time"
         if self.calls:
             return f"{self.name}: {self.calls} {'call' if self.calls == 1 else 'calls'} in the plan, from {price}"
