@@ -13,7 +13,8 @@ from benchmarks.browser import Browser, chromium
 import tensor_graphs as tg
 from tensor_graphs.cli.app import run
 from tensor_graphs.errors import BadModelError
-from tensor_graphs.report.page import advice, share_of_limit, weight_names
+from tensor_graphs.report.drawings import weight_names
+from tensor_graphs.report.page import advice, share_of_limit
 from tensor_graphs.report.report import BucketReport, OperationReport, Report, StepReport, UserKernelReport
 
 HOSTILE = "</main><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80\0"
