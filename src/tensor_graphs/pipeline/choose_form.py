@@ -80,8 +80,8 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
     if caller is None or task.on_gpu:
         return program
     first: dict[str, float] = {}
-    if why := _not_comparable(session, task, program, caller, first):
-        report.compared = f"not compared with the caller's own: {why}"
+    if reason := _not_comparable(session, task, program, caller, first):
+        report.compared = f"not compared with the caller's own: {reason}"
         return program
     with session.stage("compare"):
         why = why_program_runs(program, caller, report, left=session.left, ended=session.interrupted(), first=first)
