@@ -93,6 +93,8 @@ def describe_as_written(report: Report, program: Program, pricer: CostPricer) ->
     own = Report.of_plan(plan)
     report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
     report.workspace, report.buffers, report.optimism_us = 0, [], 0.0
+    for row in report.user_kernels:
+        row.calls, row.note = 0, row.note or "the graph runs as it is written"
     _describe_calls(report, program, plan, pricer, found)
 
 

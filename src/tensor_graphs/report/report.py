@@ -124,7 +124,7 @@ class BucketReport:
 @dataclass
 class UserKernelReport:
     """A user kernel in a search: its matches on the e-graph, its calls in the plan, and µs of its cheapest match (None
-    without one) with the origin of that price. `note`: a reason for no matches."""
+    without one) with the origin of that price. `note`: why there are no matches, or no calls."""
 
     name: str
     matches: int
@@ -139,7 +139,7 @@ class UserKernelReport:
         price = f"{self.us:.1f} µs ({self.source})" if self.us is not None else "no time"
         if self.calls:
             return f"{self.name}: {self.calls} {'call' if self.calls == 1 else 'calls'} in the plan, from {price}"
-        return f"{self.name}: {self.matches} {'match' if self.matches == 1 else 'matches'} from {price}, in no call: other kernels make a faster plan"
+        return f"{self.name}: {self.matches} {'match' if self.matches == 1 else 'matches'} from {price}, in no call: {self.note or 'other kernels make a faster plan'}"
 
 
 LONGEST_TEXT = 300  # characters of the text of one call
