@@ -237,5 +237,16 @@ def example_page() -> None:
         write("assets/egraph.html", explorer.save_html(Path(folder) / "egraph.html").read_text(encoding="utf-8"))
 
 
-for make in (example_page, files_as_pages, sources, notebooks, decisions, benchmarks, settings, errors, command_line, python):
+for make in (
+    example_page,
+    files_as_pages,
+    sources,
+    notebooks,
+    decisions,
+    benchmarks,
+    settings,
+    errors,
+    command_line,
+    python,
+):
     make()

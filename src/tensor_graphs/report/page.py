@@ -238,7 +238,7 @@ def advice(report: Report) -> list[str]:
         found.append("Nothing was measured in this search: prices are stored or predicted.")
     if report.runs == "as written":
         found.append(
-            "The graph runs as it is written: it was faster than what the search found. Its kernels are listed."
+            "The graph runs as it is written: it was faster than what the search found. The times of its kernels are those known or predicted for each alone."
         )
     elif unmeasured:
         found.append(
