@@ -24,6 +24,7 @@ from tensor_graphs.explorer.derivations import Derivation, without_rules
 from tensor_graphs.explorer.egraph_file import write
 from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.explorer.file_page import file_page
+from tensor_graphs.explorer.layers import layers_of
 from tensor_graphs.explorer.page import explorer_data, widget_parts
 from tensor_graphs.explorer.widget import answer
 
@@ -78,6 +79,32 @@ def test_the_data_of_an_explorer_describes_it(explorer: Explorer) -> None:
     limits = np.asarray(found["kernel.limit"])
     assert all(limits[i] > 0 for i in explorer.choice.chosen if not kernels[i].is_view)
     assert all(found["kernel.source"][i] for i in explorer.choice.chosen if not kernels[i].is_view)
+
+
+def test_operations_are_named_after_the_layers_of_their_weights() -> None:
+    x = tg.input("x", (4, 8))
+    w = {n: tg.param(n, (8, 8)) for n in ("blocks.0.attn.q.weight", "blocks.0.attn.out.weight", "head.weight")}
+    q, out, head = w.values()
+    scores = x @ tg.permute(q, (1, 0))
+    mixed = tg.softmax(scores)
+    projected = mixed @ out
+    added = projected + x
+    last = tg.tanh(added @ head)
+    found = layers_of(tg.Graph.of(last))
+    assert found == {
+        scores: "blocks.0.attn.q", mixed: "blocks.0.attn", projected: "blocks.0.attn.out", added @ head: "head",
+    }  # fmt: skip
+
+
+def test_operations_of_the_model_lead_to_their_e_classes(explorer: Explorer) -> None:
+    found, _ = decode(explorer_data(explorer, seconds=0.0))
+    classes, ops = np.asarray(found["model.class"]), found["model.op"]
+    assert (classes >= 0).all()
+    for cls, op in zip(classes.tolist(), ops):
+        assert op in {explorer.view.op[n] for n in explorer.view.nodes_of(cls)}
+    used = {r for r in found["node.rule"] if r and not r.startswith(DEFINITION)}
+    texts = dict(zip(found["rule.name"], found["rule.text"]))
+    assert used <= texts.keys() and texts["add-commutes"] == "add(x, y)  →  add(y, x)"
 
 
 # ---------------------------------------------------------------- rules of e-nodes
@@ -272,6 +299,12 @@ def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_
             "in the plan" in kernels
             and explorer.choice.hypergraph.candidates[explorer.choice.chosen[-1]].template.name in kernels
         )
+        shown = "viewer.pick('Model and plan'), viewer.pick('Rewrites'), "
+        shown += "[...document.querySelectorAll('.steps button')].forEach(b => b.click()), "
+        shown += "document.querySelector('.steps').textContent"
+        assert re.search(r"all \d+ steps?|no rule was needed", browser.run(shown))
+        fused = "viewer.main.mark(0), viewer.main.mark(1), document.querySelector('aside h2').textContent"
+        assert browser.run(fused) == "Fusing c0 and c1"
         assert browser.run("window.hacked") is None
         assert browser.messages() == []
 

@@ -13,8 +13,9 @@ from benchmarks.browser import Browser, chromium
 import tensor_graphs as tg
 from tensor_graphs.cli.app import run
 from tensor_graphs.errors import BadModelError
+from tensor_graphs.report.drawings import weight_names
 from tensor_graphs.report.page import advice, share_of_limit
-from tensor_graphs.report.report import Report, StepReport
+from tensor_graphs.report.report import BucketReport, OperationReport, Report, StepReport, UserKernelReport
 
 HOSTILE = "</main><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80\0"
 
@@ -72,6 +73,22 @@ def test_names_are_escaped(report: Report) -> None:
     assert "<script" not in page and "<img" not in page and "&lt;script&gt;" in page
     assert "default-src 'none'" in page and not re.search(r"<[a-z][^>]*(src|href)=|https?://|@import|url\(", page)
     page.encode("utf-8")
+
+
+def test_buckets_user_kernels_and_quantization_are_shown() -> None:
+    bucket = BucketReport("T", 17, 128, "own plan", 64, {"17": {"all sizes": 9.0, "own plan": 4.0}})
+    made = Report("m", "c", buckets=[bucket], user_kernels=[UserKernelReport("user.k", 2, 1, 3.0, "measured")],
+                  quantization="int8: 2 weights")  # fmt: skip
+    page = made.html()
+    assert "17–128" in page and "<b>own plan 4 µs</b>" in page and "<b>all sizes" not in page
+    assert "user.k: 1 call in the plan, from 3.0 µs (measured)" in page and "int8: 2 weights" in page
+
+
+def test_weights_are_named_where_they_are_read() -> None:
+    rows = [("param", "w", []), ("permute", "", [0]), ("input", "x", []), ("matmul", "", [2, 1])]
+    made = Report("m", "c", operations=[OperationReport(op, name, "float32[4, 4]", reads) for op, name, reads in rows])
+    assert weight_names(made) == {0: "w", 1: "w"}
+    assert "The model, simplified: 2 operations" in made.html()
 
 
 def test_shares_and_advice() -> None:

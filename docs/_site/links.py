@@ -33,6 +33,8 @@ def destination(path: str) -> str:
         return path.removeprefix("docs/")
     if path.startswith("benchmarks/results/") and path.endswith(".md"):
         return "benchmarks/" + path.removeprefix("benchmarks/results/")
+    if path.startswith("notebooks/") and path.endswith(".ipynb"):
+        return path.removesuffix(".ipynb") + ".md"
     return f"source/{path}.md"
 
 

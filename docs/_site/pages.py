@@ -1,13 +1,14 @@
 """Pages of the site that are made from tables, results and files of the repository. MkDocs runs it (`mkdocs.yml`).
 
 Written: the home page (README), contributing, security and changes; the reference of the command line, settings and
-errors; the list of decisions; one page a file of benchmarks/results; one page for each other file that a page links to.
+errors; the list of decisions; one page a file of benchmarks/results and a notebook; one page for each other file that a page links to.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import tempfile
@@ -53,6 +54,21 @@ def sources() -> None:
             fence, language = "`" * 6, LANGUAGES.get(place.suffix, "text")
             text = place.read_text(encoding="utf-8")
             write(destination(path), f"# {path}\n\n{fence}{language}\n{text}\n{fence}\n")
+
+
+def notebooks() -> None:
+    """One page a notebook: its cells with the outputs that are stored in it, as text."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        parts = []
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"])
+            parts.append(text if cell["cell_type"] == "markdown" else f"``````python\n{text}\n``````")
+            for output in cell.get("outputs", ()):
+                shown = "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+                parts.append(f"``````text\n{shown.rstrip()}\n``````")
+        name = path.relative_to(ROOT).as_posix()
+        download = f"This is `{name}` of the repository, with the outputs of the machine on which it ran last."
+        write(destination(name), "\n\n".join([parts[0], download, *parts[1:]]) + "\n")
 
 
 def decisions() -> None:
@@ -221,5 +237,16 @@ def example_page() -> None:
         write("assets/egraph.html", explorer.save_html(Path(folder) / "egraph.html").read_text(encoding="utf-8"))
 
 
-for make in (example_page, files_as_pages, sources, decisions, benchmarks, settings, errors, command_line, python):
+for make in (
+    example_page,
+    files_as_pages,
+    sources,
+    notebooks,
+    decisions,
+    benchmarks,
+    settings,
+    errors,
+    command_line,
+    python,
+):
     make()

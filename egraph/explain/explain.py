@@ -81,7 +81,9 @@ class Explanation:
 
     def __str__(self) -> str:
         gaps = sum(not s.reconstructed for s in self.steps)
-        head = f"{len(self.steps)} steps" + (f", {gaps} of them not reconstructed" if gaps else "")
+        head = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}" + (
+            f", {gaps} of them not reconstructed" if gaps else ""
+        )
         return "\n".join([head, *(f"{i:>3}. {s}" for i, s in enumerate(self.steps, 1))])
 
     def to_json(self) -> dict[str, Any]:

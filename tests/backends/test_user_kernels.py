@@ -26,6 +26,7 @@ from tensor_graphs.backends.user.templates import UserKernel, templates_of
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import KernelError, KernelMissingError, KernelRefusedError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.report.report import Report
 
 HEAD = """
 import numpy as np
@@ -328,6 +329,18 @@ def gated(M, N): return c("gated", f"for (long i = 0; i < {M * N}; ++i) out[i] =
     for form in (y * (x / (1.0 + tg.exp(-x))), (y * tg.sigmoid(x)) * x):
         found = tg.saturate(form, kernels=[path]).choice.hypergraph.candidates
         assert any(c.template.name == "user.gated" for c in found)
+
+
+def test_the_kernel_of_the_tutorial_is_found_in_a_rewritten_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "CASES", 2)
+    x = tg.input("x", (6, 5))
+    found = tg.saturate(tg.cumsum(tg.abs(x) * tg.abs(x), axis=-1), backend="c", kernels=[EXAMPLES / "energy.py"])
+    reads = [c.inputs[0][1].cls for c in found.choice.hypergraph.candidates if c.template.name == "user.energy"]
+    assert int(found.view.cls[found.view.op.index("input")]) in reads and len(reads) == 2  # x, and abs(x)
+    for term, said in ((tg.cumsum(x * x, axis=-1), "in the plan"), (tg.tanh(x), "no match in the e-graph")):
+        made = tg.optimize(term, backend="c", kernels=[EXAMPLES / "energy.py"], measure=False, verify=False)
+        assert said in str(made.report)
+        assert Report.of_json(made.report.fields()).user_kernels == made.report.user_kernels
 
 
 # ---------------------------------------------------------------- GPU languages

@@ -16,7 +16,7 @@ from ..extract.solve.solve import solve
 from .derivations import derivations
 from .egraph_file import GIVEN, JOINED, PART, SOURCES, EGraphFile, read
 from .page import problem_page
-from .tables import LONGEST_TEXT, Columns, lists, model_tables, view_tables
+from .tables import LONGEST_TEXT, Columns, lists, model_tables, rule_texts, view_tables
 
 SOLVE_SECONDS = 5.0
 _OPERAND = re.compile(r"(\w+)=(c\d+(?:@-?\d+(?:,-?\d+)*)?)")
@@ -81,7 +81,8 @@ def _own_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[
             start.setdefault(node, d.left[0])
     columns = view_tables(view, rules, start) | _kernels(found, solution, len(view), view.n_classes)
     facts = [f"{len(view):,} e-nodes", f"{view.n_classes:,} e-classes", f"{len(columns['kernel.name']):,} kernels"]
-    return columns | model_tables(graph, {}), facts
+    columns |= rule_texts(name for names in rules.values() for name in names)
+    return columns | model_tables(graph, view), facts
 
 
 def _kernels(found: EGraphFile, solution: Extraction, nodes: int, classes: int) -> Columns:

@@ -15,6 +15,7 @@ from .tables import (
     model_tables,
     question_columns,
     rewrite_tables,
+    rule_texts,
     rules_of_nodes,
     source_column,
     view_tables,
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from .explorer import Explorer
 
 WEB = Path(__file__).with_name("web")
-SCRIPTS = ("data.js", "board.js", "elements.js", "graph.js", "egraph_tab.js", "tabs.js", "viewer.js")
+SCRIPTS = (
+    "data.js", "board.js", "elements.js", "graph.js", "search.js", "panel.js", "egraph_tab.js", "tabs.js", "viewer.js",
+)  # fmt: skip
 QUESTION_SECONDS = 5.0  # for what-if answers that are stored in a page
 EXPLAINED_NODES = 2_500  # e-nodes above which the rewriting steps are not reconstructed for a page
 
@@ -38,7 +41,8 @@ def columns(explorer: Explorer) -> Columns:
     """All tables of an explorer except answers to what-if questions: e-graph, kernels, sources, model, rewriting."""
     rules, start = rules_of_nodes(explorer)
     found = view_tables(explorer.view, rules, start) | kernel_tables(explorer) | source_column(explorer)
-    return found | model_tables(explorer.work, explorer.view.classes)
+    found |= rule_texts(name for names in rules.values() for name in names)
+    return found | model_tables(explorer.work, explorer.view)
 
 
 def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> bytes:

@@ -3,10 +3,11 @@
 Names are TABLE.COLUMN, one entry per row; a column `X.off` (one entry more than rows) with `X.item` holds lists, as in
 CSR. Indices refer to rows of other tables; -1 stands for none, NaN for an unknown number. Tables:
 
-    class    e-classes: type, flags, first iteration, first e-node
+    class    e-classes: type, flags, first iteration, first e-node, layer of the model
     node     e-nodes: e-class, op, attributes, operand e-classes, rule that made it
     place    values in a layout that kernels read or write (e-class, strides)
     kernel   candidate kernels: values read and written, e-nodes computed, prices, limit, source text
+    rule     rules that made e-nodes: both sides as text
     model    operations of the model as written; term, step: the rewriting, step by step
 """
 
@@ -14,19 +15,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..egraph.explain.explain import Explanation
+from ..egraph.explain.explain import Explanation, classes_of
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import LEAVES, Graph, Tensor, topological
 from ..egraph.ir.ops import Type
+from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Candidate, Vertex, output_names
+from ..rules import EVERY
 from .columns import Column
+from .layers import layers_of, weight_names
 
 if TYPE_CHECKING:
     from .explorer import Explorer
@@ -86,6 +90,24 @@ def rules_of_nodes(explorer: Explorer) -> tuple[dict[int, list[str]], dict[int, 
                 known.append(d.rule)
             start.setdefault(node, d.left[0])
     return rules, start
+
+
+def rule_texts(names: Iterable[str]) -> Columns:
+    """Table `rule`: the sides of the named built-in rules as text, and what a rule's documentation says of it."""
+    known = {d.name: d for r in EVERY for d in r.directions}
+    found = [known[n] for n in sorted(set(names)) if n in known]
+    return {
+        "rule.name": [r.name for r in found],
+        "rule.text": [text_of_rule(r)[:LONGEST_TEXT] for r in found],
+        "rule.doc": [r.doc[:LONGEST_TEXT] for r in found],
+    }
+
+
+def text_of_rule(rule: Rule) -> str:
+    """Both sides of a rule, with its guards."""
+    lefts, rights = ((x,) if isinstance(x, str) else x for x in (rule.left, rule.right))
+    sides = "; ".join(f"{left}  →  {right}" for left, right in zip(lefts, rights))
+    return sides + (f"  if {', '.join(rule.when)}" if rule.when else "")
 
 
 # ---------------------------------------------------------------- kernels
@@ -207,12 +229,21 @@ def _asked(explorer: Explorer, candidate: int, pin: bool, seconds: float) -> flo
 
 
 # ---------------------------------------------------------------- the model and its rewriting
-def model_tables(graph: Graph, classes: Mapping[Tensor, int]) -> Columns:
-    """Table `model`: the operations of the simplified model, in topological order, with the e-class of each if known."""
+def model_tables(graph: Graph, view: EGraphView) -> Columns:
+    """Table `model`: the operations of the simplified model, in topological order, with layer, and e-class if known.
+    Column `class.layer`: the layers of e-classes.
+    """
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     outputs = dict(zip(graph.roots, [*graph.names, *graph.updates]))
+    classes, layers, held, own = classes_of(view, graph.roots), layers_of(graph), weight_names(nodes), dict[int, str]()
+    for n in nodes:
+        if n in layers and n in classes:
+            own.setdefault(classes[n], layers[n])
     return {
+        "class.layer": [own.get(c, "")[:LONGEST_TEXT] for c in range(view.n_classes)],
+        "model.layer": [layers.get(n, "")[:LONGEST_TEXT] for n in nodes],
+        "model.weight": np.array([n in held for n in nodes], np.bool_),
         "model.op": [n.op for n in nodes], "model.type": [str(n.type) for n in nodes],
         "model.name": [_label(n)[:LONGEST_TEXT] for n in nodes], "model.output": [str(outputs.get(n, ""))[:LONGEST_TEXT] for n in nodes],
         "model.class": np.array([classes.get(n, -1) for n in nodes], np.int32),
@@ -248,6 +279,6 @@ def rewrite_tables(found: Sequence[Explanation]) -> Columns:
 
 
 __all__ = [
-    "Columns", "kernel_tables", "model_tables", "question_columns", "rewrite_tables", "rules_of_nodes", "source_column",
+    "Columns", "kernel_tables", "model_tables", "question_columns", "rewrite_tables", "rule_texts", "rules_of_nodes", "source_column",
     "view_tables",
 ]  # fmt: skip

@@ -49,7 +49,7 @@ def answer(explorer: Explorer, message: Any) -> dict[str, Any]:
         found = explorer.what_if(_selectors(message, "forbid"), _selectors(message, "pin"), _costs(message))
         return {"id": number, **found.to_json()}
     except TensorGraphsError as error:
-        return {"id": number, "error": error.message}
+        return {"id": number, "error": error.message + (f" ({error.hint})" if error.hint else "")}
 
 
 def _selectors(message: Any, name: str) -> list[str]:

@@ -67,7 +67,7 @@ class Brief:
             f"# Kernel wanted: {self.model}, region {self.number}", "",
             f"One kernel that computes `{facts['reference']}`.", "",
             "| | |", "|---|---|", f"| device | {facts['device']} ({platform.machine()}) |",
-            f"| time today | {facts['us']:.2f} µs a call, {facts['count']} calls, {100 * facts['share']:.1f} % of the plan |",
+            f"| time today | {facts['us']:.2f} µs a call, {facts['count']} call{'s' * (facts['count'] != 1)}, {100 * facts['share']:.1f} % of the plan |",
             f"| roofline limit | {facts['limit_us']:.2f} µs a call |",
             f"| work | {facts['flops']:.3g} flops, {facts['bytes']:.3g} bytes |", "",
             "| value | dtype | shape | strides (elements) | |", "|---|---|---|---|---|",

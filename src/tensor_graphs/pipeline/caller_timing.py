@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from typing import Any
@@ -11,23 +11,24 @@ from typing import Any
 from ..backends.program.program import Program
 from ..report.report import Report
 from .caller import Caller, CallerProgram
-from .timing import Run, is_surely_faster, sampled, wall_us
+from .timing import Run, is_surely_faster, sampled, wall_us, why_not_faster
 
 SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: maximum, and minimum even if the budget is exhausted
 NOISE = 0.04  # relative margin by which the caller's function must be faster to win
 SHORT_US = 50.0  # calls shorter than this many µs are repeated until a sample is as long
 
 
-def is_caller_faster(
+def why_program_runs(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
-) -> bool:  # fmt: skip
-    """Whether the caller's function is faster than the program by more than noise, by timing both.
+) -> str | None:  # fmt: skip
+    """Why the program runs and not the caller's function, by timing both; "" if the program is not slower, None if the
+    function is faster by more than noise, both as a `CallerProgram` and by itself.
 
-    Both as a `CallerProgram` and by itself. Writes the median call times in µs of the program and of the bare function
-    to the report. Samples alternate between the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one
-    round; `ended` is polled after each. Both must have been called before (warm). `first`: µs of these calls; if both
-    together took longer than the sampling may take, they are the samples.
+    Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
+    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
+    must have been called before (warm). `first`: µs of these calls; if both together took longer than the sampling may
+    take, they are the samples.
     """
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
@@ -50,7 +51,17 @@ def is_caller_faster(
             samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)
             samples = {name: [us / times for us in taken] for name, taken in samples.items()}
     report.caller_us, report.program_us = (median(samples[name]) for name in ("caller", "program"))
-    return all(is_surely_faster(samples[name], samples["program"], NOISE) for name in ("wrapped", "caller"))
+    return _reason(samples)
+
+
+def _reason(samples: Mapping[str, Sequence[float]]) -> str | None:
+    """`why_program_runs` for the µs of "caller", "wrapped" and "program"."""
+    slower = [name for name in ("caller", "wrapped") if not is_surely_faster(samples[name], samples["program"], NOISE)]
+    if not slower:
+        return None
+    if slower == ["wrapped"]:
+        return "the caller's form is not faster by more than noise once its arguments are checked"
+    return why_not_faster(samples["caller"], samples["program"], NOISE)
 
 
 def _repeated(call: Run, times: int) -> Run:
@@ -71,4 +82,4 @@ def _inference(caller: Caller) -> AbstractContextManager[Any]:
     return inference
 
 
-__all__ = ["is_caller_faster"]
+__all__ = ["why_program_runs"]

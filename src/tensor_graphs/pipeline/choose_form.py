@@ -28,9 +28,11 @@ from ..verification.comparison import Verification
 from ..verification.memory_checks import eager_bytes, lacking
 from ..verification.verify import verify
 from .caller import Caller, CallerProgram, dtype_of, expected_inputs
-from .caller_timing import is_caller_faster
+from .caller_timing import why_program_runs
+from .make_report import describe_as_written
 from .prepare import Task
-from .session import Session
+from .prices import CostPricer
+from .session import Session, open_store
 from .time_program import time_program
 from .timing import Run, wall_us
 from .verify_program import verify_program
@@ -54,12 +56,12 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
             return None
         report.verification = verdict.to_json()
     assert unoptimized.plan is not None
-    own, before, after = Report.of_plan(unoptimized.plan), report.latency_before_us, report.latency_after_us
+    before, after = report.latency_before_us, report.latency_after_us
     report.warnings.append(
         f"the graph runs as it is written: that took {before:.1f} µs, what was found in the time {after:.1f} µs"
     )
-    report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
-    report.steps, report.buffers, report.workspace = own.steps, [], 0
+    with open_store(session) as store:
+        describe_as_written(report, unoptimized, CostPricer(store))
     report.cost_us = report.latency_after_us = before or 0.0
     report.lower_bound_us, report.optimal = min(report.lower_bound_us, report.cost_us), False
     report.runs = AS_WRITTEN
@@ -78,13 +80,13 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
     if caller is None or task.on_gpu:
         return program
     first: dict[str, float] = {}
-    if why := _not_comparable(session, task, program, caller, first):
-        report.compared = f"not compared with the caller's own: {why}"
+    if reason := _not_comparable(session, task, program, caller, first):
+        report.compared = f"not compared with the caller's own: {reason}"
         return program
     with session.stage("compare"):
-        taken = is_caller_faster(program, caller, report, left=session.left, ended=session.interrupted(), first=first)
-    if not taken:
-        _record(report, taken=False)
+        why = why_program_runs(program, caller, report, left=session.left, ended=session.interrupted(), first=first)
+    if why is not None:
+        _record(report, taken=False, why=why)
         return program
     if session.options.verify and (verdict := _verdict(session, graph, caller)) is not None:
         if not verdict.passed:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..backends.program.memory_plan import nbytes
 from ..backends.program.program import Program
 from ..backends.registry import describe
+from ..backends.user.templates import USER_PREFIX, UserKernel
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Graph
+from ..extract.model.kernel import Candidate, Plan, Vertex
 from ..extract.search.search import Choice
 from ..options import Options
-from ..report.report import BlockReport, BufferReport, OperationReport, Report, kernel_rows, step_rows
+from ..report.report import (
+    BlockReport,
+    BufferReport,
+    OperationReport,
+    Report,
+    UserKernelReport,
+    kernel_rows,
+    step_rows,
+)
 from .prepare import Task
 from .prices import CostPricer
 from .rewrite import Rewritten
@@ -48,7 +59,7 @@ def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choi
         lower_bound_us=min(choice.extraction.lower_bound, choice.cost), optimal=choice.extraction.optimal,
         method=choice.extraction.method, priced=choice.sources, measured_now=choice.measured,
         optimism_us=choice.optimism_us, search_stopped=choice.stopped, snapshot=store.snapshot_id(),
-        searched=_searched_with(options, rows),
+        searched=_searched_with(options, rows), user_kernels=_user_kernels(task, choice),
     )  # fmt: skip
 
 
@@ -59,19 +70,9 @@ def describe_plan(
 
     `began`: monotonic time of the call.
     """
-    plan, layout = program.plan, program.layout
     chosen = [c for i in choice.chosen if not (c := choice.hypergraph.candidates[i]).is_view]
-    if plan is not None:
-        report.steps = step_rows(plan)
-        for row, facts in zip(report.steps, pricer.facts(chosen)):
-            if facts is not None:
-                row.flops, row.bytes, row.limit_us, row.error = facts.flops, facts.bytes, facts.limit_us, facts.error
-    if plan is not None and layout is not None:
-        report.workspace = layout.size
-        report.buffers = [
-            BufferReport(f"%{v}", layout.offsets[int(v)], nbytes(plan.values[int(v)].type, plan.sizes), first, last)
-            for v, (_, first, last) in layout.record.items()
-        ]
+    if program.plan is not None:
+        _describe_calls(report, program, program.plan, pricer, chosen)
     nodes = work.nodes()
     if len(nodes) <= MOST_OPERATIONS:
         number = {n: i for i, n in enumerate(nodes)}
@@ -82,6 +83,55 @@ def describe_plan(
     report.curve = [(round(t - began, 3), round(low, 3), round(us, 3)) for t, low, us in choice.curve]
 
 
+def describe_as_written(report: Report, program: Program, pricer: CostPricer) -> None:
+    """Replace the plan of a report by that of the unfused baseline, with the prices that its kernels have in the store."""
+    assert program.plan is not None
+    kernels = [s for s in program.plan.steps if not s.is_view]
+    found = [Candidate(s.template, _NOWHERE, (), s.call) for s in kernels]
+    prices = {id(s): p for s, p in zip(kernels, pricer.price(found)) if p.us < math.inf}
+    plan = replace(program.plan, steps=tuple(replace(s, cost=prices.get(id(s), s.cost)) for s in program.plan.steps))
+    own = Report.of_plan(plan)
+    report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
+    report.workspace, report.buffers, report.optimism_us = 0, [], 0.0
+    for row in report.user_kernels:
+        row.calls, row.note = 0, row.note or "the graph runs as it is written"
+    _describe_calls(report, program, plan, pricer, found)
+
+
+_NOWHERE = Vertex(-1, ())  # place of the results of calls that are only priced
+
+
+def _describe_calls(
+    report: Report, program: Program, plan: Plan, pricer: CostPricer, kernels: Sequence[Candidate]
+) -> None:
+    """Add the calls of a program with their limits, and its memory map. `kernels`: those of the calls, without views."""
+    report.steps, layout = step_rows(plan), program.layout
+    for row, facts in zip(report.steps, pricer.facts(kernels)):
+        if facts is not None:
+            row.flops, row.bytes, row.limit_us, row.error = facts.flops, facts.bytes, facts.limit_us, facts.error
+    if layout is not None:
+        report.workspace = layout.size
+        report.buffers = [
+            BufferReport(f"%{v}", layout.offsets[int(v)], nbytes(plan.values[int(v)].type, plan.sizes), first, last)
+            for v, (_, first, last) in layout.record.items()
+        ]
+
+
+def _user_kernels(task: Task, choice: Choice) -> list[UserKernelReport]:
+    """The user kernels among the backends of a search; forms and choices of one kernel are one row."""
+    found: dict[str, UserKernelReport] = {}
+    note = "sizes are free, and kernels with sizes in their text are for one size" if task.symbolic is not None else ""
+    for template in (t for b in task.backends for t in b.templates if isinstance(t, UserKernel)):
+        found.setdefault(template.kernel.name, UserKernelReport(USER_PREFIX + template.kernel.name, 0, 0, note=note))
+    chosen = set(choice.chosen)
+    for i, c in enumerate(choice.hypergraph.candidates):
+        if isinstance(c.template, UserKernel) and (row := found.get(c.template.kernel.name)) is not None:
+            row.matches, row.calls, price = row.matches + 1, row.calls + (i in chosen), choice.prices[i]
+            if price.us < (math.inf if row.us is None else row.us):
+                row.us, row.source = price.us, price.origin
+    return list(found.values())
+
+
 def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str, Any]:
     """Options needed to repeat the rewriting of the blocks."""
     return {
@@ -90,4 +140,4 @@ def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str,
     }  # fmt: skip
 
 
-__all__ = ["describe_plan", "make_report"]
+__all__ = ["describe_as_written", "describe_plan", "make_report"]

@@ -83,7 +83,11 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
         report.warnings.append(
             f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
         )
-    return before if timing.is_surely_faster(samples["before"], samples["after"], NOISE) else None
+    if timing.is_surely_faster(samples["before"], samples["after"], NOISE):
+        return before
+    if why := timing.why_not_faster(samples["before"], samples["after"], NOISE):
+        report.warnings.append(f"the graph as written took less time than the program, but {why}")
+    return None
 
 
 __all__ = ["UNTIMED", "time_program"]

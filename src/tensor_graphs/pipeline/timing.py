@@ -110,11 +110,14 @@ FEW, FEW_NOISE = 5, 0.25
 """Below FEW samples, differences must exceed FEW_NOISE (relative)."""
 
 
+def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
+    """Relative difference of two calls' samples that is treated as noise: FEW_NOISE for fewer than FEW samples."""
+    return FEW_NOISE if min(len(one), len(other)) < FEW else noise
+
+
 def is_surely_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether one call is faster than the other by more than noise, with a wider margin (FEW_NOISE) for fewer than FEW
-    samples.
-    """
-    return is_faster(one, other, FEW_NOISE if min(len(one), len(other)) < FEW else noise)
+    """Whether one call is faster than the other by more than noise, with the `margin` of few samples."""
+    return is_faster(one, other, margin(one, other, noise))
 
 
 def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
@@ -124,3 +127,16 @@ def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> boo
     Interference on the machine only ever adds time, and not equally to both.
     """
     return all(of(one) * (1 + noise) < of(other) for of in (median, min))
+
+
+def why_not_faster(one: Sequence[float], other: Sequence[float], noise: float) -> str:
+    """Why `is_surely_faster` is false although the median of `one` is smaller; "" if the median is not smaller."""
+    if median(one) >= median(other):
+        return ""
+    found, fewest = margin(one, other, noise), min(len(one), len(other))
+    said = f"the noise of {100 * found:.0f} %" + (
+        f" of {fewest} timed {'call' if fewest == 1 else 'calls'}" if fewest < FEW else ""
+    )
+    if median(one) * (1 + found) >= median(other):
+        return f"the difference is within {said}"
+    return f"the fastest calls differ by less than {said}"

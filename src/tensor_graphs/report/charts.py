@@ -109,7 +109,9 @@ def roofline(points: Sequence[Point], bytes_per_us: float, flops_per_us: float) 
         body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 + 18 * math.sqrt(p.share):.1f}" class="point"><title>{escape(p.label)}</title></circle>')  # fmt: skip
         if p.share > 0.05 and all(abs(y - b) > 15 or abs(x - a) > 180 for a, b in named):
             named.append((x, y))
-            body.append(text(x + 8 + 18 * math.sqrt(p.share), y + 4, p.label.partition(":")[0][:30], "ink"))
+            gap, name = 8 + 18 * math.sqrt(p.share), p.label.partition(":")[0][:30]
+            last = x + gap + 7 * len(name) > left + width  # no room to the right
+            body.append(text(x - gap if last else x + gap, y + 4, name, "ink", "end" if last else "start"))
     body.append(text(left + width, top + height + 34, "flops per byte of compulsory traffic", anchor="end"))
     return figure(top + height + 42, "".join(body), "roofline plot")
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from . import charts
 from .charts import us
+from .drawings import drawings
 from .shell import WEB, asset, page
 
 if TYPE_CHECKING:
     from .report import Report, StepReport
 
 MOST_ROWS = 60  # kernels listed one by one; the others are summed
-MOST_BOXES = 220  # nodes of a drawn graph
 LAUNCH_SHARE = 0.95  # part of a kernel's limit that is launch overhead, above which it is left out of the roofline plot
 
 SWITCH = '<span class="switch">' + " ".join(
@@ -27,10 +27,11 @@ SWITCH = '<span class="switch">' + " ".join(
 def report_page(report: Report) -> str:
     """HTML page of a report."""
     sections: list[tuple[str, str, bool]] = [
-        ("Summary", table((), report.rows()), True),
+        ("Summary", table((), [row for row in report.rows() if row[0] != "bucket"]), True),
+        ("Sizes", _sizes(report), True),
         ("Where the time goes", _kernels(report), True),
         ("Against the limit of the machine", _limits(report), True),
-        ("Model and program", _graphs(report), True),
+        ("Model and program", drawings(report), True),
         ("Memory", _memory(report), True),
         ("Error", _errors(report), True),
         ("The search: what it found when, and what more of it would bring", _search(report), True),
@@ -84,6 +85,24 @@ def _tiles(report: Report) -> str:
         tiles.append(("workspace", charts._bytes(report.workspace), f"{len(report.buffers)} buffers"))
     inner = "".join(f"<div><span class=soft>{escape(a)}</span><b>{escape(b)}</b><span class=soft>{escape(c)}</span></div>" for a, b, c in tiles)  # fmt: skip
     return f'<div class="tiles">{inner}</div>'
+
+
+def _sizes(report: Report) -> str:
+    """Table of the buckets of sizes; the fastest form of each timed size is bold. "" for a program without buckets."""
+    if not report.buckets:
+        return ""
+
+    def times(of: dict[str, float]) -> Markup:
+        said = (f"{escape(form)} {us(t)}" for form, t in of.items())
+        return Markup(", ".join(f"<b>{s}</b>" if t == min(of.values()) else s for s, t in zip(said, of.values())))
+
+    rows = [
+        (f"{b.least}–{b.most}", b.runs, str(b.searched or "–"), Markup("<br>".join(f"at {n}: {times(of)}" for n, of in b.us.items())))
+        for b in report.buckets
+    ]  # fmt: skip
+    head = (f"sizes of {report.buckets[0].dimension}", "what runs", "own plan searched at", "times of a call")
+    note = "<p class=soft>One plan runs at all sizes; a bucket gets a plan of its own, or your function, where that is measured to be faster by more than noise.</p>"
+    return table(head, rows) + note
 
 
 def _kernels(report: Report) -> str:
@@ -182,43 +201,6 @@ def _roofline(steps: Sequence[StepReport]) -> str:
     return charts.roofline(points, max(b for _, b in rates), max(f for f, _ in rates)) + note
 
 
-def _graphs(report: Report) -> str:
-    hidden = ("param", "constant", "full")
-    kept = [i for i, o in enumerate(report.operations) if o.op not in hidden]
-    number = {i: n for n, i in enumerate(kept)}
-    sides = []
-    if 0 < len(kept) <= MOST_BOXES:
-        reads = [[number[r] for r in report.operations[i].reads if r in number] for i in kept]
-        labels = {
-            n: (f"{o.op} {o.name}", " ".join([o.type, *(report.operations[r].name for r in o.reads if report.operations[r].op in hidden)]),
-                "given" if o.op in ("input", "state") else "op")
-            for n, i in enumerate(kept) for o in [report.operations[i]]
-        }  # fmt: skip
-        sides.append(
-            f"<div><h3>The model, simplified: {len(kept)} operations</h3>{charts.layered(len(kept), reads, labels, 480)}</div>"
-        )
-    if 0 < len(report.steps) <= MOST_BOXES:
-        makers = {v: i for i, s in enumerate(report.steps) for v in s.writes}
-        reads = [
-            sorted({makers[v] for v in s.reads if v in makers and makers[v] < i}) for i, s in enumerate(report.steps)
-        ]
-        hot = 0.2 * math.fsum(s.us for s in report.steps)
-        labels = {
-            i: (s.name, " ".join([us(s.us), s.type, *(v[3:] for v in s.reads if v.startswith("in "))]), "hot" if s.us > hot else "kernel")
-            for i, s in enumerate(report.steps)
-        }  # fmt: skip
-        sides.append(
-            f"<div><h3>The program: {len(report.steps)} kernels</h3>{charts.layered(len(report.steps), reads, labels, 480)}</div>"
-        )
-    if not sides:
-        return (
-            "<p class=soft>Too large to draw; tensor-graphs view shows e-graphs of any size.</p>"
-            if report.steps
-            else ""
-        )
-    return f'<div class="pairs">{"".join(sides)}</div>'
-
-
 def _memory(report: Report) -> str:
     if not report.buffers or not report.workspace:
         return ""
@@ -254,7 +236,11 @@ def advice(report: Report) -> list[str]:
         found.append("The budget ended the search before the best plan's kernels were all measured.")
     elif report.search_stopped == "prices only":
         found.append("Nothing was measured in this search: prices are stored or predicted.")
-    if unmeasured:
+    if report.runs == "as written":
+        found.append(
+            "The graph runs as it is written: it was faster than what the search found. The times of its kernels are those known or predicted for each alone."
+        )
+    elif unmeasured:
         found.append(
             f"{unmeasured} kernels of the plan were not measured; measured, they may take {us(report.optimism_us)} less or any more."
         )

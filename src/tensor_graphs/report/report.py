@@ -121,6 +121,27 @@ class BucketReport:
         return f"{self.dimension} {self.least}..{self.most}: {self.runs}" + (f" (µs {times})" if times else "")
 
 
+@dataclass
+class UserKernelReport:
+    """A user kernel in a search: its matches on the e-graph, its calls in the plan, and µs of its cheapest match (None
+    without one) with the origin of that price. `note`: why there are no matches, or no calls."""
+
+    name: str
+    matches: int
+    calls: int
+    us: float | None = None
+    source: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        if not self.matches:
+            return f"{self.name}: no match in the e-graph" + (f" ({self.note})" if self.note else "")
+        price = f"{self.us:.1f} µs ({self.source})" if self.us is not None else "no time"
+        if self.calls:
+            return f"{self.name}: {self.calls} {'call' if self.calls == 1 else 'calls'} in the plan, from {price}"
+        return f"{self.name}: {self.matches} {'match' if self.matches == 1 else 'matches'} from {price}, in no call: {self.note or 'other kernels make a faster plan'}"
+
+
 LONGEST_TEXT = 300  # characters of the text of one call
 
 
@@ -218,6 +239,7 @@ class Report:
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
     buckets: list[BucketReport] = field(default_factory=list)  # of one of these dimensions; [] for one plan
     quantization: str = ""  # what `quantize=` did to the weights, and their error
+    user_kernels: list[UserKernelReport] = field(default_factory=list)  # that took part in the search
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Report:
@@ -254,6 +276,7 @@ class Report:
         finalists = [FinalistReport(**f) for f in data.get("finalists", ())]
         lists = {"blocks": blocks, "kernels": kernels, "finalists": finalists, "omitted": list(data["omitted"])}
         lists["buckets"] = [BucketReport(**b) for b in data.get("buckets", ())]
+        lists["user_kernels"] = [UserKernelReport(**k) for k in data.get("user_kernels", ())]
         return cls(**{**data, **lists, **rows, "rules": rules})
 
     @classmethod
@@ -337,6 +360,7 @@ class Report:
         if self.sizes:
             rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
         rows += [("bucket", str(b)) for b in self.buckets]
+        rows += [("user", str(k)) for k in self.user_kernels]
         total = sum(self.seconds.values())
         rows.append(
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))

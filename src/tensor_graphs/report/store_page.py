@@ -79,7 +79,11 @@ def repeated(snapshot: Snapshot) -> list[Repeated]:
 # ---------------------------------------------------------------- sections
 def _tiles(stats: StoreStats, pairs: Sequence[HeldOut]) -> str:
     tiles = [
-        ("kernels in shapes and schedules", f"{stats.keys:,}", f"{len(stats.devices)} devices"),
+        (
+            "kernels in shapes and schedules",
+            f"{stats.keys:,}",
+            f"{len(stats.devices)} device{'s' * (len(stats.devices) != 1)}",
+        ),
         ("rows", f"{sum(stats.rows.values()):,}", f"{stats.shards} shards"),
     ]
     if pairs:

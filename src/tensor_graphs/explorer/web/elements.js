@@ -21,3 +21,4 @@ const time = (us) => !(us < Infinity) ? (us === Infinity ? "none" : "–") : !UN
 const count = (n) => Number.isFinite(n) ? n.toLocaleString("en") : "–";
 const scaled = (n, unit) => !Number.isFinite(n) ? "–" : n >= 1e9 ? (n / 1e9).toPrecision(3) + " G" + unit : n >= 1e6 ? (n / 1e6).toPrecision(3) + " M" + unit : n >= 1e3 ? (n / 1e3).toPrecision(3) + " k" + unit : n + " " + unit;
 const signed = (us) => Math.abs(us) < 0.005 ? "no change" : (us > 0 ? "+" : "−") + time(Math.abs(us));
+const many = (n, one, others = one + "s") => `${count(n)} ${n === 1 ? one : others}`;

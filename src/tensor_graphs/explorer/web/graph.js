@@ -4,7 +4,7 @@ class Graph {
     this.data = data;
     const n = (name) => data.numbers(name), t = (name) => data.texts(name), l = (name) => data.lists(name);
     Object.assign(this, {
-      types: t("class.type"), weight: n("class.weight"), root: n("class.root"), age: n("class.age"),
+      types: t("class.type"), layer: t("class.layer"), weight: n("class.weight"), root: n("class.root"), age: n("class.age"),
       owner: n("node.class"), op: t("node.op"), name: t("node.name"), attrs: t("node.attrs"), kids: l("node.kid"),
       own: n("node.own"), since: n("node.age"), rule: t("node.rule"), rules: t("node.rules"), from: n("node.from"),
       placeClass: n("place.class"), layout: t("place.layout"), given: n("place.given"),
@@ -22,12 +22,74 @@ class Graph {
     this.fusersOf = grouped(this.classes, each(this.kernels, this.covers, (node) => this.owner[node]));
     this.plan = [];
     for (let k = 0; k < this.kernels; k++) if (this.step[k] >= 0) this.plan[this.step[k]] = k;
+    this.number = new Map(this.plan.filter((k) => !this.isView[k]).map((k, i) => [k, i + 1]));
+    const names = t("rule.name"), texts = t("rule.text"), docs = t("rule.doc");
+    this.ruleTexts = new Map(Array.from(names.codes, (_, i) => [names.at(i), texts.at(i) + (docs.at(i) ? `\n${docs.at(i)}` : "")]));
     this.ruled = this.rule.dict.some(Boolean);
     this.total = this.plan.reduce((s, k) => s + this.us[k], 0);
     this.chosen = new Uint8Array(this.nodes);
-    for (const k of this.plan) for (const node of this.covers(k)) this.chosen[node] = 1;
+    this.coveredBy = new Map();
+    for (const k of this.plan) for (const node of this.covers(k)) {
+      this.chosen[node] = 1;
+      if (!this.isView[k] && !this.coveredBy.has(this.owner[node])) this.coveredBy.set(this.owner[node], k);
+    }
   }
   kidsOf(cls) { const found = new Set(); for (const n of this.nodesOf(cls)) for (const k of this.kids(n)) found.add(k); return [...found]; }
+  // The sides of a rule as text, "" for an unknown one.
+  ruleText(name) { return this.ruleTexts.get(name) ?? ""; }
+  // The operation of the model that an e-class holds, or its first e-node.
+  modelOp(cls) { const nodes = Array.from(this.nodesOf(cls)); return this.op.at(nodes.find((n) => this.own[n]) ?? nodes[0]); }
+  // The e-classes that read an e-class of weights, past others of weights.
+  readers(cls) {
+    const found = new Set(), seen = new Set([cls]), queue = [cls];
+    while (queue.length && seen.size < 200) for (const n of this.usersOf(queue.shift())) {
+      const user = this.owner[n];
+      if (seen.has(user)) continue;
+      seen.add(user);
+      if (this.weight[user]) queue.push(user); else if (this.own[n]) found.add(user);
+    }
+    return [...found];
+  }
+  // Names of the weights that an e-class of weights is made of, at most four.
+  weightNames(cls) {
+    const found = new Set(), seen = new Set(), queue = [cls];
+    while (queue.length && seen.size < 50 && found.size < 4) {
+      const c = queue.shift();
+      if (seen.has(c) || !this.weight[c]) continue;
+      seen.add(c);
+      const nodes = Array.from(this.nodesOf(c)), leaf = nodes.find((n) => this.name.at(n));
+      if (leaf !== undefined) found.add(this.name.at(leaf)); else for (const n of nodes) queue.push(...this.kids(n));
+    }
+    return [...found];
+  }
+  // The layer of a kernel: that of its results, else that of the weights it reads, or their names.
+  layerOf(k) {
+    const own = Array.from(this.out(k), (p) => this.layer.at(this.placeClass[p])).find(Boolean);
+    if (own || !this.layer.dict.some(Boolean)) return own ?? "";
+    const names = Array.from(this.input(k)).flatMap((p) => this.weightNames(this.placeClass[p]));
+    return [...new Set(names.map((n) => n.slice(0, Math.max(0, n.lastIndexOf("."))) || n))].slice(0, 2).join(", ");
+  }
+  // The nearest reader of a value in the model that the plan computes: {cls, kernel}; undefined if there is none.
+  reader(cls) {
+    const seen = new Set([cls]), queue = [cls];
+    while (queue.length && seen.size < 500) for (const n of this.usersOf(queue.shift())) {
+      const user = this.owner[n];
+      if (seen.has(user) || !this.own[n]) continue;
+      const made = this.planned(user), kernel = made !== undefined && !this.isView[made] ? made : this.inside(user);
+      if (kernel !== undefined) return { cls: user, kernel };
+      seen.add(user); queue.push(user);
+    }
+    return undefined;
+  }
+  // The kernel of the plan that computes a value without writing it.
+  inside(cls) { return this.coveredBy.get(cls); }
+  // The kernels of the plan all of whose results another kernel computes as well.
+  replaced(k) {
+    const classes = new Set(Array.from(this.covers(k), (n) => this.owner[n]));
+    return classes.size > 1 && this.step[k] < 0 ? this.plan.filter((p) => p !== k && !this.isView[p] && Array.from(this.out(p)).every((o) => classes.has(this.placeClass[o]))) : [];
+  }
+  // Time above the limit of the machine; 0 where it is unknown.
+  lost(k) { return this.share(k) > 0 ? Math.max(0, this.us[k] - this.limit[k]) : 0; }
   planned(cls) { return this.makersOf(cls).find((k) => this.step[k] >= 0); }
   label(node) {
     if (this.name.at(node)) return `${this.op.at(node)} ${this.name.at(node)}`;
@@ -55,15 +117,15 @@ class Graph {
   // The kernels of the plan that compute some e-classes; their time; and about the least time of one kernel instead of
   // them: one launch, the arithmetic of all, and their traffic without the values that pass between them.
   together(classes) {
-    const maker = (c) => this.planned(c) ?? this.plan.find((k) => !this.isView[k] && Array.from(this.covers(k)).some((n) => this.owner[n] === c));
+    const maker = (c) => this.planned(c) ?? this.inside(c), makers = new Map(classes.map((c) => [c, maker(c)]).filter(([, k]) => k !== undefined));
     const behind = (p) => { let k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); while (k !== undefined && this.isView[k]) { p = this.input(k)[0]; k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); } return this.placeClass[p]; };
-    const kernels = [...new Set(classes.map(maker))].filter((k) => k !== undefined && !this.isView[k] && this.limit[k] > 0);
+    const kernels = [...new Set(makers.values())].filter((k) => !this.isView[k] && this.limit[k] > 0);
     const made = new Set(kernels.flatMap((k) => Array.from(this.out(k), (p) => this.placeClass[p])));
     const sum = (of) => kernels.reduce((s, k) => s + of(k), 0), most = (of) => kernels.reduce((s, k) => Math.max(s, of(k)), 0);
     const passed = new Set(kernels.flatMap((k) => Array.from(this.input(k), behind)).filter((c) => made.has(c)));
     const bytes = sum((k) => this.bytes[k]) - 2 * [...passed].reduce((s, c) => s + this.size[c], 0);
     const least = most((k) => this.launch[k]) + Math.max(Math.max(0, bytes) / most((k) => this.byteRate[k]), sum((k) => this.flops[k]) / most((k) => this.flopRate[k]));
-    return { kernels, us: sum((k) => this.us[k]), passed: [...passed], least, between: sum((k) => this.limit[k]) - least };
+    return { makers, kernels, us: sum((k) => this.us[k]), passed: [...passed], least, between: sum((k) => this.limit[k]) - least };
   }
   // Part of the time that the machine's limit explains; unknown for kernels that are priced at their limit.
   share(k) { return this.price.at(k) !== "bound" && this.limit[k] > 0 && this.us[k] > 0 ? Math.min(1, this.limit[k] / this.us[k]) : NaN; }

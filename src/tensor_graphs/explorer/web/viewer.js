@@ -11,7 +11,7 @@ function mount(root, data, host = {}) {
   const go = { select: (c) => { pick("E-graph"); main.select(c); }, kernel: (k) => { pick("E-graph"); main.showKernel(k); } };
   if (graph.plan.length) tabs.set("Plan", { element: planTab(graph, go.kernel) });
   if (data.has("model.op")) tabs.set("Model and plan", modelTab(data, graph, go));
-  if (data.columns.has("step.rule")) tabs.set("Rewrites", rewriteTab(data));
+  if (data.columns.has("step.rule")) tabs.set("Rewrites", rewriteTab(data, graph));
   const buttons = new Map([...tabs.keys()].map((name) => [name, el("button", { "aria-selected": "false", onclick: () => pick(name) }, name)]));
   const pick = (name) => {
     for (const [other, tab] of tabs) { tab.element.hidden = other !== name; buttons.get(other).setAttribute("aria-selected", String(other === name)); }
