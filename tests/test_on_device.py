@@ -132,7 +132,7 @@ def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
     x = torch.arange(1.0, 5.0)
     plain, asked = compare.MeasuredErrors, iter([full, compare.MeasuredErrors])
     with monkeypatch.context() as patch:
-        patch.setattr(compare, "Measured", lambda *tensors: next(asked)(*tensors))
+        patch.setattr(compare, "MeasuredErrors", lambda *tensors: next(asked)(*tensors))
         found = comparison._measured(2 * x, x, x)
         assert found.errors == plain(2 * x, x, x).errors == (1.0, 0.0)
     monkeypatch.setattr(on_device, "reference_tensors", full)
