@@ -265,6 +265,18 @@ def test_timing_that_was_made_up_for_is_not_made_up_for_again(home: Path, monkey
     assert [optimized().report.omitted for _ in range(3)] == [[]] * 3 and len(timed) == 1
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_plan_slower_than_the_graph_as_written_is_searched_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized()
+    (path,) = kept(home)
+    data = json.loads(read_sealed(path, name=path.name))
+    data["report"]["omitted"] = [UNTIMED]
+    path.write_bytes(sealed(json.dumps(data).encode(), path.name))
+    monkeypatch.setattr(recall, "time_program", lambda session, task, program, report: program)
+    found = optimized().report
+    assert not found.from_plan_cache and "as it is written is faster" in str(found.plan_cache_notes)
+
+
 def test_weights_are_told_apart_by_every_byte_name_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also across the pieces that they are hashed in, and where more pieces wait than may."""
     monkeypatch.setattr(remember, "PIECE", 64)

@@ -98,7 +98,9 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
         program.reset()
     if UNTIMED in report.omitted and not session.over:
         report.omitted.remove(UNTIMED)
-        time_program(session, task, program, report)
+        faster = time_program(session, task, program, report)
+        if faster is not None and not (cached.as_written or task.symbolic or options.limited):
+            raise Stale("the graph as it is written is faster")
         program.reset()
     if verified and (verified, report.omitted) != (data["verified"], data["report"]["omitted"]):
         entry.write(
