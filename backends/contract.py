@@ -72,8 +72,10 @@ class Target(Backend, Protocol):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`). UsageError if the
-        backend generates no kernels."""
+        """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`).
+
+        UsageError if the backend generates no kernels.
+        """
         ...
 
     def any_size(
@@ -89,8 +91,10 @@ class Target(Backend, Protocol):
 
 
 class BackendBase:
-    """Defaults of `Target`: a library of kernels on NumPy arrays, measured on the CPU. Subclasses set at least `name`
-    and `templates`."""
+    """Defaults of `Target`: a library of kernels on NumPy arrays, measured on the CPU.
+
+    Subclasses set at least `name` and `templates`.
+    """
 
     name: str
     helpers: Mapping[str, str] = {}

@@ -1,5 +1,8 @@
-"""Checks of user kernels against their references. The kernels run in a child process that can be killed; this process
-draws the operands, computes the references and judges the results."""
+"""Checks of user kernels against their references.
+
+The kernels run in a child process that can be killed; this process draws the operands, computes the references and
+judges the results.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,12 @@ LOAD_S, BIND_S, RUN_S = 60.0, 120.0, 10.0  # seconds for executing a file, for c
 
 @dataclass(frozen=True)
 class AdmissionVerdict:
-    """The outcome of a kernel's checks. `status`: admitted, unavailable (its backend does not work here), or the check that
-    failed: malformed, wrong, out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error.
-    `case`: sizes and values at which it failed. `error`, `index`: largest error there, and the first wrong element."""
+    """The outcome of a kernel's checks.
+
+    `status`: admitted, unavailable (its backend does not work here), or the check that failed: malformed, wrong,
+    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error. `case`: sizes and values at which it
+    failed. `error`, `index`: largest error there, and the first wrong element.
+    """
 
     kernel: str
     language: str
@@ -235,8 +241,10 @@ def _schedules(template: UserKernel, case: Case) -> list[Mapping[str, int]]:
 
 
 def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: Mapping[str, bytes]) -> None:
-    """Refused if an output differs from the reference in float64 by more than rounding can explain. Where the reference in
-    its own dtypes has such an error, too (an overflow), the output is not judged."""
+    """Refused if an output differs from the reference in float64 by more than rounding can explain.
+
+    Where the reference in its own dtypes has such an error, too (an overflow), the output is not judged.
+    """
     terms = output_terms(template, call)
     with np.errstate(all="ignore"):
         exact = evaluate(terms, {}, params=dict(values), float64=True)
@@ -263,8 +271,11 @@ def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: 
 def _fault(
     got: Array, want: Array, own: Array | None, k: int, dtype: str, allowed: float, disturbed: Disturbed
 ) -> str:  # fmt: skip
-    """What is wrong with an output; "" if nothing is. NaN and infinities must be where the float64 reference has them, or
-    the reference in its own dtypes (`own`), or where rounding decides."""
+    """What is wrong with an output; "" if nothing is.
+
+    NaN and infinities must be where the float64 reference has them, or the reference in its own dtypes (`own`), or
+    where rounding decides.
+    """
     if dtypes.is_float(dtype):
         wide = got.astype(np.float64), want.astype(np.float64)
         off = compare.misplaced(np, *wide, wide[1] if own is None else own.astype(np.float64), dtype)

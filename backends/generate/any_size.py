@@ -301,8 +301,9 @@ class SizedKernel(KernelBase):
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
-        """Form of one schedule for sizes within some bounds, or for a part of these. NoForm if its texts have nothing
-        in common.
+        """Form of one schedule for sizes within some bounds, or for a part of these.
+
+        NoForm if its texts have nothing in common.
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
@@ -394,9 +395,12 @@ class SizedKernel(KernelBase):
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], points: Sequence[Sizes],
         within: Bounds, emitter: Emitter, all_legal: bool,
     ) -> Bounds:  # fmt: skip
-        """The sizes that a form is for. Of several sizes all of `within` if the strategy masks and is legal at all points.
-        Otherwise those around the points: down to where the emitted text is no longer the inferred one (with masks: all),
-        up to where it has another form."""
+        """The sizes that a form is for.
+
+        Of several sizes all of `within` if the strategy masks and is legal at all points. Otherwise those around the
+        points: down to where the emitted text is no longer the inferred one (with masks: all), up to where it has
+        another form.
+        """
         masked = emitter.masked(schedule)
         if masked and all_legal and len(within) > 1:
             return within
@@ -433,8 +437,10 @@ class SizedKernel(KernelBase):
     def _confirm(
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], bounds: Bounds, emitter: Emitter
     ) -> None:
-        """Compares the inferred texts with what is emitted at sizes that they were not inferred from. NoForm if one
-        differs, or if the schedule is not legal there."""
+        """Compares the inferred texts with what is emitted at sizes that they were not inferred from.
+
+        NoForm if one differs, or if the schedule is not legal there.
+        """
         for sizes in islice(filter(self._addressable, held_out(bounds)), HELD_OUT):
             found = self.emitted(schedule, sizes, emitter)
             if isinstance(found, str):

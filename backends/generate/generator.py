@@ -363,8 +363,7 @@ class Lowering:
 
     @property
     def _across(self) -> Mapping[Precision, Precision]:
-        """Tensor core precisions that need both operands contiguous along K -> the precision to use where they are
-        not."""
+        """Tensor core precisions that need both operands contiguous along K -> the precision to use elsewhere."""
         return self.emitter.across
 
     def _turned(

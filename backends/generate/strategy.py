@@ -159,8 +159,10 @@ class StrategyEmitter(EmitterBase):
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The launches of a stored schedule. UsageError for parameters of no strategy; Unfusable if the kernel cannot be
-        emitted."""
+        """The launches of a stored schedule.
+
+        UsageError for parameters of no strategy; Unfusable if the kernel cannot be emitted.
+        """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)
 

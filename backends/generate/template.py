@@ -80,8 +80,10 @@ class Launch(Protocol):
         ...
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The launch statement; `names` maps buffers to variables. Emitters of functional kernels return an expression
-        that does not mention the output."""
+        """The launch statement; `names` maps buffers to variables.
+
+        Emitters of functional kernels return an expression that does not mention the output.
+        """
         ...
 
 
@@ -296,8 +298,10 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def combinations(self) -> int:
-        """Number of operand-layout combinations to lower. Bounded, because lowering hundreds of operations takes 0.1
-        s."""
+        """Number of operand-layout combinations to lower.
+
+        Bounded, because lowering hundreds of operations takes 0.1 s.
+        """
         return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
 
     @cached_property
@@ -419,8 +423,10 @@ class GeneratedKernel(KernelBase):
         return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def scheduled(self, call: Call, found: Lowered) -> Schedule:
-        """The typed schedule of a call, or the best guess if it has none. UsageError for parameters that no strategy
-        has."""
+        """The typed schedule of a call, or the best guess if it has none.
+
+        UsageError for parameters that no strategy has.
+        """
         return self.emitter.parse(stored(found, call))
 
     def lower(self, call: Call) -> Lowered | None:

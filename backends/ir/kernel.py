@@ -159,8 +159,11 @@ class Builder:
         return self.pointwise("mul", (a, b))
 
     def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
-        """The reduction of a body along an axis. Factors that do not depend on the axis are moved out of a sum; a
-        reduction of a body that does not depend on the axis is simplified."""
+        """The reduction of a body along an axis.
+
+        Factors that do not depend on the axis are moved out of a sum; a reduction of a body that does not depend on the
+        axis is simplified.
+        """
         if axis not in body.axes:
             return (
                 self.mul(body, self.const(axis.size))

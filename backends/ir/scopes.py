@@ -1,5 +1,7 @@
-"""Nested scopes of emitted source with the values known in each; lookups go outwards. Emitters derive their own
-scopes."""
+"""Nested scopes of emitted source with the values known in each; lookups go outwards.
+
+Emitters derive their own scopes.
+"""
 
 from __future__ import annotations
 

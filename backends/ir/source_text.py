@@ -29,8 +29,10 @@ def identifier(text: str, taken: set[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a number, dtype-independent size expression, string, or tuple of these. TypeError for anything
-    else."""
+    """Source text of a number, dtype-independent size expression, string, or tuple of these.
+
+    TypeError for anything else.
+    """
     if isinstance(value, tuple):
         return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
     if isinstance(value, float) and not math.isfinite(value):
@@ -83,8 +85,7 @@ def imports_of(body: str) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """Text as one comment line: control characters, bidi marks and lone surrogates become "?"; at most 160
-    characters."""
+    """Text as one comment line: control characters, bidi marks, lone surrogates become "?"; at most 160 characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:160]
 
 

@@ -148,8 +148,10 @@ class Shape:
 
 
 def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
-    """Roles of the axes. Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count
-    as matrix products."""
+    """Roles of the axes.
+
+    Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count as matrix products.
+    """
     dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None} if products else {}
     outer = _outer(kernel)
     top = [d for e, d in dots.items() if e.axis in outer and d.rows | d.cols <= set(kernel.axes)]
@@ -234,8 +236,7 @@ def _outer(kernel: Kernel) -> tuple[Axis, ...]:
 
 
 def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> list[Axis]:
-    """Reduction axes as tile dimensions: those of a product's left side before its own, those of its right side
-    after."""
+    """Reduction axes as tile dimensions: a product's left side's before its own, its right side's after."""
     seen = set() if seen is None else seen
     if e in seen:
         return []

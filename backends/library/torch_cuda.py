@@ -1,5 +1,6 @@
-"""Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels. The
-storage dtype of tensors may be a 16-bit float under a float32 pattern.
+"""Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels.
+
+The storage dtype of tensors may be a 16-bit float under a float32 pattern.
 
 Templates that work on both devices come from `torch.py`. They require a single float dtype, which is also the compute
 dtype (products and sums accumulate wider). For mixed dtypes, pointwise kernels promote; every other template has a

@@ -1,5 +1,4 @@
-"""Torch GPU matrix products: cuBLAS and cuBLASLt, also in TF32 where the tolerance allows it, and with padded
-weights."""
+"""Torch GPU matrix products: cuBLAS and cuBLASLt, in TF32 where the tolerance allows it, and with padded weights."""
 
 from __future__ import annotations
 

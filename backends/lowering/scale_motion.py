@@ -55,8 +55,7 @@ def base_two(kernel: Kernel) -> Kernel:
 
 
 def _shifts(kernel: Kernel, m: Expr) -> bool:
-    """Whether a maximum is subtracted only from its own body, only under `exp`, and its body contains no other
-    maximum."""
+    """Whether a maximum is subtracted only from its own body, only under `exp`, and its body has no other maximum."""
     if m.op != "reduce" or m.value[0] != "max" or any(x.op == "reduce" and x.value[0] == "max" for x in walk(m.args)):
         return False
     shifted = {e for e in kernel.exprs if e.op == "sub" and e.args == (m.args[0], m)}
@@ -66,8 +65,10 @@ def _shifts(kernel: Kernel, m: Expr) -> bool:
 
 
 def _scaled(b: Builder, e: Expr) -> Expr:
-    """e * log2(e), with the factor folded into an existing constant. Finite constants, such as masks of the least
-    float, stay finite: 0 times them is 0."""
+    """e * log2(e), with the factor folded into an existing constant.
+
+    Finite constants, such as masks of the least float, stay finite: 0 times them is 0.
+    """
     if e.op == "const":
         return b.const(_finite(e.value * LOG2E))
     if e.op == "mul" and e.args[1].op == "const":

@@ -55,8 +55,10 @@ class Buckets:
     def of_json(
         record: Mapping[str, Sequence[tuple[int, int, str]]], sizes: Mapping[str, tuple[int, int, int]]
     ) -> Buckets | None:
-        """The inverse of `to_json` for a program with these ranges of sizes; None without buckets. Malformed unless the
-        rows divide the range of one size, and all plans have plain names."""
+        """The inverse of `to_json` for a program with these ranges of sizes; None without buckets.
+
+        Malformed unless the rows divide the range of one size, and all plans have plain names.
+        """
         if not record:
             return None
         (dimension, found), *others = record.items()

@@ -1,5 +1,6 @@
-"""Emitter of Python source for a CPU plan. The source runs without this package: NumPy, and Torch only where a kernel
-uses it.
+"""Emitter of Python source for a CPU plan.
+
+The source runs without this package: NumPy, and Torch only where a kernel uses it.
 
     def bind(weights):         # or bind(weights, states)
         memory = workspace(...)

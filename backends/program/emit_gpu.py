@@ -145,8 +145,7 @@ class GpuProgramEmitter(ProgramEmitter):
         return frozenset()
 
     def _fresh_bytes(self) -> int:
-        """Peak allocation: of `launch` plus input buffers, output copies and packed weights; or of `bind`, if
-        larger."""
+        """Peak allocation: `launch` plus input buffers, output copies, packed weights; or `bind`, if larger."""
         again = self.packed - sum(term.type.nbytes for key, term in self.weights.items() if key not in self.plain)
         places = sum(memory.nbytes(leaf.type) for leaf in self.plan.graph.inputs)
         copies = 0 if self.reuse_outputs else sum(memory.nbytes(self.plan.values[v].type) for v in self.plan.outputs)

@@ -54,8 +54,7 @@ def place(buffers: Sequence[LiveBuffer], alignment: int = ALIGNMENT) -> tuple[li
 
 
 def _best_gap(offsets: Sequence[int], sizes: Sequence[int], size: int) -> int:
-    """Start of the smallest gap of at least `size` bytes between blocks sorted by offset; their end if there is
-    none."""
+    """Start of the smallest gap of at least `size` bytes between blocks sorted by offset; their end if none."""
     end, best, best_room = 0, -1, -1
     for offset, taken in zip(offsets, sizes):
         room = offset - end

@@ -49,8 +49,10 @@ KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
 class Program:
-    """An executable plan. Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the
-    same kind in the graph's structure.
+    """An executable plan.
+
+    Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the same kind in the graph's
+    structure.
 
     Calls from several threads run one after another. Outputs are fresh arrays unless `reuse_outputs`. Weights are read
     at the first call or at `bind`. A state starts as the param of its name, else as zeros.
@@ -106,8 +108,9 @@ class Program:
 
     # ------------------------------------------------------------ binding
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
-        """Read and prepare the weights now, if not yet done; `params` replaces params by name. Resets states. Returns
-        itself.
+        """Read and prepare the weights now, if not yet done; `params` replaces params by name.
+
+        Resets states. Returns itself.
 
         UsageError for unknown params, params without data, and for `params` of a loaded program, which has only its
         saved weights.
@@ -251,8 +254,10 @@ class Program:
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Overwrite a state with an array or tensor of its shape. UsageError for an unknown name, ShapeError for
-        another shape."""
+        """Overwrite a state with an array or tensor of its shape.
+
+        UsageError for an unknown name, ShapeError for another shape.
+        """
         try:
             with self._lock:
                 state = self._state(name)
@@ -462,9 +467,11 @@ class Program:
 
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
-        """Write the program as a folder and return its path. An existing program is replaced atomically. States are
-        saved with their initial values, not their current ones. For a GPU, the kernels that were compiled for calls so far
-        are saved, too: loaded on the same kind of GPU, the program needs no compiler.
+        """Write the program as a folder and return its path.
+
+        An existing program is replaced atomically. States are saved with their initial values, not their current ones.
+        For a GPU, the kernels that were compiled for calls so far are saved, too: loaded on the same kind of GPU, the
+        program needs no compiler.
 
         UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
         then.
@@ -559,8 +566,7 @@ def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
 
 
 def _texts(path: Path) -> tuple[str, str]:
-    """Texts of manifest.json and program.py, from the same saved program even if another process replaces it
-    meanwhile."""
+    """Texts of manifest.json and program.py, of one saved program even if another process replaces it meanwhile."""
     parts = ("manifest.json", "program.py")
     try:
         for _ in range(TRIES):

@@ -1,5 +1,4 @@
-"""Weights of a program: evaluated from params on demand, or read from a safetensors file; and the writer of that
-file."""
+"""Weights of a program: evaluated from params on demand, or read from a safetensors file; and its writer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Thread pools of CPU libraries. NumPy's BLAS and Torch's OpenMP have separate pools; active on the same cores, they
-slow each other by an order of magnitude, because idle workers spin."""
+"""Thread pools of CPU libraries.
+
+NumPy's BLAS and Torch's OpenMP have separate pools; active on the same cores, they slow each other by an order of
+magnitude, because idle workers spin.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ def view_type(op: str, attrs: Attrs, operand: Type) -> Type:
 
 
 def _runs(shape: Sequence[int], strides: Strides) -> list[list[int]]:
-    """Coalesced axes: [elements, innermost stride] of each maximal group of axes that is contiguous, outermost
-    first."""
+    """Coalesced axes: [elements, innermost stride] of each maximal contiguous group of axes, outermost first."""
     found: list[list[int]] = []
     for size, stride in zip(shape, strides):
         if size == 1:

@@ -119,8 +119,10 @@ CONVOLUTION = Strategy(
 
 @dataclass
 class TritonEmitter(StrategyEmitter):
-    """Emitter of Triton and Gluon: one function per kernel. A split reduction is two kernels, or one whose last programs
-    combine the parts."""
+    """Emitter of Triton and Gluon: one function per kernel.
+
+    A split reduction is two kernels, or one whose last programs combine the parts.
+    """
 
     name: str = "triton"
     version: str = "9"

@@ -102,8 +102,10 @@ _pool: list[Array] = []
 
 
 def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
-    """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed). Always an array,
-    also for rank 0."""
+    """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed).
+
+    Always an array, also for rank 0.
+    """
     if not _pool:
         _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
     shape = concrete(kind.shape)
@@ -166,8 +168,9 @@ def _reference(
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite. Raises Wrong if NaN or infinity
-    differ.
+    """Error norms of a result over elements where result and reference are finite.
+
+    Raises Wrong if NaN or infinity differ.
     """
     g, w = got.astype(np.float64), want.astype(np.float64)
     same = np.isfinite(w)
@@ -348,8 +351,10 @@ def main(
     handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = preload,
     device: bool = False,
 ) -> None:  # fmt: skip
-    """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent. `device`: the process uses a
-    GPU."""
+    """Call `begin`, then answer jobs until the input ends.
+
+    SIGINT is left to the parent. `device`: the process uses a GPU.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     host.limit_own_memory(device=device)
@@ -373,8 +378,7 @@ _tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the 
 
 
 def waiting(waits: bool) -> None:
-    """Tell the parent that the job waits for a lock, or no longer waits: waiting does not count towards its
-    deadline."""
+    """Tell the parent that the job waits for a lock, or no longer waits: waiting does not count in its deadline."""
     for tell in _tell:
         tell({"waits": waits})
 

@@ -1,5 +1,6 @@
-"""Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time. CUDA, or the CPU as a
-stand-in.
+"""Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time.
+
+CUDA, or the CPU as a stand-in.
 
 The CPU runs the same protocol on Torch's CPU tensors, with kernels in Triton's interpreter. Its times are meaningless;
 it serves tests without a GPU.

@@ -176,8 +176,7 @@ def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
 
 
 def _weights(top: Tensor) -> Iterator[str]:
-    """Params that form the right operand of a product; of an elementwise product with a row or column, only the
-    matrix."""
+    """Params that form the right operand of a product; of one with a row or column, only the matrix."""
 
     def into(node: Tensor) -> Iterable[Tensor]:
         if node.op == "mul":
@@ -189,8 +188,9 @@ def _weights(top: Tensor) -> Iterator[str]:
 
 # ---------------------------------------------------------------- memory
 def span(operand: Operand) -> int:
-    """Number of elements from an operand's first to its last in memory. ValueError for negative strides, which Torch
-    lacks.
+    """Number of elements from an operand's first to its last in memory.
+
+    ValueError for negative strides, which Torch lacks.
     """
     shape = concrete(operand.type.shape)
     if any(s < 0 for s in operand.strides):

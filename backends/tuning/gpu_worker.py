@@ -289,8 +289,11 @@ class Bench:
         return self.sets[:wanted]
 
     def _recorded(self, tried: Tried, calls: int, *, cold: bool = True) -> Turn:
-        """Capture `calls` calls in a row. Cold calls miss the cache: either the rotating operand sets exceed the cache,
-        or the cache is overwritten before each replay."""
+        """Capture `calls` calls in a row.
+
+        Cold calls miss the cache: either the rotating operand sets exceed the cache, or the cache is overwritten before
+        each replay.
+        """
         where = self._arguments(calls) if cold else self.sets[:1]
         bound = self._calls(tried, where)
         replay = self.device.capture([bound[i % len(bound)] for i in range(calls)])
@@ -298,9 +301,11 @@ class Bench:
         return Turn(replay, calls, not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes)
 
     def _sampled(self, turn: Turn, rounds: int) -> list[float]:
-        """µs per call of replays. (If the cache is overwritten before each, the device may wait for the host: on an
-        H200, with compilers running, twenty calls took 1 to 5 µs longer per call, and not equally for all
-        schedules.)"""
+        """µs per call of replays.
+
+        (If the cache is overwritten before each, the device may wait for the host: on an H200, with compilers running,
+        twenty calls took 1 to 5 µs longer per call, and not equally for all schedules.)
+        """
         samples: list[float] = []
         while len(samples) < rounds and not _steady(samples):
             if turn.rotating:
@@ -350,8 +355,9 @@ def _steady(samples: list[float]) -> bool:
 
 
 def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite. Raises Wrong if NaN or infinity
-    differ.
+    """Error norms of a result over elements where result and reference are finite.
+
+    Raises Wrong if NaN or infinity differ.
     """
     import torch
 
@@ -506,8 +512,10 @@ def alone() -> Iterator[None]:
 
 
 def _seconds_since_used(lock: str) -> float:
-    """Seconds since any process released the lock, which kept the device busy until then: the file's access time. (Locking
-    changes its modification time.)"""
+    """Seconds since any process released the lock, which kept the device busy until then: the file's access time.
+
+    (Locking changes its modification time.)
+    """
     try:
         return max(0.0, time.time() - os.stat(lock).st_atime)
     except OSError:
@@ -573,8 +581,10 @@ _loading: list[Thread] = []
 
 
 def begin() -> None:
-    """Initialize the device while the parent does other work. Triton, needed by generated kernels only, loads in a
-    thread."""
+    """Initialize the device while the parent does other work.
+
+    Triton, needed by generated kernels only, loads in a thread.
+    """
     if os.environ.get("TENSOR_GRAPHS_MEASURE_DEVICE", GPU_KIND) == GPU_KIND:
         begin_context()
     with contextlib.suppress(Exception):  # errors are reported by the first job

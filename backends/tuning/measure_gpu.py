@@ -187,8 +187,10 @@ class GpuMeasurer:
             raise fault
 
     def _over(self, kernel: Measured | None) -> int:
-        """Remove a kernel that is fully measured from those in flight and queue its rows. Returns the number removed (0
-        or 1)."""
+        """Remove a kernel that is fully measured from those in flight and queue its rows.
+
+        Returns the number removed (0 or 1).
+        """
         if kernel is None:
             return 0
         self._count(kernel)
@@ -322,8 +324,10 @@ class GpuMeasurer:
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:
-        """Extend an exhausted search by as many schedules again; whether there are any. Searches that ended early are
-        left alone."""
+        """Extend an exhausted search by as many schedules again; whether there are any.
+
+        Searches that ended early are left alone.
+        """
         if candidate.is_view or candidate.template.space is None:
             return False
         search = self._search(candidate.template, candidate.call)
@@ -385,8 +389,10 @@ class GpuMeasurer:
         return Timing(tuple(only.cold), only.accuracy or {})
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
-        """Measure the device limits (bandwidths, peak rates, launch gap), store and return the rows. WorkerError on
-        failure."""
+        """Measure the device limits (bandwidths, peak rates, launch gap), store and return the rows.
+
+        WorkerError on failure.
+        """
         self._call_back()
         reply = self.processes[0].ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
@@ -453,8 +459,7 @@ class GpuMeasurer:
         return search
 
     def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
-        """Emit and compile calls of a kernel unless done speculatively; queues an event for each when it can be
-        judged."""
+        """Emit and compile calls of a kernel unless done speculatively; queue an event for each that can be judged."""
         for call in calls:
             place = (kernel.digest, key_of_schedule(call.schedule))
             one = self._early.pop(place, None)
@@ -503,8 +508,7 @@ class GpuMeasurer:
         return None
 
     def _hand_out(self) -> None:
-        """Fill the queue of each device process, preferring kernels it has open, then kernels that no process has
-        open."""
+        """Fill the queue of each device process, preferring its open kernels, then kernels that no process has open."""
         for process in self.processes:
             for _ in range(HANDED - sum(p is process for p in self._handed.values())):
                 own = (i for i, (k, _) in enumerate(self._waiting) if k.process is process)
@@ -526,8 +530,10 @@ class GpuMeasurer:
         return kernel.process or self.processes[0]
 
     def _next(self, later: Iterator[Ahead]) -> Event:
-        """The next event; meanwhile idle compilers get speculative work. WorkerError if nothing happens for too
-        long."""
+        """The next event; meanwhile idle compilers get speculative work.
+
+        WorkerError if nothing happens for too long.
+        """
         until = time.monotonic() + START_S + COMPILE_S
         while time.monotonic() < until:
             if self._ended is not None and self._ended():
@@ -587,8 +593,10 @@ class GpuMeasurer:
         self._waiting.append((kernel, spilled))
 
     def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Cutoff | None) -> list[Schedule]:
-        """The schedules that a kernel's search proposes after a round. If the kernel is given up, its remaining
-        schedules fail."""
+        """The schedules that a kernel's search proposes after a round.
+
+        If the kernel is given up, its remaining schedules fail.
+        """
         for one in kernel.trials:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
             search.told(one.call.schedule, us)

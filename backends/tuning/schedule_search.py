@@ -85,8 +85,10 @@ class ScheduleSearch:
 
     @property
     def room(self) -> int:
-        """Number of schedules that may still be proposed. Failures do not count towards `count`, up to as many
-        again."""
+        """Number of schedules that may still be proposed.
+
+        Failures do not count towards `count`, up to as many again.
+        """
         return min(self.count - len(self.measured), 2 * self.count - len(self.known))
 
     @property

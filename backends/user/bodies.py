@@ -56,8 +56,11 @@ class Body:
         return f"user:{self.file.digest}:{self.kernel.name}:{fixed}"
 
     def known(self, call: Call) -> dict[str, Any]:
-        """Values of all names that the body may ask for. At free sizes, only Python kernels work, and only those without
-        sizes in their parameters and conditions; KernelError for others."""
+        """Values of all names that the body may ask for.
+
+        At free sizes, only Python kernels work, and only those without sizes in their parameters and conditions;
+        KernelError for others.
+        """
         chosen = {n: v for n, v in call.schedule.items() if n in self.kernel.choices}
         fixed = self.choices if self.choices is not None else (chosen or self.kernel.variants()[0])
         found = self.kernel.known(call)

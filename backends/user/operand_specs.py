@@ -16,8 +16,11 @@ _AXIS = re.compile(r"\d+|\*?[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """Permitted types of an operand. `dtype`: a dtype, or a name of the kernel's `types`. `axes`: a size, a name, or a
-    starred name for any number of axes, at most one of these."""
+    """Permitted types of an operand.
+
+    `dtype`: a dtype, or a name of the kernel's `types`. `axes`: a size, a name, or a starred name for any number of
+    axes, at most one of these.
+    """
 
     dtype: str
     axes: tuple[int | str, ...]

@@ -28,8 +28,11 @@ LONGEST = 20_000  # characters of a pattern
 
 @dataclass(frozen=True)
 class ReferenceForm:
-    """A pattern of a reference. `when`: guards. `derived`: attribute variables with their value as an expression in the
-    operands' sizes. `ranks`: for each starred name the number of axes; empty if the pattern holds for every number."""
+    """A pattern of a reference.
+
+    `when`: guards. `derived`: attribute variables with their value as an expression in the operands' sizes. `ranks`:
+    for each starred name the number of axes; empty if the pattern holds for every number.
+    """
 
     pattern: str
     when: tuple[str, ...] = ()

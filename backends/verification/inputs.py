@@ -272,8 +272,7 @@ def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: 
 
 
 def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """The values with NaN, infinities, signed zeros and denormal numbers mixed in: for bitwise comparison of
-    programs."""
+    """The values with NaN, infinities, signed zeros and denormals mixed in: for bitwise comparison of programs."""
     found = {}
     for name, x in values.items():
         if dtypes.is_float(dtypes.name_of(x.dtype)):

@@ -65,8 +65,10 @@ class Disturbed:
         return xp.maximum(self.moved[k], gap)
 
     def _run(self, number: int) -> list[Any]:
-        """One run. Odd runs use the previous run's noise with opposite sign, which separates values that are equal up
-        to rounding."""
+        """One run.
+
+        Odd runs use the previous run's noise with opposite sign, which separates values that are equal up to rounding.
+        """
         if self.device:
             from .torch_reference import evaluate_tensors
 

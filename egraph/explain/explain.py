@@ -120,9 +120,7 @@ def spelled(term: Tensor, depth: int = 6) -> str:
 
 # ---------------------------------------------------------------- terms of classes
 class _Terms:
-    """One representative term per e-class of a view: the preferred one if given, otherwise the one with
-    fewest e-nodes.
-    """
+    """One representative term per e-class of a view: the preferred one if given, else the one with fewest e-nodes."""
 
     def __init__(self, view: EGraphView, preferred: Mapping[int, Tensor], cheapest: Sequence[int]) -> None:
         self.view, self.built, self.cheapest = view, dict(preferred), cheapest

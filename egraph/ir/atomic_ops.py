@@ -227,8 +227,10 @@ def _call(c: str, cuda: str, triton: str) -> TargetText:
 
 
 def _vectorized(name: str, triton: str, module: str = "jnp") -> TargetText:
-    """A function of one float that backends/ir/c_math.py defines for float32. `triton`: text. `module`: that of the
-    function in JAX."""
+    """A function of one float that backends/ir/c_math.py defines for float32.
+
+    `triton`: text. `module`: that of the function in JAX.
+    """
     jax = f"{module}.{name}({{0}})"
     return TargetText(f"{name}_f({{0}})", f"{name}({{0}})", cuda=f"op::{name}({{0}})", triton=triton, jax=jax)
 

@@ -48,8 +48,9 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockInstance:
-    """One occurrence of a block: the model's values for the block's leaves and outputs. `block` is an index into
-    `Blocks.unique`.
+    """One occurrence of a block: the model's values for the block's leaves and outputs.
+
+    `block` is an index into `Blocks.unique`.
     """
 
     block: int

@@ -176,8 +176,9 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 
 def dim(name: str, *, min: int = 1, max: int = 32768) -> DimExpr:
-    """A symbolic dimension for sizes that are not fixed yet. `min` and `max` bound the sizes that it may be
-    bound to.
+    """A symbolic dimension for sizes that are not fixed yet.
+
+    `min` and `max` bound the sizes that it may be bound to.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")

@@ -270,8 +270,9 @@ def register(op: Op) -> Op:
 
 
 def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
-    """Attributes completed with defaults, in table order and as canonical Python types. ShapeError for unknown or
-    missing ones.
+    """Attributes completed with defaults, in table order and as canonical Python types.
+
+    ShapeError for unknown or missing ones.
     """
     unknown = set(attrs) - set(op.attrs)
     if unknown:

@@ -209,8 +209,9 @@ class Engine:
                 self.run(f'(input {name} "{path}")')
 
     def step(self) -> tuple[dict[str, Any], Arrays]:
-        """One round: all rules once, then shapes, costs and pruning. Returns the view, unless it has too many live
-        e-nodes.
+        """One round: all rules once, then shapes, costs and pruning.
+
+        Returns the view, unless it has too many live e-nodes.
         """
         begin = time.perf_counter()
         report = self.run(f"(run-schedule (run {self.ready()}))")[0].report

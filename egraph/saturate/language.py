@@ -233,9 +233,7 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
 
 
 def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
-    """Loaders of the tables `i_op` (the graph's own nodes, protected from pruning) and `h_op` (handles
-    assigned later).
-    """
+    """Loaders of the tables `i_op` (the graph's own nodes, never pruned) and `h_op` (handles assigned later)."""
     names = [f"v{i}" for i in range(len(sig))]
     columns = " ".join(["i64"] * (len(sig) + 1))
     body = "".join(f" (= d{i} (Attr v{i}))" for i, k in enumerate(sig) if k == "D")

@@ -197,8 +197,9 @@ class Numbers:
         return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
 
     def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
-        """Fill value in symbolic sizes as (numerator, size): 131.0 is (T, 1), 1/131 is (1.0, T). None if no size occurs
-        in it.
+        """Fill value in symbolic sizes as (numerator, size): 131.0 is (T, 1), 1/131 is (1.0, T).
+
+        None if no size occurs in it.
         """
         if isinstance(value, bool) or not isfinite(value) or not value or value in self.simple:
             return None
@@ -268,8 +269,9 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
 
 
 def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
-    """Indices of e-nodes that hold and whose operands are computable from such e-nodes. ShapeError if a root is not
-    computable.
+    """Indices of e-nodes that hold and whose operands are computable from such e-nodes.
+
+    ShapeError if a root is not computable.
     """
     off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
     users: dict[int, list[int]] = {}

@@ -100,8 +100,9 @@ class Pricing(Protocol):
         ...
 
     def formula(self, op: Op) -> Cost:
-        """Cost of an op over the types of its result and operands. E-nodes that depend on weights alone are free
-        regardless.
+        """Cost of an op over the types of its result and operands.
+
+        E-nodes that depend on weights alone are free regardless.
         """
         ...
 

@@ -122,8 +122,10 @@ class SaturationWorker:
         self.last_words = ""  # stderr tail of the process that ended last
 
     def prepare(self) -> None:
-        """Start the process if it is not running, and wait until it is ready. A process that owes a reply, because Ctrl-C
-        came between the request and the reply, is replaced."""
+        """Start the process if it is not running, and wait until it is ready.
+
+        A process that owes a reply, because Ctrl-C came between the request and the reply, is replaced.
+        """
         if self.process is not None and (self.owing or self.process.poll() is not None):
             self.kill()
         self.begin()

@@ -34,8 +34,9 @@ Rule = Callable[["Simplifier", str, tuple[Tensor, ...], dict[str, Any]], Tensor 
 
 
 def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES) -> Graph:
-    """An equivalent simplified graph; the same object if nothing changed. Constant folding is limited to `fold_bytes`
-    per value.
+    """An equivalent simplified graph; the same object if nothing changed.
+
+    Constant folding is limited to `fold_bytes` per value.
     """
     run = Simplifier(exact, fold_bytes)
     roots = [run.visit(r) for r in graph.roots]
@@ -95,9 +96,7 @@ class Simplifier:
 
 # ---------------------------------------------------------------- constant folding
 def _full(shape: Shape, value: Any, dtype: str) -> Tensor:
-    """A fill node with its value in canonical form: float, 0/1 for bool, or an int wrapped to the range of
-    the dtype.
-    """
+    """A fill node with its value in canonical form: float, 0/1 for bool, or an int wrapped to the dtype's range."""
     kind = dtypes.category(dtype)
     low = int(dtypes.least(dtype)) if kind == "int" else 0
     written = (

@@ -295,8 +295,10 @@ class _HypergraphBuilder:
             yield item
 
     def _prepared(self, todo: Sequence[int], matches: Sequence[_Match]) -> Iterator[int]:
-        """Indices of matches of generated kernels, batch by batch, after their backends have prepared the batch. The
-        first batch is small: it has the largest kernels, and a batch interrupted by the time limit is lost."""
+        """Indices of matches of generated kernels, batch by batch, after their backends have prepared the batch.
+
+        The first batch is small: it has the largest kernels, and a batch interrupted by the time limit is lost.
+        """
         begin, count = 0, FIRST_BATCH_MATCHES
         while begin < len(todo):
             part = todo[begin : begin + count]
@@ -305,8 +307,11 @@ class _HypergraphBuilder:
             begin, count = begin + count, min(2 * count, MAX_BATCH_MATCHES)
 
     def _generated(self) -> Iterator[_Match]:
-        """Fused kernels that backends generate for the view. Generators choose fusion groups relative to the whole
-        e-graph, so those of the original graph come first: rewriting then removes none of them."""
+        """Fused kernels that backends generate for the view.
+
+        Generators choose fusion groups relative to the whole e-graph, so those of the original graph come first:
+        rewriting then removes none of them.
+        """
         seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
         own = self.view.own
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
@@ -321,7 +326,9 @@ class _HypergraphBuilder:
 
     def _other_layout_vertices(self, matches: Iterable[_Match]) -> Iterator[Vertex]:
         """Vertices of classes that generated kernels may write in a layout other than row-major, in that layout.
-        Consumers are bound in both layouts from the start."""
+
+        Consumers are bound in both layouts from the start.
+        """
         for match in matches:
             template, cls = match.template, match.cls
             if template.layout is not None and cls not in self.turned:
@@ -346,8 +353,10 @@ class _HypergraphBuilder:
         self._kinds.pop(made.cls, None)
 
     def _matches(self, template: Template) -> Iterator[_Match]:
-        """Matches of a template. Further outputs are looked up by the variables that the first output binds; RuleError
-        if they use others."""
+        """Matches of a template.
+
+        Further outputs are looked up by the variables that the first output binds; RuleError if they use others.
+        """
         beside = [self._found(term) for term in template.terms[1:]]
         for names, _ in beside:
             if unbound := {*names} - {*self._bound_names(template.term)}:
@@ -453,8 +462,10 @@ class _HypergraphBuilder:
         return found
 
     def _bound(self, match: _Match) -> list[Candidate]:
-        """The candidates of a match over the available operand layouts. Matches with equal keys (repeated layers) share
-        one list of bindings."""
+        """The candidates of a match over the available operand layouts.
+
+        Matches with equal keys (repeated layers) share one list of bindings.
+        """
         template, cls, operands, _, others = match
         row_major = self._row_major(cls)
         more = tuple([self._row_major(c) for c in others])
@@ -484,8 +495,10 @@ class _HypergraphBuilder:
         return (id(match.template), match.attrs, places, *[self._kind(c) for c in match.operands])
 
     def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
-        """The class's vertices as inputs of an operand. Candidates share these tuples, to keep the number of objects
-        that the cyclic garbage collector traverses small."""
+        """The class's vertices as inputs of an operand.
+
+        Candidates share these tuples, to keep the number of objects that the cyclic garbage collector traverses small.
+        """
         found = self._inputs.setdefault((operand, cls), [])
         if len(found) < len(self._layouts_of(cls)):
             found += [(operand, v) for v in self._vertices_of(cls)[len(found) :]]
@@ -576,8 +589,10 @@ class _HypergraphBuilder:
     def _call(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call | None:
-        """The call of a template on the given vertices, or None if the template does not apply. Equal calls are one
-        object."""
+        """The call of a template on the given vertices, or None if the template does not apply.
+
+        Equal calls are one object.
+        """
         key = self._call_key(template, attrs, chosen, outputs)
         if key not in self._calls:
             call = self._call_of(template, attrs, chosen, outputs)

@@ -192,8 +192,10 @@ class FusionGroups:
         return [n for n in self._by_class[cls][: 2 * MAX_START_NODES] if self._cost(n) * self._share(n) <= limit]
 
     def _share(self, node: int) -> float:
-        """Share of its operand that a slice is; 1 for other e-nodes. The other slices may be needed too, and then share
-        the operand's cost."""
+        """Share of its operand that a slice is; 1 for other e-nodes.
+
+        The other slices may be needed too, and then share the operand's cost.
+        """
         if self.view.op[node] != "slice":
             return 1.0
         return self.elements(int(self.view.cls[node])) / max(self.elements(self.kids[node][0]), 1)
@@ -413,8 +415,10 @@ class FusionGroups:
         return iter(self)
 
     def __iter__(self) -> Iterator[FusionGroup]:
-        """Yield every group, each term once; statistics that groups read get groups as well. Of repeated blocks only the
-        groups of active instances (repeated_blocks.py)."""
+        """Yield every group, each term once; statistics that groups read get groups as well.
+
+        Of repeated blocks only the groups of active instances (repeated_blocks.py).
+        """
         order = dict.fromkeys(self.reachable())
         starts = RepeatedBlocks.of(self.view).is_active
         todo = [c for c in order if c not in self.unstarted and starts(c)]

@@ -1,5 +1,6 @@
-"""WHOLE: maximal fusion. All elementwise operations, views and reductions of one extent, cut into as few kernels as
-possible.
+"""WHOLE: maximal fusion.
+
+All elementwise operations, views and reductions of one extent, cut into as few kernels as possible.
 
 Ordinary fusion groups (groups.py) are small, numerous, and grown from every value. A program of hundreds of small
 operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
@@ -9,7 +10,8 @@ Values are recomputed only where that is cheaper than memory traffic: views, ind
 values, and disjoint slices.
 
 A part too large for one kernel (`refused`) is cut in two where the fewest values cross, recursively. Time is linear in
-the number of values."""
+the number of values.
+"""
 
 from __future__ import annotations
 

@@ -75,8 +75,10 @@ class ChosenConsumers:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """Number of consumers of each class; a root counts one more. Consumers of a view count as consumers of its
-        source."""
+        """Number of consumers of each class; a root counts one more.
+
+        Consumers of a view count as consumers of its source.
+        """
         found = {cls: int(cls in self.view.roots) for cls in self.order}
         for cls in reversed(self.order):
             shows = self.choice[cls] >= 0 and OPS[self.view.op[self.choice[cls]]].kind == "view"

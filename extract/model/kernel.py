@@ -97,11 +97,14 @@ Moves = Callable[[Mapping[str, int]], Iterator[tuple[str, int, Mapping[str, int]
 
 
 class Template(Protocol):
-    """One kernel of one backend: its semantics (a pattern) and its code. Implementations: `LibraryKernel`, whose code is
-    declared, and `GeneratedKernel` (backends/generate/template.py), whose code is emitted from the kernel IR.
+    """One kernel of one backend: its semantics (a pattern) and its code.
+
+    Implementations: `LibraryKernel`, whose code is declared, and `GeneratedKernel` (backends/generate/template.py),
+    whose code is emitted from the kernel IR.
 
     Data members are documented at `KernelBase`, callable members at `LibraryKernel`; a callable member is None where a
-    kernel has no such property. `space is None` means: nothing to tune, and no compiler to wait for."""
+    kernel has no such property. `space is None` means: nothing to tune, and no compiler to wait for.
+    """
 
     @property
     def name(self) -> str: ...
@@ -203,8 +206,10 @@ class Template(Protocol):
         ...
 
     def alike(self, call: Call) -> Hashable | None:
-        """Deduplication key for tuning: calls with equal keys likely share the best schedule. None if a generated
-        kernel cannot be lowered for the call."""
+        """Deduplication key for tuning: calls with equal keys likely share the best schedule.
+
+        None if a generated kernel cannot be lowered for the call.
+        """
         ...
 
     def job_fields(self) -> dict[str, Any]:
@@ -390,8 +395,10 @@ def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Cal
 
 
 def code_identity(code: Code) -> str:
-    """The declared identity of a code template: a format string is its own identity. UsageError for a function without
-    one."""
+    """The declared identity of a code template: a format string is its own identity.
+
+    UsageError for a function without one.
+    """
     if isinstance(code, str):
         return code
     found = getattr(code, "identity", None)
@@ -490,8 +497,10 @@ class Backend(Protocol):
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """The kernels that the backend generates for fusion groups of a view; none for a library. `given`: classes
-        that are in memory. No further groups are grown once `enough()` returns True."""
+        """The kernels that the backend generates for fusion groups of a view; none for a library.
+
+        `given`: classes that are in memory. No further groups are grown once `enough()` returns True.
+        """
         ...
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:

@@ -111,8 +111,10 @@ class MeasurementState:
     def measure(
         self, wanted: Sequence[Candidate], cutoff: CostCutoff, first_look: bool, later: Later, leave: bool = True
     ) -> None:  # fmt: skip
-        """Measure candidates until the deadline; `later` may come after them. With `leave`, the slowest measurements,
-        of this and of earlier calls, stay in flight while there is other work."""
+        """Measure candidates until the deadline; `later` may come after them.
+
+        With `leave`, the slowest measurements, of this and of earlier calls, stay in flight while there is other work.
+        """
         assert self.measurer is not None
         for candidate, _ in self.in_flight.values():
             cutoff.register(candidate)

@@ -1,5 +1,4 @@
-"""From chosen candidate kernels to a plan: values, steps in execution order, and expressions that compute the
-weights."""
+"""From chosen candidate kernels to a plan: values, steps in execution order, and expressions of the weights."""
 
 from __future__ import annotations
 

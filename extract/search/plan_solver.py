@@ -154,9 +154,11 @@ class PlanSolver:
     def solve_final(
         self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False
     ) -> Extraction:  # fmt: skip
-        """Set `chosen` to the plan to return, the cheapest at pessimistic costs. With `settled`, unmeasured kernels
-        outside the last plan are excluded, if that leaves a plan. The lower bound is the minimum with that of the
-        optimistic costs."""
+        """Set `chosen` to the plan to return, the cheapest at pessimistic costs.
+
+        With `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan. The lower bound is
+        the minimum with that of the optimistic costs.
+        """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
         try:

@@ -83,8 +83,9 @@ class AcquisitionPolicy:
         return found, request
 
     def request(self, prices: Sequence[Priced], optimistic: MeasurementRequest, *, first: bool) -> MeasurementRequest:
-        """The next candidates to measure, given the request of the optimistic plan. `first`: whether this is the first
-        round.
+        """The next candidates to measure, given the request of the optimistic plan.
+
+        `first`: whether this is the first round.
         """
         if first:
             sure = [*self.without_compiler(prices), *self.likely(prices)] if optimistic.first_look else []

@@ -208,8 +208,10 @@ class _SearchRun:
             self.state.measure(now, cutoff, request.first_look, request.later, leave=not last)
 
     def close(self, seconds: float) -> None:
-        """Final phase: choose the pessimistic plan and, within CLOSING_S, measure its unmeasured kernels. `seconds`
-        limits the last solve."""
+        """Final phase: choose the pessimistic plan and, within CLOSING_S, measure its unmeasured kernels.
+
+        `seconds` limits the last solve.
+        """
         state, plans = self.state, self.plans
         self.pricing.end()
         if not self.over and all(state.is_final(i, self.prices[i]) for i in plans.chosen):

@@ -32,8 +32,10 @@ class Budget:
             raise UsageError(f"a budget must be a number >= 0, not {self.most}", where=f"{self.name} limit")
 
     def limit(self, of: Sequence[float], candidates: Sequence[int]) -> Limit:
-        """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel). `of`: use of
-        each candidate."""
+        """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel).
+
+        `of`: use of each candidate.
+        """
         return Limit(self.name, np.array([of[i] if i >= 0 else 0.0 for i in candidates], np.float64), self.most)
 
 

@@ -95,8 +95,11 @@ def narrow_order(rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> Resoluti
 
 
 class _Ordering:
-    """Greedy ordering of components (groups). `fresh`: number of classes that resolving a group would open; `waiting`:
-    number of unresolved groups that read it; `opened`: open class -> step at which it was opened."""
+    """Greedy ordering of components (groups).
+
+    `fresh`: number of classes that resolving a group would open; `waiting`: number of unresolved groups that read it;
+    `opened`: open class -> step at which it was opened.
+    """
 
     def __init__(self, rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> None:
         below: list[set[int]] = [set() for _ in range(rows.n_classes)]
@@ -408,8 +411,11 @@ def _permuted(mask: int, places: Sequence[int]) -> int:
 
 @dataclass
 class _Run:
-    """Progress of one search. `left`: classes still to be resolved; `whole`: no label was dropped; otherwise `since`:
-    (time, classes left) when dropping began."""
+    """Progress of one search.
+
+    `left`: classes still to be resolved; `whole`: no label was dropped; otherwise `since`: (time, classes left) when
+    dropping began.
+    """
 
     width: int
     hurry: float
@@ -423,8 +429,10 @@ class _Run:
     bytes: int = 0  # bytes of all labels so far
 
     def through(self, piece: FrontierPiece, labels: Labels) -> PieceLabels:
-        """Search one piece. TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has
-        too many derivations."""
+        """Search one piece.
+
+        TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has too many derivations.
+        """
         self.bits = top = piece.after + len(piece.rows)
         buckets: list[dict[int, Label]] = [
             {} for _ in range(top + 1)

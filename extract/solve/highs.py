@@ -139,8 +139,7 @@ class Relaxation:
         return cuts
 
     def solve(self, seconds: float, hint: Sequence[int] | None = None) -> Any:
-        """One call of HiGHS, with a time limit in seconds and an optional warm start (rows); returns MathOpt's
-        result."""
+        """One call of HiGHS, with a time limit in seconds and an optional warm start (rows): MathOpt's result."""
         from ortools.math_opt.python import mathopt
 
         limits = mathopt.SolveParameters(

@@ -64,11 +64,13 @@ def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[
 
 
 class _Swaps:
-    """One pass. `count[c]`: rows of the solution (and roots) that read class c; `place`: topological position in the
-    solution.
+    """One pass.
+
+    `count[c]`: rows of the solution (and roots) that read class c; `place`: topological position in the solution.
 
     A row is tried only if its children lie below its class in that order, which keeps the solution acyclic. Passes
-    alternate between orders that place classes as low and as high as possible, because each forbids other moves."""
+    alternate between orders that place classes as low and as high as possible, because each forbids other moves.
+    """
 
     def __init__(self, rows: ProblemRows, chosen: Sequence[int], *, upwards: bool) -> None:
         self.rows, self.cost, self.kids = rows, rows.cost, rows.kids

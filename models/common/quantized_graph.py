@@ -116,8 +116,10 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
 
 
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
-    """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs]. UnsupportedError if the
-    form does not fit the inputs."""
+    """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
+
+    UnsupportedError if the form does not fit the inputs.
+    """
     shape = tuple(int(n) for n in data.shape)
     outputs, inputs = shape if by_rows else shape[::-1]
     scales = (outputs, inputs // group_of(form, inputs))

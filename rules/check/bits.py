@@ -131,8 +131,10 @@ class _Ints:
         return a == b
 
     def apply(self, name: str, x: Sequence[Any]) -> Any:
-        """Formula for an atomic elementwise op; sums and products wrap around. Raises Beyond if the op has no integer
-        encoding."""
+        """Formula for an atomic elementwise op; sums and products wrap around.
+
+        Raises Beyond if the op has no integer encoding.
+        """
         z = self.z
         lt, le = (lambda a, b: a < b, lambda a, b: a <= b) if self.signed else (z.ULT, z.ULE)
         laws: dict[str, Callable[..., Any]] = {
@@ -208,8 +210,10 @@ class _Elements:
 
 
 def prove_bits(rule: Rule) -> tuple[bool, str]:
-    """Tries to prove a one-way elementwise rule bitwise with z3. Returns (proved, what was proved or why it was
-    not)."""
+    """Tries to prove a one-way elementwise rule bitwise with z3.
+
+    Returns (proved, what was proved or why it was not).
+    """
     try:
         worlds, until = list(_formats(rule)), perf_counter() + SECONDS
         for _, *ways in worlds:

@@ -55,8 +55,9 @@ def table(rules: Sequence[Rule]) -> str:
 
 
 def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
-    """Check rules and write verdicts.json; returns statuses by rule name. `keep`: retain the stored verdicts of other
-    rules.
+    """Check rules and write verdicts.json; returns statuses by rule name.
+
+    `keep`: retain the stored verdicts of other rules.
     """
     rules, statuses = list(rules), {}
     found: dict[str, dict[str, str]] = {}

@@ -112,8 +112,7 @@ def _mixed(x: Array, key: int) -> Array:
 
 
 def _function(name: str, x: Array, p: int, key: int) -> Array:
-    """A random function of residues that keeps the symmetry of the named function: odd, even, or even and zero at
-    zero."""
+    """A random function of residues that has the symmetry of the named function: odd, even, or even and zero at zero."""
 
     def at(y: Array) -> Array:
         return (

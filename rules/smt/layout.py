@@ -19,8 +19,9 @@ class LayoutSemantics(Elements):
     """SMT semantics of ops with an index map, of fills, index counters and gathers."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
-        """An op's axis attribute as a non-negative number. Raises Beyond if it is unknown, Reject if there is no such
-        axis.
+        """An op's axis attribute as a non-negative number.
+
+        Raises Beyond if it is unknown, Reject if there is no such axis.
         """
         axis = attrs["axis"]
         if self.z.is_expr(axis):

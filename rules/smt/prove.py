@@ -56,8 +56,10 @@ class _World(Contractions):
     """A rule at given ranks, axes and permutations: builds symbolic terms and decides whether the rule holds."""
 
     def term(self, term: Term, facts: SizeFacts, like: Sym | None = None) -> Sym:
-        """The symbolic value of a term; its type conditions are added to the facts. Raises Beyond for an unsupported
-        op."""
+        """The symbolic value of a term; its type conditions are added to the facts.
+
+        Raises Beyond for an unsupported op.
+        """
         if isinstance(term, Var):
             found = self.env[term.name]
             assert isinstance(found, Sym)

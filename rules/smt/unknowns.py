@@ -68,8 +68,7 @@ class SizeFacts:
 
 
 class Unknowns:
-    """The unknowns of a rule at given ranks, axes and permutations, and the values of attribute expressions over
-    them."""
+    """The unknowns of a rule at given ranks, axes and permutations, and the attribute expressions' values."""
 
     def __init__(
         self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool, until: float = inf

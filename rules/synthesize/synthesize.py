@@ -102,8 +102,10 @@ class RuleCandidate:
 
 @dataclass(frozen=True)
 class SynthesizedRules:
-    """A synthesized rule with its verdict and origin. `known`: whether existing rules derive it (None: not
-    compared)."""
+    """A synthesized rule with its verdict and origin.
+
+    `known`: whether existing rules derive it (None: not compared).
+    """
 
     rule: Rule
     verdict: Verdict
@@ -115,8 +117,10 @@ class SynthesizedRules:
 
 @dataclass
 class Synthesis:
-    """The result of a synthesis run. `counts` counts terms, equalities, candidates and their outcomes; `reached` is the
-    size completed per world."""
+    """The result of a synthesis run.
+
+    `counts` counts terms, equalities, candidates and their outcomes; `reached` is the size completed per world.
+    """
 
     ops: tuple[str, ...]
     size: int

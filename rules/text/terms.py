@@ -21,8 +21,9 @@ class NoMeaning(Exception):
 # ---------------------------------------------------------------- axes and typed terms
 @dataclass(eq=False)
 class TermAxis:
-    """One axis of a term of a text rule: its size, and the two parts if it is a concatenation. `open`: it may be cut
-    anywhere, once.
+    """One axis of a term of a text rule: its size, and the two parts if it is a concatenation.
+
+    `open`: it may be cut anywhere, once.
     """
 
     size: Affine
@@ -102,8 +103,7 @@ class Choices:
 
 
 def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS per first
-    factor."""
+    """Yields factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS a first factor."""
     if count < 2:
         yield from [(number,) * count] if count or number == 1 else []
         return

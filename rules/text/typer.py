@@ -25,8 +25,9 @@ SYMBOLIC = ("stride_h", "stride_w", "kernel_h", "kernel_w")
 
 
 class Typer:
-    """Type inference for the terms of a rule under one combination of choices. `symbolic`: parameters in `SYMBOLIC` are
-    unknowns.
+    """Type inference for the terms of a rule under one combination of choices.
+
+    `symbolic`: parameters in `SYMBOLIC` are unknowns.
     """
 
     def __init__(self, rule: TextRule, choices: Choices, scope: AxisScope, symbolic: bool = False) -> None:

@@ -33,8 +33,10 @@ class Grid(TritonPart):
                 self.line(f"{a.name} = tl.arange(0, {frame.block[a.name]})")
 
     def place(self, tiles_m: int, tiles_n: int) -> None:
-        """Emit the program's tile coordinates and the values of batch axes. Tiles are rasterized in groups of rows for
-        L2 reuse."""
+        """Emit the program's tile coordinates and the values of batch axes.
+
+        Tiles are rasterized in groups of rows for L2 reuse.
+        """
         s, t = self.shape, self.tiling
         batch = math.prod(a.size for a in s.batch)
         tile = "program"

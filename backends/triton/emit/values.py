@@ -20,8 +20,9 @@ LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minut
 
 @dataclass(eq=False)
 class TileValues(TritonPart):
-    """Emitter part for elementwise expressions. `makers` emit the others: op ("load", "reduce") -> function that
-    returns a tile.
+    """Emitter part for elementwise expressions.
+
+    `makers` emit the others: op ("load", "reduce") -> function that returns a tile.
     """
 
     positions: Positions

@@ -256,8 +256,7 @@ def legal(facts: KernelFacts, s: TileSchedule) -> bool:
 
 
 def tiles_fit(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kernel's
-    kind."""
+    """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kind."""
     return _KINDS[facts.kind](facts, s)
 
 

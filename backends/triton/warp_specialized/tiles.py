@@ -75,8 +75,7 @@ class AttentionLoads(TileLoads):
         return name, found
 
     def _edged(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """A box whose tiles may go beyond the ends of axes, or whose index has divisions; None if a plain box
-        suffices."""
+        """A box whose tiles may exceed the axes, or whose index has divisions; None if a plain box suffices."""
         frame = self.frame
         spanned = [a for a in at.axes if a not in self.shape.batch]
         tiles = {a: (self.positions.origin(a, frame.dim_of(a)), frame.block[frame.dim_of(a)]) for a in spanned}

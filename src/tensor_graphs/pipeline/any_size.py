@@ -154,8 +154,9 @@ class Symbolic:
         return Sized(template, there, template, replace(free, tuned=tuned))
 
     def _probes(self) -> Iterator[Sizes]:
-        """Sizes across the ranges at which kernels are checked. 1 is excluded: kernels have special cases there, which
-        must not be required.
+        """Sizes across the ranges at which kernels are checked.
+
+        1 is excluded: kernels have special cases there, which must not be required.
         """
         atoms = ranges(self.graph)
 

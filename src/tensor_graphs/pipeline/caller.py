@@ -24,8 +24,9 @@ from .arguments import array_leaves, has_structure, result_leaves, with_arrays
 
 @dataclass(frozen=True)
 class Caller:
-    """A module or function with the arguments of its example call. `torch`: the arguments are Torch tensors, else NumPy
-    arrays. `device`: that of all arguments.
+    """A module or function with the arguments of its example call.
+
+    `torch`: the arguments are Torch tensors, else NumPy arrays. `device`: that of all arguments.
     """
 
     function: Callable[..., Any]
@@ -143,8 +144,9 @@ class CallerProgram(Program):
         return made
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Program:
-        """See Program. After binding other weights the compiled plan runs, because the caller's function has its own
-        weights.
+        """See Program.
+
+        After binding other weights the compiled plan runs, because the caller's function has its own weights.
         """
         if params is not None:
             self.caller = self._kinds = None

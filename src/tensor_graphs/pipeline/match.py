@@ -107,8 +107,9 @@ def only_generated(backends: Sequence[Backend]) -> bool:
 
 
 def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
-    """Predicate that ends kernel generation on a GPU (argument: see `candidates`). Always false without library
-    kernels, since there may then be no plan without generated ones.
+    """Predicate that ends kernel generation on a GPU (argument: see `candidates`).
+
+    Always false without library kernels, since there may then be no plan without generated ones.
     """
     began, budget = session.now(), session.options.budget
     timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)

@@ -123,8 +123,9 @@ class CachedPlan:
 
     @staticmethod
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
-        """Parse a plan file for a graph (`lift`: see `plan_from_json`). Stale if a kernel has changed or the file is
-        damaged.
+        """Parse a plan file for a graph (`lift`: see `plan_from_json`).
+
+        Stale if a kernel has changed or the file is damaged.
         """
         try:
             plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
@@ -170,8 +171,9 @@ class CacheEntry:
         return CacheEntry(settings.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
-        """The stored JSON; None if there is none. Stale if damaged, or if that search was cut short by a smaller budget
-        than `budget`.
+        """The stored JSON; None if there is none.
+
+        Stale if damaged, or if that search was cut short by a smaller budget than `budget`.
         """
         try:
             data = json.loads(read_sealed(self.path, LARGEST, self.path.name))

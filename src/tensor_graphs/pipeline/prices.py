@@ -129,9 +129,7 @@ class CostPricer:
 
 
 def regime_of(device: str) -> str:
-    """Cache regime of the measurements that represent a kernel inside a program on this device: "hot" (CPU) or
-    "cold".
-    """
+    """Cache regime of measurements that stand for a kernel inside a program here: "hot" (CPU) or "cold"."""
     return "hot" if device.startswith("cpu") else "cold"
 
 

@@ -70,9 +70,7 @@ def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -
 
 
 def _rounds(term: Tensor, dtype: str) -> bool:
-    """Whether storing a value in a dtype rounds numbers; False if the value only moves numbers already of that
-    dtype.
-    """
+    """Whether storing a value in a dtype rounds numbers; False if it only moves numbers of that dtype."""
     todo = [term]
     while todo:
         t = todo.pop()

@@ -75,8 +75,7 @@ def middle(least: int, most: int) -> int:
 
 # ---------------------------------------------------------------- which form is fastest where
 def fastest(samples: Mapping[str, Sequence[float]]) -> str:
-    """The form to run, given µs of its calls: a later one only where it is faster than earlier ones by more than
-    noise."""
+    """The form to run, given µs of its calls: a later one only if faster than earlier ones by more than noise."""
     best, *others = samples
     for form in others:
         if timing.is_surely_faster(samples[form], samples[best], NOISE):
@@ -87,9 +86,11 @@ def fastest(samples: Mapping[str, Sequence[float]]) -> str:
 def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """Divide a range of sizes by the fastest form: (least, largest size, form). Where it differs at the two ends, the
-    size from which the other one is fastest is found by bisection, up to a factor; without `halvings` it is the geometric
-    mean."""
+    """Divide a range of sizes by the fastest form: (least, largest size, form).
+
+    Where it differs at the two ends, the size from which the other one is fastest is found by bisection, up to a
+    factor; without `halvings` it is the geometric mean.
+    """
     low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
     if low == high:
         return [(least, most, low)]
@@ -258,8 +259,11 @@ def _searched(
 def _divided(
     program: Program, report: Report, name: str, parts: Mapping[tuple[int, int], Forms], halvings: int
 ) -> Program:
-    """The program with the fastest form of each bucket. Adjacent buckets with the plan for all sizes, or with the
-    caller's function, become one; without a function to compare with they stay apart, for `torch.compile` to judge."""
+    """The program with the fastest form of each bucket.
+
+    Adjacent buckets with the plan for all sizes, or with the caller's function, become one; without a function to
+    compare with they stay apart, for `torch.compile` to judge.
+    """
     rows: list[tuple[int, int, str, Forms]] = []
     for row, forms in parts.items():
         for least, most, form in winners(*row, forms.fastest_at, halvings):

@@ -128,8 +128,9 @@ def refuse_no_sizes(sizes: Mapping[str, int] | None) -> None:
 
 
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
-    """Sizes by the graph's names of its free dimensions; names from a file need not be identifiers. UsageError for
-    unknown names.
+    """Sizes by the graph's names of its free dimensions; names from a file need not be identifiers.
+
+    UsageError for unknown names.
     """
     free = graph.free_dims
     refuse_no_sizes(sizes)

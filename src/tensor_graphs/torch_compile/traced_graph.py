@@ -96,8 +96,10 @@ class Variant:
     def _begin(
         self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str
     ) -> tuple[Search, list[int], Mapping[str, str]]:
-        """Start the search for a part's program. Returns it with the part's placeholders that are program inputs, and the
-        size symbol of each of its free dimensions.
+        """Start the search for a part's program.
+
+        Returns it with the part's placeholders that are program inputs, and the size symbol of each of its free
+        dimensions.
         """
         placeholders = part.module.graph.find_nodes(op="placeholder")
         held = dict(zip(self.frozen.positions, self.frozen.tensors))

@@ -64,8 +64,9 @@ class OutputError:
 
     @property
     def excess(self) -> float:
-        """Error divided by the allowed error: of the norm, or of the worst element or slice if larger. Above 1 it
-        fails.
+        """Error divided by the allowed error: of the norm, or of the worst element or slice if larger.
+
+        Above 1 it fails.
         """
         whole = self.plan / self.allowed if self.allowed else (math.inf if self.plan else 0.0)
         return whole if self.discrete else max(whole, self.worst.ratio)
@@ -175,8 +176,9 @@ def misplaced(value: Array, reference: Array, original: Array) -> bool:
 
 
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
-    """Largest relative error that the tolerance allows for an output of `dtype`. `original`: error of the unoptimized
-    graph.
+    """Largest relative error that the tolerance allows for an output of `dtype`.
+
+    `original`: error of the unoptimized graph.
 
     UsageError for an invalid tolerance.
     """

@@ -64,8 +64,9 @@ class Diagnosis:
         return sorted((n for n, x in self.kernels.items() if x > 1), key=lambda n: -self.kernels[n])
 
     def blame(self, fired: Sequence[Rule] = ()) -> str:
-        """A sentence that names the suspects. `fired`: the rules that matched; those that random instances refute are
-        named.
+        """A sentence that names the suspects.
+
+        `fired`: the rules that matched; those that random instances refute are named.
         """
         if self.rewrites:
             who = refuted(fired) or [f"none of {len(fired)} rules that matched is refuted by itself"]
@@ -210,8 +211,9 @@ def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int)
 
 
 def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed: Disturbed) -> tuple[float, float]:
-    """Return (error, fair error) of output number `k` of a kernel. `disturbed` gives the effect of rounding on that
-    output.
+    """Return (error, fair error) of output number `k` of a kernel.
+
+    `disturbed` gives the effect of rounding on that output.
     """
     if not dtypes.is_float(dtype):
         place = compare.differing(found, own, exact)
