@@ -64,8 +64,9 @@ class Target(Backend, Protocol):
         ...
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
-        """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared); itself without such
-        state.
+        """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared).
+
+        Itself without such state.
         """
         ...
 

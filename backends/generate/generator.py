@@ -323,8 +323,10 @@ class Lowering:
         return []
 
     def _in_all(self, asked: Asked) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The group's templates with their calls, in each permitted precision; in IEEE precision where a lower one has
-        none."""
+        """The group's templates with their calls, in each permitted precision.
+
+        In IEEE precision where a lower one has none.
+        """
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.group.terms)

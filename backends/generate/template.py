@@ -518,8 +518,9 @@ def across(found: Lowered) -> bool:
 def _read(
     roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
 ) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
-    """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal); None if there is no
-    kernel.
+    """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal).
+
+    None if there is no kernel.
 
     The result is the same for every emitter and precision.
     """

@@ -35,8 +35,9 @@ def is_window(axis: Axis) -> bool:
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two sides of a matrix product: those of a sum whose body is a product of two parts; None for other
-    expressions.
+    """The two sides of a matrix product: those of a sum whose body is a product of two parts.
+
+    None for other expressions.
 
     The parts share only batch axes and the reduction axis. The side with the later parallel axis is the right one
     (columns); a side that contains a product is the left one, and its rows are those of that product, whatever the

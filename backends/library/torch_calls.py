@@ -205,8 +205,9 @@ def pool_pads(call: Call) -> bool:
 
 # ---------------------------------------------------------------- attention
 def heads_fit(call: Call) -> bool:
-    """Condition on calls: the leading sizes of q match those of k and v; only the group axis of a rank-5 form may
-    broadcast.
+    """Condition on calls: the leading sizes of q match those of k and v.
+
+    Only the group axis of a rank-5 form may broadcast.
     """
     q, k, v = (extents(call.operands[n])[:-2] for n in "qkv")
     if len(q) < 3:

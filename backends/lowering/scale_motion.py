@@ -35,8 +35,9 @@ def _of_itself(e: Expr) -> bool:
 
 
 def base_two(kernel: Kernel) -> Kernel:
-    """Kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), a' = a * log2(e); the factor is folded into an existing
-    one.
+    """Kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), a' = a * log2(e).
+
+    The factor is folded into an existing one.
 
     The hardware's exponential is to base two. Other uses of the maximum read max(a') / log2(e).
     """

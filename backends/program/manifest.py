@@ -1,5 +1,7 @@
-"""Manifest of a program: names, shapes, structure and sizes, without weights and code; `manifest.json` in a saved
-folder."""
+"""Manifest of a program: names, shapes, structure and sizes, without weights and code.
+
+`manifest.json` in a saved folder.
+"""
 
 from __future__ import annotations
 

@@ -180,8 +180,10 @@ def numpy_code(op: str) -> Code:
 
 
 def torch_code(op: str) -> Code | None:
-    """Torch expression of a view op, or of a cast between equal storage dtypes; None if Torch has no such view (Torch
-    has no negative strides)."""
+    """Torch expression of a view op, or of a cast between equal storage dtypes.
+
+    None if Torch has no such view (Torch has no negative strides).
+    """
     return _TORCH.get(op) or _method(OPS[op].methods.torch)
 
 

@@ -70,8 +70,9 @@ class Race(Exception):
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
-    """Compile every kernel that a text launches; returns the maximum resource use and a digest of binaries and
-    parameters.
+    """Compile every kernel that a text launches.
+
+    Returns the maximum resource use and a digest of binaries and parameters.
 
     Raises Race if a kernel has an async-copy race.
     """

@@ -265,8 +265,9 @@ _probe = Probe()
 
 
 def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
-    """Samples in µs per call, as (accepted samples, all samples); operand sets rotate, short kernels repeat within a
-    sample.
+    """Samples in µs per call, as (accepted samples, all samples).
+
+    Operand sets rotate, short kernels repeat within a sample.
 
     Accepted are the undisturbed samples. If other processes leave too few, sampling takes up to four times as long, and
     the faster half is accepted: disturbance only adds time.

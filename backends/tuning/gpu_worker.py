@@ -485,8 +485,9 @@ _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Context manager that holds the GPU lock of processes that share the file TENSOR_GRAPHS_GPU_LOCK; a no-op if
-    unset.
+    """Context manager that holds the GPU lock of processes that share the file TENSOR_GRAPHS_GPU_LOCK.
+
+    A no-op if unset.
     """
     path = os.environ.get("TENSOR_GRAPHS_GPU_LOCK")
     if not path:

@@ -1,5 +1,6 @@
-"""Measurement and tuning of kernels on a GPU: schedules compile in a process pool; device processes check and time
-them.
+"""Measurement and tuning of kernels on a GPU: schedules compile in a process pool.
+
+Device processes check and time them.
 
 Each candidate is measured with the schedules that its search proposes (schedule_search.py). Several candidates are in
 flight: while schedules of some compile, ready schedules of others run, in any order. Schedules that need too many
@@ -446,8 +447,10 @@ class GpuMeasurer:
         return kernel
 
     def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
-        """The search of a kernel, starting with the best schedules of similar kernels; shorter if one of these was
-        searched."""
+        """The search of a kernel, starting with the best schedules of similar kernels.
+
+        Shorter if one of these was searched.
+        """
         most = self._most.get(key_of(template, call).digest, self.schedules) if self._most else self.schedules
         search = search_of(template, call, most, self.sink.snapshot)
         known = dict(self._alike.get(kind_of(template, call), {}))  # a copy, because another thread may add to it

@@ -53,8 +53,10 @@ def operand_spec(name: str, text: str) -> OperandSpec:
 def bound(
     specs: Mapping[str, OperandSpec], types: Mapping[str, tuple[str, ...]], given: Mapping[str, Type]
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Sizes (tuples for starred names) and dtypes by name, such that the operands have their specified types; None if they
-    cannot have them, or if a size is not a number."""
+    """Sizes (tuples for starred names) and dtypes by name, such that the operands have their specified types.
+
+    None if they cannot have them, or if a size is not a number.
+    """
     found: dict[str, Any] = {}
     for name, spec in specs.items():
         kind = given.get(name)

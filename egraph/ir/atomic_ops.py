@@ -84,8 +84,9 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
 
 
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group; 16-bit floats accumulate
-    in float32.
+    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group.
+
+    16-bit floats accumulate in float32.
     """
     n, groups, pads = x.ndim - 2, attrs["groups"], attrs["pads"]
     wide = np.float32 if x.dtype.itemsize == 2 else x.dtype

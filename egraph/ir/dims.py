@@ -89,8 +89,9 @@ class DimExpr:
     __rmul__ = __mul__
 
     def _exact_quotient(self, other: Dim) -> Dim | None:
-        """The exact polynomial quotient, if the divisor is one term that divides every term (or equals self); otherwise
-        None.
+        """The exact polynomial quotient, if the divisor is one term that divides every term (or equals self).
+
+        Otherwise None.
         """
         divisor = DimExpr.of(other)
         if len(divisor.terms) != 1:

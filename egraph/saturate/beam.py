@@ -30,8 +30,9 @@ def kill_rules(ops: Sequence[str]) -> Iterator[str]:
 
 
 def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing) -> list[float]:
-    """Tree cost of every e-node of an engine view, using the cheapest e-node of each operand; infinite if an operand
-    has no finite cost.
+    """Tree cost of every e-node of an engine view, using the cheapest e-node of each operand.
+
+    Infinite if an operand has no finite cost.
     """
     cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
     weight, shape, dtype, ops = (arrays[k].tolist() for k in ("weight", "shape", "dtype", "op"))

@@ -229,8 +229,9 @@ class Engine:
         return header, arrays
 
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-        """Apply all rules once, without a view; the result's `equal` tells whether both handles of every pair are in
-        one e-class.
+        """Apply all rules once, without a view.
+
+        The result's `equal` tells whether both handles of every pair are in one e-class.
         """
         report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions

@@ -194,8 +194,9 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Egglog declarations of an op: constructor, loader and type laws; `guarded` adds the status table that pruning
-    needs.
+    """Egglog declarations of an op: constructor, loader and type laws.
+
+    `guarded` adds the status table that pruning needs.
     """
     entry, sig = OPS[op], signature(op)
     sorts = " ".join(SORTS[k] for k in sig)

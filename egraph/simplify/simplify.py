@@ -573,8 +573,9 @@ def _windows(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, 
 
 
 def _gather(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Gather from a fill is a fill; at a constant index it is a slice; at few runs of consecutive indices a concat of
-    slices.
+    """Gather from a fill is a fill; at a constant index it is a slice.
+
+    At few runs of consecutive indices a concat of slices.
     """
     x, index = args
     shape = make(op, args, attrs).shape

@@ -94,8 +94,9 @@ Then = Callable[[], None]
 
 
 class _Search:
-    """A pattern compiled to a chain of steps; each step calls the next one once per way to succeed (backtracking
-    search).
+    """A pattern compiled to a chain of steps.
+
+    Each step calls the next one once per way to succeed (backtracking search).
 
     Variables and the e-nodes chosen for inner calls have numbered slots, so nothing is copied during the search.
     Matching is a large part of the time to find kernel candidates.

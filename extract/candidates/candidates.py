@@ -123,8 +123,9 @@ class Hypergraph:
 
     @cached_property
     def alike(self) -> list[int]:
-        """Group id per candidate, equal for candidates with equal inputs and outputs; ids count in order of first
-        occurrence.
+        """Group id per candidate, equal for candidates with equal inputs and outputs.
+
+        Ids count in order of first occurrence.
         """
         groups: dict[tuple[int, tuple[int, ...]], int] = {}
         return [groups.setdefault(key, len(groups)) for key in zip(self.numbered.made, self.numbered.needs)]
@@ -177,8 +178,10 @@ def given_classes(view: EGraphView) -> frozenset[int]:
 
 
 class _Match(NamedTuple):
-    """A template matched at a class: operand classes and values of attribute variables; `more` are the classes of
-    further outputs."""
+    """A template matched at a class: operand classes and values of attribute variables.
+
+    `more` are the classes of further outputs.
+    """
 
     template: Template
     cls: int
@@ -422,8 +425,10 @@ class _HypergraphBuilder:
                 yield self._view(node, made, source)
 
     def _view_strides_of(self, node: int, source: Vertex) -> Strides | None:
-        """Strides of a view e-node's value as a view of a vertex; None if the storage dtypes differ or a copy is needed. A cast between
-        equal storage dtypes is a view."""
+        """Strides of a view e-node's value as a view of a vertex.
+
+        None if the storage dtypes differ or a copy is needed. A cast between equal storage dtypes is a view.
+        """
         if self.types[source.cls].dtype != self.types[int(self.view.cls[node])].dtype:
             return None
         if self.view.op[node] == "cast":

@@ -40,8 +40,9 @@ POINTWISE_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if n
 
 @dataclass(frozen=True)
 class MultiOutputGroup:
-    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `policy` is that of the
-    first output's group.
+    """A multi-output fusion group: output classes as terms over shared leaves (term, class).
+
+    `policy` is that of the first output's group.
     """
 
     classes: tuple[int, ...]

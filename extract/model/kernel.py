@@ -486,8 +486,9 @@ class Backend(Protocol):
         ...
 
     def opened(self, lowerings: Any = None) -> Backend:
-        """The backend with mutable state of one optimization (lowered kernels); the backend itself if it has no such
-        state.
+        """The backend with mutable state of one optimization (lowered kernels).
+
+        The backend itself if it has no such state.
 
         `lowerings`: the state that the backends of one optimization share (generate.generator.Lowerings); None: a
         new one.

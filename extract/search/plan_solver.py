@@ -96,8 +96,9 @@ class PlanSolver:
         return self.stop() or time.monotonic() > self.closing_until
 
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
-        """The cheapest plan at given costs in µs, as (candidates in execution order, extraction); warm-started from a
-        known plan.
+        """The cheapest plan at given costs in µs, as (candidates in execution order, extraction).
+
+        Warm-started from a known plan.
 
         NoPlanError if none exists or none was found in time.
         """

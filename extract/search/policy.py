@@ -253,8 +253,10 @@ class AcquisitionPolicy:
 
 
 def _batch(stakes: Stakes, min_stake: float) -> list[int]:
-    """Candidates with a stake of at least `min_stake`, filled up to ROUND_KERNELS with the next ones; empty if none has
-    such a stake."""
+    """Candidates with a stake of at least `min_stake`, filled up to ROUND_KERNELS with the next ones.
+
+    Empty if none has such a stake.
+    """
     large = sum(stake >= min_stake for stake in stakes.values())
     return list(stakes)[: max(large, ROUND_KERNELS)] if large else []
 

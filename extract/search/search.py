@@ -109,8 +109,9 @@ def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
     progress: Callable[[str], None] | None = None,
 ) -> int:  # fmt: skip
-    """Measure the kernels that a search would, so that a later search finds the results; returns the number of calls
-    measured.
+    """Measure the kernels that a search would, so that a later search finds the results.
+
+    Returns the number of calls measured.
 
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
     NoPlanError as for `search`.

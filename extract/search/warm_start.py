@@ -68,8 +68,9 @@ def warm_solve(
     make: Callable[[Sequence[float]], EncodedHypergraph], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
     seconds: float, deterministic: bool = False, known: Sequence[int] = (), nested: bool = True,
 ) -> tuple[EncodedHypergraph, Extraction]:  # fmt: skip
-    """Solve a problem in `seconds`, warm-started from the candidates `known`; returns (problem, cheapest extraction
-    found).
+    """Solve a problem in `seconds`, warm-started from the candidates `known`.
+
+    Returns (problem, cheapest extraction found).
 
     If `known` is empty and there is no proof, with `nested` also from smaller problems, in less than `seconds` more.
     The result is never dearer than `known`, nor than any smaller problem solved on the way. `make` builds the problem

@@ -485,8 +485,10 @@ class _Run:
 
 
 def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
-    """Expand each label waiting for bit b by the derivations of its needed classes in b's component; `at`: buckets by
-    bit length."""
+    """Expand each label waiting for bit b by the derivations of its needed classes in b's component.
+
+    `at`: buckets by bit length.
+    """
     inside = piece.groups[b]
     alone = inside == 1 << b
     moves = piece.moves(inside) if alone else []

@@ -116,8 +116,9 @@ class _Weights:
 def one_pass(
     rows: ProblemRows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
 ) -> list[int] | None:
-    """Greedy DAG cost: classes are finalised in order of DAG cost; each row is costed once, from bitset differences of
-    its children.
+    """Greedy DAG cost: classes are finalised in order of DAG cost.
+
+    Each row is costed once, from bitset differences of its children.
 
     None if the bitsets would exceed MAX_BITSET_BYTES, or when `expired` (polled every 512 classes) returns True.
     """

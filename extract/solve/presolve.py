@@ -394,8 +394,9 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
 
 
 def detach(rows: ProblemRows, expired: Callable[[], bool] = lambda: False) -> PresolvedRows | None:
-    """First, cheap reduction of whole e-graphs to derivable, reachable and always-on classes; keeps all acyclic
-    solutions.
+    """First, cheap reduction of whole e-graphs to derivable, reachable and always-on classes.
+
+    Keeps all acyclic solutions.
 
     None if a root has no finite term. When `expired` returns True, always-on classes are found by a weaker test.
     """

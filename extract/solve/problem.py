@@ -66,8 +66,9 @@ class ProblemRows:
         return found
 
     def walk(self, choice: Sequence[int]) -> list[int] | None:
-        """Rows chosen in the classes reachable from the roots, children first; None if the choice is incomplete or
-        cyclic.
+        """Rows chosen in the classes reachable from the roots, children first.
+
+        None if the choice is incomplete or cyclic.
 
         `choice[c]` is a row of class c, or -1.
         """

@@ -116,8 +116,9 @@ class WholeSequence:
 
 @dataclass
 class Cached:
-    """Token access to the next tokens of each row [B, T]; keys and values are written to caches before they are
-    attended to.
+    """Token access to the next tokens of each row [B, T].
+
+    Keys and values are written to caches before they are attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
     fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the only one. Rows

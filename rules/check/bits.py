@@ -88,8 +88,10 @@ class _Floats:
         return z.If(reduce(z.Xor, map(z.fpIsNegative, x)), z.fpNeg(found), found)
 
     def apply(self, name: str, x: Sequence[Any]) -> Any:
-        """Formula for an atomic elementwise op applied to elements; uninterpreted if the op has no IEEE definition
-        here."""
+        """Formula for an atomic elementwise op applied to elements.
+
+        Uninterpreted if the op has no IEEE definition here.
+        """
         z, rounded = self.z, self.nearest
         if self.signs and name in ("mul", "div", "recip"):
             return self.signed(name, x)

@@ -180,8 +180,9 @@ class RuleTrial:
         return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 
     def exactly(self) -> bool:
-        """Compare both sides modulo each prime; False if the rule or the sampled values are outside of field
-        arithmetic.
+        """Compare both sides modulo each prime.
+
+        False if the rule or the sampled values are outside of field arithmetic.
 
         Raises Refuted for different results.
         """

@@ -59,8 +59,9 @@ class Sym:
 
 @dataclass
 class SizeFacts:
-    """Formulas collected while a term is encoded: `said` are assumed or owed; where `undefined` ones hold, an element
-    has no finite value.
+    """Formulas collected while a term is encoded: `said` are assumed or owed.
+
+    Where `undefined` ones hold, an element has no finite value.
     """
 
     said: list[Any] = field(default_factory=list)

@@ -69,8 +69,9 @@ NESTS = table("loops", "loop", [
 
 
 def _product(rank: int, skip: tuple[int, ...], shift: int) -> tuple[str, ...]:
-    """Guards: outside the axes `skip`, t has the broadcast sizes of x and y; axes after skip[0] are offset by `shift`
-    in t.
+    """Guards: outside the axes `skip`, t has the broadcast sizes of x and y.
+
+    Axes after skip[0] are offset by `shift` in t.
     """
     return tuple(
         f"t[{i + (shift if i > skip[0] else 0)}] == max(size(x, {i}), size(y, {i}))"

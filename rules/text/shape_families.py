@@ -51,8 +51,10 @@ class Typing:
 
     @cached_property
     def ranges(self) -> dict[int, tuple[int, int | None]]:
-        """(smallest, largest) value of each free unknown, by interval propagation over single conditions; None means
-        unbounded."""
+        """(smallest, largest) value of each free unknown, by interval propagation over single conditions.
+
+        None means unbounded.
+        """
         system, low = self.system, dict(self.system.least)
         high: dict[int, int | None] = {u: system.most.get(u) for u in range(system.count)}
         conditions = [(e - system.least[u]) for u, e in system.given.items()]

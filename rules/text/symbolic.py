@@ -168,8 +168,10 @@ class SymbolicProver:
         return tuple(m for m in found.values() if m.coefficient) or terms
 
     def rectified(self, first: Sum) -> Sum | None:
-        """relu of a sum with common nonnegative factors pulled out, or moved past a sign-preserving function; None if
-        neither applies."""
+        """relu of a sum with common nonnegative factors pulled out, or moved past a sign-preserving function.
+
+        None if neither applies.
+        """
         one, *others = first
         bound = {v for m in first for v in m.bound}
         left = [list(m.factors) for m in others]
@@ -269,8 +271,10 @@ class SymbolicProver:
         return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
 
     def stepped(self, at: IndexPolynomial, step: int | Affine, places: Affine) -> IndexPolynomial:
-        """step × an index with this number of positions; for an unknown step, the product is an index variable of its
-        own."""
+        """step × an index with this number of positions.
+
+        For an unknown step, the product is an index variable of its own.
+        """
         if not isinstance(step, Affine):
             return IndexPolynomial(Affine.of(0)).plus(at, step)
         whole = [v for v, c in at.parts if c == 1 and self.signs.zero(self.ranges[v] - places)]
@@ -489,8 +493,10 @@ class SymbolicProver:
 
     # ------------------------------------------------------------ canonical form
     def canonical(self, terms: Sum, names: dict[int, str]) -> dict[str, Fraction]:
-        """Coefficient per monomial text, with canonical names for summation indices; monomials with coefficient 0 are
-        dropped."""
+        """Coefficient per monomial text, with canonical names for summation indices.
+
+        Monomials with coefficient 0 are dropped.
+        """
         found: dict[str, Fraction] = {}
         for m in map(self.known, self.simple(terms)):
             text = self.text(m, names)

@@ -70,8 +70,10 @@ def subterms(terms: Iterable[Typed]) -> list[Typed]:
 
 # ---------------------------------------------------------------- choices
 class Choices:
-    """Backtracking enumeration: answers to questions asked in a fixed order; `next` moves to the next untried
-    combination."""
+    """Backtracking enumeration: answers to questions asked in a fixed order.
+
+    `next` moves to the next untried combination.
+    """
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -114,8 +116,10 @@ def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
-    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank); None if
-    it is none."""
+    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank).
+
+    None if it is none.
+    """
     if isinstance(value, tuple):
         return value if sorted(value) == list(range(len(value))) else None
     assert isinstance(value, int)

@@ -227,8 +227,9 @@ class Typer:
         return Typed("enlarge", [*w[:2], *map(TermAxis, wanted)], args[:1], {}, numbers)
 
     def rims(self, have: Affine, want: Affine) -> tuple[Affine, Affine]:
-        """Padding that enlarges a kernel, as (zeros before it, whether one more follows it); the same unknowns for
-        equal sizes.
+        """Padding that enlarges a kernel, as (zeros before it, whether one more follows it).
+
+        The same unknowns for equal sizes.
         """
         for a, b, found in self.enlarged:
             if self.system.reduce(have - a).number == 0 and self.system.reduce(want - b).number == 0:

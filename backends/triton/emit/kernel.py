@@ -145,8 +145,10 @@ class TileEmitter(TritonPart):
         )
 
     def _groups(self) -> list[tuple[TileEmitter, str]]:
-        """(emitter, condition on the program) for each result if the results have separate programs; empty if they
-        share a product or a tile spans several of them."""
+        """(emitter, condition on the program) for each result if the results have separate programs.
+
+        Empty if they share a product or a tile spans several of them.
+        """
         frame, stores = self.frame, self.kernel.stores
         found = [_place(s) for s in stores]
         axes = {place[0] for place in found if place is not None}

@@ -164,8 +164,10 @@ class TileValues(TritonPart):
         return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, frame.wide)
 
     def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
-        """exp(a - max(a)) where part of a row may be masked out completely (maximum -inf; see `below_maximum`); None if
-        the maximum is safe already."""
+        """exp(a - max(a)) where part of a row may be masked out completely (maximum -inf; see `below_maximum`).
+
+        None if the maximum is safe already.
+        """
         frame = self.frame
         low, top = self.floated(a), self.value(m)
         if top.text.endswith("_safe"):

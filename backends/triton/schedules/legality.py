@@ -228,8 +228,10 @@ def _inside(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
 
 
 def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
-    """Matrix-vector products that are added with weights (mixture of experts with one token), longest K first; else
-    empty."""
+    """Matrix-vector products that are added with weights (mixture of experts with one token), longest K first.
+
+    Empty if there are none.
+    """
     if shape.kind != "contraction" or shape.rows:
         return []
     found = sorted((e for e in shape.dots if e.axis not in tops), key=lambda e: -e.axis.size)

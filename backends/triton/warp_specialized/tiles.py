@@ -152,8 +152,9 @@ class SharedTiles(TritonPart):
         return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
-        """Register a tile that the producer loads, in pieces along `wide`; returns (the pieces' texts for a slot, the
-        dtype).
+        """Register a tile that the producer loads, in pieces along `wide`.
+
+        Returns (the pieces' texts for a slot, the dtype).
         """
         frame = self.frame
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:

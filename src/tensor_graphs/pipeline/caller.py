@@ -197,8 +197,9 @@ class CallerProgram(Program):
 
 
 def expected_inputs(program: Program, given: Sequence[Any]) -> Sequence[Any]:
-    """Inputs of a program at the sizes of `given`, as (name, shape, dtype); () if the program cannot run at these
-    sizes.
+    """Inputs of a program at the sizes of `given`, as (name, shape, dtype).
+
+    () if the program cannot run at these sizes.
     """
     try:
         return program._specs(given) if program.manifest.sizes else program.manifest.inputs

@@ -195,8 +195,9 @@ class CacheEntry:
         self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
         lift: Lift | None = None,
     ) -> str:  # fmt: skip
-        """Store a plan found with the cost store's current content; returns the reason if it could not be stored, else
-        "".
+        """Store a plan found with the cost store's current content.
+
+        Returns the reason if it could not be stored, else "".
 
         `as_written`: the result is the unfused graph. The plan is parsed back first (`lift`: see `plan_from_json`).
         """

@@ -81,8 +81,9 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, 
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
-    """The graph in free sizes, for a size-polymorphic search; None if it has no free dimensions, or if such a search is
-    impossible (the report says why).
+    """The graph in free sizes, for a size-polymorphic search.
+
+    None if it has no free dimensions, or if such a search is impossible (the report says why).
     """
     if not graph.free_dims:
         return None

@@ -97,8 +97,9 @@ class CostPricer:
         return [_cheapest(variants, prices, failed) for variants in asked]
 
     def errors(self, found: Sequence[Candidate]) -> list[float]:
-        """Relative Frobenius error of each candidate against float64, maximum over its measured schedules; 0 for views
-        and unmeasured ones.
+        """Relative Frobenius error of each candidate against float64, maximum over its measured schedules.
+
+        0 for views and unmeasured ones.
         """
         asked = [[] if c.is_view else [v.query.key.digest for v in self.variants(c)] for c in found]
         known = self.store.accuracies({digest for digests in asked for digest in digests})

@@ -46,8 +46,10 @@ Search = Callable[[Graph, Sizes], Program]
 
 
 def buckets_of(options: Options, graph: Graph, backends: Sequence[Backend]) -> list[tuple[int, int]]:
-    """(least, largest size) of the buckets of a graph's dimension with the largest range; [] for one plan: without
-    measuring, with states, or where the options want none."""
+    """(least, largest size) of the buckets of a graph's dimension with the largest range.
+
+    [] for one plan: without measuring, with states, or where the options want none.
+    """
     bounds = options.size_buckets
     if bounds is None:
         bounds = BOUNDS if on_gpu(backends) else ()
@@ -230,8 +232,10 @@ def _comparable(session: Session, program: Program, backends: Sequence[Backend])
 
 
 def _lag(forms: Forms, row: tuple[int, int]) -> float:
-    """How many times slower than the caller's function the program for all sizes is in a bucket; without one, how far
-    its size is from the searched one."""
+    """How many times slower than the caller's function the program for all sizes is in a bucket.
+
+    Without one, how far its size is from the searched one.
+    """
     at = middle(*row)
     if forms.caller is None:
         return abs(np.log(at / forms.sizes[forms.dimension])).item()  # type: ignore[no-any-return]

@@ -163,8 +163,9 @@ def pieces(*arrays: Array) -> Iterator[list[Array]]:
 
 
 def relative_error(value: Array, reference: Array) -> float:
-    """Relative error ‖value − reference‖ / ‖reference‖ in float64 over the finite elements; ‖value‖ for a reference of
-    zeros.
+    """Relative error ‖value − reference‖ / ‖reference‖ in float64 over the finite elements.
+
+    ‖value‖ for a reference of zeros.
     """
     return compare.MeasuredErrors(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
 

@@ -123,8 +123,9 @@ def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
 
 
 def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
-    """Error of the plan's term against the graph in float64, on inputs as verification draws them; 0 if reordering
-    explains it.
+    """Error of the plan's term against the graph in float64, on inputs as verification draws them.
+
+    0 if reordering explains it.
     """
     return max(_rewrite_error(graph, plan, np.random.default_rng((seed, turn)), turn) for turn in TURNS)
 

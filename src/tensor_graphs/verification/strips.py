@@ -50,8 +50,9 @@ def verify_strips(
     enough: Callable[[], bool],
     poll: Callable[[], object],
 ) -> Verification:
-    """Verdict on `run` from comparing it with the graph on one random input, strip by strip until `enough()`; see
-    `verify`.
+    """Verdict on `run` from comparing it with the graph on one random input, strip by strip until `enough()`.
+
+    See `verify`.
 
     VerificationError if the program writes to its inputs, which are not copied for it. TooLargeError if inputs,
     outputs and the references of one strip exceed the available memory.
