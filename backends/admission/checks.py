@@ -71,12 +71,12 @@ class AdmissionVerdict:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """All fields as plain JSON values."""
         return asdict(self)
 
 
 class Refused(Exception):
-    """A failed check."""
+    """Raised by a failed check; `status` as in `AdmissionVerdict`."""
 
     def __init__(self, status: str, message: str, error: float | None = None, index: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -96,7 +96,7 @@ class RunnerProcess(CpuWorkerProcess):
                 os.killpg(self._process.pid, signal.SIGKILL)
         super().close()
 
-    def said(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def reply(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The reply to a job. Refused if it is a failure."""
         reply = self.ask(job, seconds)
         if not reply.get("ok"):
@@ -115,7 +115,7 @@ class Checker:
     say: Callable[[str], None] = lambda message: None
 
     def verdicts(self) -> list[AdmissionVerdict]:
-        """One verdict for each kernel of the file; a single one, for the file, if it cannot be executed."""
+        """One verdict per kernel of the file; one verdict for the whole file if executing it fails."""
         self.runner = RunnerProcess(self.environment)
         try:
             templates = self._loaded()
@@ -127,7 +127,7 @@ class Checker:
             self.runner.close()
 
     def templates(self) -> list[UserKernel]:
-        """Templates of the file's kernels, which can be matched and not run. KernelError if the file cannot be executed."""
+        """Templates of the file's kernels for matching only. KernelError if the file cannot be executed."""
         self.runner = RunnerProcess(self.environment)
         try:
             return self._loaded()
@@ -138,7 +138,7 @@ class Checker:
 
     def _loaded(self) -> list[UserKernel]:
         """Templates of the file's kernels, made of what the child says about them: they can be matched, not run."""
-        reply = self.runner.said({"job": "load", "file": [str(self.file.path), self.file.digest]}, LOAD_S)
+        reply = self.runner.reply({"job": "load", "file": [str(self.file.path), self.file.digest]}, LOAD_S)
         try:
             return [_stub(d, self.file) for d in reply["kernels"]]
         except (TensorGraphsError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -188,7 +188,7 @@ class Checker:
         where = f"{case}"
         try:
             described = {n: [p.start, p.size] for n, p in places.items()}
-            self.runner.said({"job": "bind", "template": index, "call": call_json(case.call), "memory": memory.path,
+            self.runner.reply({"job": "bind", "template": index, "call": call_json(case.call), "memory": memory.path,
                               "places": described, "device": self.device}, BIND_S)  # fmt: skip
             for turn, kind in enumerate(kinds_of(number, template.kernel.nan)):
                 where = f"{case}, {kind} values"
@@ -208,13 +208,13 @@ class Checker:
         values = values_of(template, case, kind)
         memory.fill(call, places, values)
         before = {n: memory.bytes_of(places[n]) for n in call.operands}
-        self.runner.said({"job": "run"}, RUN_S)
+        self.runner.reply({"job": "run"}, RUN_S)
         self._harmless(memory, places, before)
         made = {n: memory.bytes_of(p) for n, p in outputs.items()}
         _judge(template, call, values, made)
         if twice:
             memory.poison(list(outputs.values()), OTHER_POISON)
-            self.runner.said({"job": "run"}, RUN_S)
+            self.runner.reply({"job": "run"}, RUN_S)
             self._harmless(memory, places, before)
             for name, place in outputs.items():
                 if (again := memory.bytes_of(place)) != made[name]:

@@ -49,7 +49,7 @@ def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Admissio
 
 
 def admitted(sources: Sequence[Any]) -> list[UserKernel]:
-    """Templates of the kernels of some sources, for one search. Errors as for `use_kernels`."""
+    """Templates of the kernels of `sources` (as for `use_kernels`), for one search. Errors as for `use_kernels`."""
     found = [t for file, names in _files(sources).items() for t in _admitted(file, names, lambda message: None)[0]]
     add_kernels(found)
     return found

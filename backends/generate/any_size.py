@@ -87,7 +87,7 @@ class Text:
 
 
 def skeleton(text: str) -> str:
-    """Text without its integers; equal for texts with a common form."""
+    """Text with its integers blanked out; texts with a common form have equal skeletons."""
     return _NUMBER.sub("#", text)
 
 
@@ -227,7 +227,7 @@ class SizedKernel(KernelBase):
 
     # ------------------------------------------------------------ forms
     def all_forms(self, call: Call) -> tuple[Form, ...]:
-        """Forms of a call's schedule, for large sizes first; the last one is for all sizes. ShapeError without any."""
+        """Forms of a call's schedule, that for the largest sizes first, the last for all sizes; ShapeError if none."""
         found = self.forms_of(call)
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
@@ -388,7 +388,7 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Number of elements of each operand, in free sizes; a kernel is right where all are at most `LARGEST`."""
+        """Element count of each operand in free sizes; 32-bit addresses are right where all are at most `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(
@@ -573,7 +573,7 @@ def probes(ranges: Bounds) -> list[dict[str, int]]:
 
 
 def held_out(ranges: Bounds) -> Iterator[dict[str, int]]:
-    """Choices of sizes over whole ranges, others than `probes`, at which inferred texts are checked; the largest first."""
+    """Choices of sizes, different from `probes`, at which inferred texts are checked; the largest first."""
     for i in range(len(HELD_OUT_STEPS)):
         found = {}
         for j, (name, (low, high)) in enumerate(ranges.items()):

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z0-9_]{1,40}")
 
 
 class Bucket(NamedTuple):
-    """Sizes from `least` to `most`, and the name of their plan: "" for the one of all sizes."""
+    """Range of sizes `least` to `most`, and the name of their plan: "" for the plan of all sizes."""
 
     least: int
     most: int
@@ -76,7 +76,7 @@ class Buckets:
 
 
 class BucketForm(Protocol):
-    """What runs the calls of a bucket: a program, or the caller's own function."""
+    """Executor of the calls in a bucket: a program, or the caller's own function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """Fast marshalling function for calls with these inputs (`Exchange.quick`); None without one."""
@@ -88,8 +88,10 @@ class BucketForm(Protocol):
 
 
 class AtSizes(NamedTuple):
-    """What calls at one choice of sizes need: the inputs there, the quick path, what runs it, and the program for
-    arguments that the quick path does not take."""
+    """State of calls at one choice of sizes.
+
+    `specs`: the inputs there. `quick`: fast marshalling, whose results `form` takes. `program`: for other arguments.
+    """
 
     specs: Sequence[Spec]
     quick: Quick | None

@@ -105,8 +105,7 @@ class Source:
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """Place that each free size is read from in a call: an input axis of exactly this extent, else of a linear
-    expression in it.
+    """Input axis that each free size is read from: one of exactly this extent, else of a linear expression in it.
 
     UsageError if no axis determines a size.
     """

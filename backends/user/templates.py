@@ -98,7 +98,7 @@ def _applies(
 
 
 def executed_file(template: Template) -> KernelFile | None:
-    """The file that programs with a kernel execute: that of a user kernel in Python; None for others."""
+    """The user's file that programs with this kernel execute at load; None unless it is a user kernel in Python."""
     return template.file if isinstance(template, UserKernel) and template.kernel.language in PYTHON else None
 
 

@@ -1,4 +1,4 @@
-"""Composite ops of quantized weights: `unpack` (numbers of a few bits packed in bytes) and `dequantize` (scales and zero points).
+"""Composite ops of quantized weights: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` (scales and zero points).
 
 Numbers are packed along one axis in units of `block` bytes. With n = 8 // bits numbers a byte, the first `block` numbers of
 a unit are the lowest bits of its bytes, the next `block` numbers the next bits, and so on. `block=1` therefore keeps

@@ -30,7 +30,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufEncoding:
-    """How numbers are stored: `numbers` per block of `nbytes` bytes; dtype for plain numbers, else empty."""
+    """Storage of a tensor's numbers: `numbers` per block of `nbytes` bytes; `dtype` of plain numbers, else empty."""
 
     name: str
     numbers: int

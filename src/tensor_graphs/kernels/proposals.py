@@ -64,7 +64,7 @@ class Proposal:
         return f"brief {self.number}: {self.status}: {self.reason}{times}" + (f"\n  {self.file}" if self.file else "")
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """All fields as plain JSON values."""
         return asdict(self)
 
 

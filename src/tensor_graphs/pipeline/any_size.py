@@ -228,8 +228,10 @@ class Symbolic:
             raise NoFormError(f"kernels without a form for every size: {'; '.join(sorted({*without.values()}))}", kept)
 
     def without_sized(self, choice: Choice, text: str) -> tuple[str, list[Candidate]]:
-        """Suspects if a program of a choice fails with an error text: (names of the plan's generated GPU kernels for every
-        size that the text names, else of all of them; the hypergraph's candidates without these kernels)."""
+        """Suspects for a failed program, as (kernel names, the hypergraph's candidates without these kernels).
+
+        Suspects are the plan's generated GPU kernels for every size that the error `text` names; without any, all.
+        """
         chosen: dict[int, tuple[str, bool]] = {}  # id of the template -> its name, whether the text names its source
         for i in choice.chosen:
             candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

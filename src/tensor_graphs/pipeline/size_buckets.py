@@ -165,7 +165,7 @@ def _works(call: timing.Run) -> bool:
 
 
 def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """µs of whole calls in turn: on a GPU of QUEUED calls and the wait for their results, per call."""
+    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait."""
     clock, count = timing.wall_us, 1
     if device not in ("", "cpu"):
         import torch
