@@ -39,8 +39,9 @@ class Target(Backend, Protocol):
 
     @property
     def operands(self) -> str:
-        """Form of operands that emitted code gets on the host: "numpy" arrays, "torch" tensors, or memory addresses
-        ("address").
+        """Form of operands that emitted code gets on the host.
+
+        "numpy" arrays, "torch" tensors, or memory addresses ("address").
 
         Programs of other devices have one form only.
         """

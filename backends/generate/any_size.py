@@ -279,8 +279,10 @@ class SizedKernel(KernelBase):
                 yield self._other({name: (first, last)}, chosen, "")
 
     def _other(self, bounds: Bounds, chosen: Mapping[str, int], why: str) -> Form:
-        """The form of another schedule for all sizes within some bounds: of a masking strategy, the best guess for the
-        largest size first. NoForm, saying `why`, if there is none."""
+        """The form of another schedule for all sizes within some bounds.
+
+        Of a masking strategy, the best guess for the largest size first. NoForm, saying `why`, if there is none.
+        """
         for emitter in (self.origin.emitter, *self.others):
             largest = self._points(bounds)[0]
             near, _, template = self._at(largest, {}, emitter)
@@ -323,8 +325,11 @@ class SizedKernel(KernelBase):
     def _alike(
         self, schedule: Mapping[str, int], tried: Sequence[tuple[Sizes, Emitted | str]], within: Bounds, emitter: Emitter
     ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
-        """The points whose texts have one form: of a masked schedule that of the largest size where it is legal, which
-        is right below, with further points near it if these are few; else the most frequent form. NoForm without."""
+        """The points whose texts have one form.
+
+        Of a masked schedule that of the largest size where it is legal, which is right below, with further points near
+        it if these are few; else the most frequent form. NoForm without.
+        """
         seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
         around = emitter.masked(schedule) and len(within) == 1
         if around and not seen:
@@ -346,8 +351,11 @@ class SizedKernel(KernelBase):
     def _near(
         self, schedule: Mapping[str, int], point: Sizes, shape: Sequence[str], within: Bounds, emitter: Emitter
     ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
-        """Points of one size around a given one where a schedule's text has a form: tiles far larger than the extent, or
-        too small for it, are not legal, and a row held whole is another text than a loop."""
+        """Points of one size around a given one where a schedule's text has a form.
+
+        Tiles far larger than the extent, or too small for it, are not legal, and a row held whole is another text than
+        a loop.
+        """
         ((name, (low, high)),) = within.items()
 
         def of_form(size: int) -> bool:

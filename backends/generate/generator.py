@@ -376,8 +376,9 @@ class Lowering:
         plain: Lowered | None,
         precision: Precision,
     ) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template over transposed weights, if worth it: for skinny GEMM, and for float32 tensor cores, which need
-        both operands contiguous along K.
+        """The template over transposed weights, if worth it.
+
+        For skinny GEMM, and for float32 tensor cores, which need both operands contiguous along K.
 
         With many rows, only weights of unaligned shape are transposed. `plain` is None if the weights cannot be lowered
         as they are.
@@ -413,8 +414,9 @@ class Lowering:
 
 
 class Asked(NamedTuple):
-    """Lowering request: a fusion group, the call that computes it from row-major values, names of weights and of
-    images.
+    """Lowering request for a fusion group.
+
+    `call` computes it from row-major values; further fields name weights and images among its operands.
 
     `images`: names of operands and outputs that are images.
     """
@@ -458,8 +460,9 @@ def _with_places(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
 
 
 class Lowerings:
-    """The kernels that one optimization generates: a `Lowering` per backend, and the pool of worker processes that
-    lower terms.
+    """The kernels that one optimization generates.
+
+    A `Lowering` per backend, and the pool of worker processes that lower terms.
 
     State is private to the optimization. `limit`: relative error that kernels may add by rounding operands. Not
     thread-safe.

@@ -153,8 +153,10 @@ class StrategyEmitter(EmitterBase):
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal: parameters of a strategy, values in their domains, and the strategy's
-        legality."""
+        """Whether a stored schedule is legal.
+
+        Parameters of a strategy, values in their domains, and the strategy's legality.
+        """
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 

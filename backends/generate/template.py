@@ -160,8 +160,10 @@ class Emitter(Protocol):
         ...
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether the text that a stored schedule emits for sizes that its tiles do not divide is also right for sizes
-        below a tile (generate/any_size.py)."""
+        """Whether the text emitted for sizes above a tile is also right for sizes below it.
+
+        `schedule`: stored form. The text is that for sizes which the tiles do not divide (generate/any_size.py).
+        """
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -402,8 +404,10 @@ class GeneratedKernel(KernelBase):
         return tuple(sorted(ways))
 
     def alike(self, call: Call) -> Hashable | None:
-        """Deduplication key for tuning: calls with equal keys likely share the best schedule, whatever prologue and
-        epilogue they have. None if there is no kernel.
+        """Deduplication key for tuning.
+
+        Calls with equal keys likely share the best schedule, whatever prologue and epilogue they have. None if there is
+        no kernel.
 
         The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
         (tensors of rank > 2), and the optional schedule parameters that the kernel supports.

@@ -1,5 +1,7 @@
-"""Preferred memory layouts of generated kernels: weights and filters transposed or padded at load time, images
-channels-last."""
+"""Preferred memory layouts of generated kernels.
+
+Weights and filters transposed or padded at load time, images channels-last.
+"""
 
 from __future__ import annotations
 

@@ -118,8 +118,10 @@ class Shape:
 
     @cached_property
     def kind(self) -> str:
-        """Kernel class: pointwise | rows | windows (only short windows) | contraction | attention (a product around
-        another one)."""
+        """Kernel class: pointwise, rows, windows, contraction or attention.
+
+        windows: all reductions are over short windows. attention: a product around another one.
+        """
         if self.dots:
             return "attention" if any(map(self._around, self.dots)) else "contraction"
         if self.inner and all(is_window(a) and a.size <= SHORT for a in self.inner):
@@ -252,8 +254,10 @@ def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> 
 
 
 def _joined(kernel: Kernel) -> dict[Axis, Axis]:
-    """Reduction axes that run over the elements of a parallel axis (reduction axis -> parallel axis): some load is the
-    same for both."""
+    """Reduction axes that run over the elements of a parallel axis (reduction axis -> parallel axis).
+
+    Some load is the same for both.
+    """
     loads = {e for e in kernel.exprs if e.op == "load"}
     found: dict[Axis, Axis] = {}
     for e in kernel.reductions:
@@ -299,8 +303,9 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """Divisors of `size` near some wanted numbers: for each, the largest one that is at most it and more than half of
-    it.
+    """Divisors of `size` near some wanted numbers.
+
+    For each, the largest one that is at most it and more than half of it.
 
     Numbers without such a divisor are left out. Parts keep the vector alignment of the whole.
     """

@@ -81,8 +81,9 @@ def flat_code(text: str) -> Callable[[Call], str]:
 
 
 def equal_batches(call: Call) -> bool:
-    """Condition on calls: both operands have rank >= 3 and equal leading sizes, so that one batched GEMM over a view
-    computes them.
+    """Condition on calls: both operands have rank >= 3 and equal leading sizes.
+
+    One batched GEMM over a view then computes them.
     """
     a, b = call.operands["x"], call.operands["w"]
     return a.type.rank == b.type.rank >= 3 and extents(a)[:-2] == extents(b)[:-2]

@@ -21,8 +21,11 @@ SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach
 
 
 def _causal(call: Call) -> bool:
-    """Whether the causal mask hides anything: a single row sees all columns (the last row is aligned with the last
-    column). A free number of rows may be more than one; where it is one, as many columns, the mask hides nothing."""
+    """Whether the causal mask hides anything.
+
+    A single row sees all columns (the last row is aligned with the last column). A free number of rows may be more than
+    one; where it is one, as many columns, the mask hides nothing.
+    """
     return bool(call.attrs["causal"]) and extents(call.operands["q"])[-2] != 1
 
 

@@ -30,8 +30,7 @@ class Beside(NamedTuple):
     columns: int = -1
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
-        """Offsets of the slices that a result of size 1 along the axis reads, as a function of the index `by` on the
-        common axis.
+        """Offsets of the slices that a result of size 1 along the axis reads, as a function of the common index `by`.
 
         `by` is 0 at the result's own position. So the result reads what the other results read at that index.
         """

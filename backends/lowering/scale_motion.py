@@ -11,8 +11,9 @@ LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
-    """Share the exponential sums of logsumexp with softmax: exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a))
-    if the kernel has that.
+    """Share the exponential sums of logsumexp with softmax.
+
+    exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a)) if the kernel has that.
 
     Where the maximum is infinite softmax is NaN anyway.
     """
@@ -86,8 +87,10 @@ def _finite(value: float) -> float:
 
 
 def scaled_early(kernel: Kernel) -> Kernel:
-    """Move loop-invariant factors of a product to its loop-invariant side: queries are multiplied by their norm and the
-    softmax scale once, not the scores of every tile (the inverse of DEFER).
+    """Move loop-invariant factors of a product to its loop-invariant side.
+
+    Queries are multiplied by their norm and the softmax scale once, not the scores of every tile (the inverse of
+    DEFER).
 
     A constant factor stays if that side is a plain load: scaling it would round an operand to save one multiplication.
     """

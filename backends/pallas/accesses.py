@@ -12,8 +12,9 @@ from ..ir.kernel import Buffer, Kernel, Unfusable
 
 @dataclass(frozen=True)
 class DimensionSlice:
-    """Indices that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per index of
-    `axis`.
+    """Indices that an access takes along one dimension of a buffer.
+
+    `start`, `start + step`, …, one per index of `axis`.
 
     A single index without an axis.
     """

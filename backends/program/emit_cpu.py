@@ -167,8 +167,10 @@ class ProgramEmitter:
         return operand_kind(template)
 
     def _home(self, value: int) -> str:
-        """Operand kind that a value is created as: "torch" for Torch kernels' results and their Torch views, else
-        "numpy"."""
+        """Operand kind that a value is created as.
+
+        "torch" for Torch kernels' results and their Torch views, else "numpy".
+        """
         r = self.root[value]
         if r not in self.fresh or not is_torch(self.makers[r].template):
             return "numpy"
@@ -302,8 +304,10 @@ class ProgramEmitter:
         self.setups |= {(template.backend, name) for name in template.setup}
 
     def _pack_large_weights(self) -> None:
-        """Pack weights of at least `LARGE` bytes first, largest first: packing holds a weight twice, so this limits
-        peak memory."""
+        """Pack weights of at least `LARGE` bytes first, largest first.
+
+        Packing holds a weight twice, so this limits peak memory.
+        """
         found = [
             (self._bytes(v), i, o, v)
             for i, step in enumerate(self.plan.steps)
@@ -370,8 +374,10 @@ class ProgramEmitter:
         return self.shared[text]
 
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
-        """The call, with constant views hoisted to `bind`: reshapes of buffers at fixed addresses, arrays in scratch
-        memory."""
+        """The call, with constant views hoisted to `bind`.
+
+        Reshapes of buffers at fixed addresses, arrays in scratch memory.
+        """
         text = step.template.write(replace(step.call, names=names))
         values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
         operands = step.call.places

@@ -162,8 +162,10 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return self._use("Variants").lower()
 
     def _warm(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Shapes of the inputs at which, together, each form of each kernel runs: at the least sizes of forms, and at one
-        more, where pointers into values may be aligned less."""
+        """Shapes of the inputs at which, together, each form of each kernel runs.
+
+        At the least sizes of forms, and at one more, where pointers into values may be aligned less.
+        """
         atoms, graph = atoms_of(self.plan), self.plan.graph
         cuts = {n: {atom.min, atom.min + 1} for n, atom in atoms.items()}
         for step in self.plan.steps:

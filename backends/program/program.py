@@ -163,8 +163,10 @@ class Program:
         return self
 
     def check_room(self) -> None:
-        """Check free device memory without allocating: DeviceMemoryError if the program does not fit beside what it
-        shares."""
+        """Check free device memory without allocating.
+
+        DeviceMemoryError if the program does not fit beside what it shares.
+        """
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
         there += 0 if self._pool is None else self._pool.held(self._weights)
         self._programs.check_room(self.device, sum(self._own_memory().values()) - there)
@@ -401,8 +403,10 @@ class Program:
         return AtSizes(specs, form.quick(specs), form, program)
 
     def near(self, values: Sequence[Any]) -> list[Any]:
-        """Return the values in the memory that calls read without a transfer: tensors on the program's GPU, or NumPy
-        arrays."""
+        """Return the values in the memory that calls read without a transfer.
+
+        Tensors on the program's GPU, or NumPy arrays.
+        """
         return [self._exchange.near(v) for v in values]
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -80,8 +80,10 @@ def loops_shared() -> None:
 
 @in_forked_child
 def _one_thread() -> None:
-    """Make OpenMP single-threaded in a forked child: the worker threads exist only in the parent, and libgomp would
-    wait for them forever."""
+    """Make OpenMP single-threaded in a forked child.
+
+    The worker threads exist only in the parent, and libgomp would wait for them forever.
+    """
     if not _shared["used"]:
         return
     with contextlib.suppress(AttributeError, OSError, TypeError):

@@ -136,15 +136,11 @@ class TritonEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement with its grid as an argument and a placeholder for sizes, and the definitions
-        (`Emitter.sized_launch`).
-        """
+        """(launch statement with grid argument and placeholder for sizes, definitions): `Emitter.sized_launch`."""
         return sized_launch(launch, statement), definitions
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Kernel text with an integer parameter for each free size that occurs in it, and these sizes
-        (`Emitter.with_sizes`).
-        """
+        """(kernel text with an integer parameter per free size in it, these sizes): `Emitter.with_sizes`."""
         return with_sizes(text, name, sizes, prefix)
 
 

@@ -163,7 +163,7 @@ class HostDevice:
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:
-        """No launch: a no-op."""
+        """Empty launch, to time launch overhead: a no-op on the host."""
         return None
 
     def clock_mhz(self) -> float:

@@ -95,8 +95,10 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
 
 
 def _tempered(order: list[Tensor]) -> Iterator[int]:
-    """Products whose inputs need no scaling: followed by a multiplication with a constant (as attention scores), or
-    batched."""
+    """Products whose inputs need no scaling.
+
+    Followed by a multiplication with a constant (as attention scores), or batched.
+    """
     for node in order:
         if node.op in ("mul", "div") and any(a.op == "full" for a in node.args):
             yield from (id(a) for a in node.args)

@@ -563,8 +563,10 @@ def _broken() -> bool:
 
 
 def rehearse(device: MeasuringDevice) -> None:
-    """Run the steps of checking and timing on small operands, so that libraries load lazily initialized parts: they
-    cost the first kernel half a second."""
+    """Run the steps of checking and timing on small operands, so that libraries load lazily initialized parts.
+
+    They cost the first kernel half a second.
+    """
     import torch
 
     for dtype in (torch.bfloat16, torch.float64):

@@ -665,8 +665,10 @@ def _capability(device: str) -> int:
 
 
 def _refuse_elsewhere() -> None:
-    """DeviceUnavailableError if the setting `gpu` describes another GPU than this machine's: times would be stored
-    under its name."""
+    """DeviceUnavailableError if the setting `gpu` describes another GPU than this machine's.
+
+    Times would be stored under its name.
+    """
     wanted = gpu_machine() if settings.current().gpu else None  # otherwise do not query the driver yet
     if wanted is not None and wanted != (here := machine_here()):
         raise DeviceUnavailableError(

@@ -1,5 +1,6 @@
-"""Autotuning search over the schedules of one kernel: ranked guesses first, then local search by single-parameter
-moves.
+"""Autotuning search over the schedules of one kernel.
+
+Ranked guesses first, then local search by single-parameter moves.
 
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
 further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);

@@ -146,9 +146,7 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """The e-classes of all subterms of some terms that the view contains, including slices that the view has as slices
-    of slices.
-    """
+    """E-classes of all subterms of some terms that the view contains, slices of slices included."""
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)

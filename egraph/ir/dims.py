@@ -22,8 +22,9 @@ from ...errors import ShapeError
 @total_ordering
 @dataclass(frozen=True)
 class Atom:
-    """Factor of a dimension's terms: a named size (`op` is 'size') with its range, or an opaque floor quotient or
-    remainder of two dimensions.
+    """Factor of a dimension's terms.
+
+    A named size (`op` is 'size') with its range, or an opaque floor quotient or remainder of two dimensions.
     """
 
     op: str

@@ -342,8 +342,7 @@ class Graph:
         return graph
 
     def check(self) -> None:
-        """Raise BadModelError if there is no output, leaf names clash, or bound data does not match the declared shape or
-        dtype.
+        """Raise BadModelError for a graph without outputs, leaf names that clash, or data of another shape or dtype.
 
         Raises ShapeError if a state and its update have different types.
         """

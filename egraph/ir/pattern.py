@@ -31,8 +31,10 @@ from .ops import OPS, Type
 # ---------------------------------------------------------------- attribute expressions
 @dataclass(frozen=True)
 class Name:
-    """Variable in an attribute expression: an attribute variable, or a tensor variable as an argument of `size`,
-    `rank`, `shape`, `weight` and similar functions.
+    """Variable in an attribute expression.
+
+    An attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
+    functions.
     """
 
     name: str

@@ -48,8 +48,9 @@ def _e2m1(u: Tensor) -> Tensor:
     {"bits": "int", "form": "str", "axis": "int", "block": "int", "dtype": "dtype"}, {"block": 1, "dtype": "float32"}, fused_as="cheap", flops=3,
 )  # fmt: skip
 def unpack(x: Tensor, bits: int, form: str, axis: int, block: int, dtype: str) -> Tensor:
-    """Numbers of `bits` bits (2 or 4) in bytes x along an axis, in units of `block` bytes, as floats
-    (`form`: unsigned, signed, e2m1).
+    """Numbers of `bits` bits (2 or 4), packed in bytes x along an axis in units of `block` bytes, as floats.
+
+    `form`: unsigned, signed or e2m1.
 
     x: uint8 [..., n, ...] -> `dtype` [..., n * (8 // bits), ...]; n is a multiple of `block`.
     """

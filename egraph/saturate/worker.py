@@ -78,8 +78,9 @@ def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> 
 
 
 def serve() -> None:
-    """Main loop of the worker: one reply per request. egglog stays on this thread, because its objects are bound to a
-    thread.
+    """Main loop of the worker: one reply per request.
+
+    egglog stays on this thread, because its objects are bound to a thread.
     """
     import signal
 

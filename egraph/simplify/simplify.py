@@ -45,8 +45,9 @@ def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES)
 
 @dataclass
 class Simplifier:
-    """State of one simplification pass: the memo of simplified nodes and the canonical operand order of commutative
-    ops.
+    """State of one simplification pass.
+
+    The memo of simplified nodes and the canonical operand order of commutative ops.
     """
 
     exact: bool = False

@@ -84,8 +84,9 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """The binding as environment for attribute expressions: facts in place of e-classes, attribute names without
-        '@'.
+        """The binding as environment for attribute expressions.
+
+        Facts in place of e-classes, attribute names without '@'.
         """
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
@@ -131,8 +132,9 @@ class _Search:
         return len(self.slots) - 1
 
     def _call(self, term: PatternCall, here: int) -> None:
-        """Steps that match the e-node in a slot: attributes, then operands from left to right, then computed
-        attributes.
+        """Steps that match the e-node in a slot.
+
+        Attributes, then operands from left to right, then computed attributes.
         """
         for i, (_, attr) in enumerate(term.attrs):
             self._attr(attr, here, i)

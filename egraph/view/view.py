@@ -503,8 +503,9 @@ def merged(views: Sequence[EGraphView]) -> SaturationReport:
 
 
 def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
-    """The view of the whole model, joined from views of its blocks: each occurrence of a block gets a copy of the
-    block's view.
+    """The view of the whole model, joined from views of its blocks.
+
+    Each occurrence of a block gets a copy of the block's view.
 
     Shared values are merged. Linear in the size of the result. The roots are those of `blocks.graph`. Values that no
     block computes (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. Congruence

@@ -81,8 +81,10 @@ class NumberedHypergraph(NamedTuple):
 
 @dataclass
 class Hypergraph:
-    """The problem of choosing kernels: vertices (values in layouts), candidate kernels (hyperedges from input to output
-    vertices), and root vertices, which a plan must produce.
+    """The problem of choosing kernels.
+
+    Vertices (values in layouts), candidate kernels (hyperedges from input to output vertices), and root vertices, which
+    a plan must produce.
     """
 
     view: EGraphView
@@ -191,8 +193,11 @@ class _Match(NamedTuple):
 
 
 class _BoundForm(NamedTuple):
-    """One binding of a match to layouts: `picks` is the layout index of each operand, `made` the strides of the output
-    (None: row-major), `weights` the weight-only operands."""
+    """One binding of a match to layouts.
+
+    `picks` is the layout index of each operand, `made` the strides of the output (None: row-major), `weights` the
+    weight-only operands.
+    """
 
     picks: tuple[int, ...]
     call: Call
@@ -457,8 +462,10 @@ class _HypergraphBuilder:
         return found
 
     def _kind(self, cls: int) -> int:
-        """Id of everything about an operand's class that affects its bindings: type, layouts, whether it is given or a
-        weight."""
+        """Id of everything about an operand's class that affects its bindings.
+
+        Type, layouts, whether it is given or a weight.
+        """
         found = self._kinds.get(cls)
         if found is None:
             lies = tuple(self._layouts_of(cls)), self.turned.get(cls), cls in self.given
@@ -536,8 +543,10 @@ class _HypergraphBuilder:
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:
-        """Yield the layout combinations in which a match is bound: (layout index of each operand, operand vertices,
-        output vertices)."""
+        """Yield the layout combinations in which a match is bound.
+
+        (layout index of each operand, operand vertices, output vertices).
+        """
         template, cls, operands, _, more = match
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
@@ -627,9 +636,11 @@ class _HypergraphBuilder:
 
 
 def _layout_combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """Combinations of layout indices, one index per operand, without repetition, in this order: all operands' first
-    layouts, all second, … (three slices of one product are all views of it); one operand in another layout than its
-    first; mixed ones."""
+    """Combinations of layout indices, one index per operand, without repetition, in this order.
+
+    All operands' first layouts, all second, … (three slices of one product are all views of it); one operand in another
+    layout than its first; mixed ones.
+    """
     if not all(options):
         return
     alike = [tuple(o[min(k, len(o) - 1)] for o in options) for k in range(max(map(len, options), default=0))]
@@ -646,10 +657,12 @@ def _canonical_strides(strides: Strides, shape: Sequence[int]) -> Strides:
 
 
 def _in_order(graph: Hypergraph) -> list[Candidate]:
-    """The candidates without multi-output ones that contradict the value order: all inputs of such a kernel must
-    precede all its outputs, in the order given by the single-output kernels. A kernel that makes a table read by every
-    layer together with a value of the last layer would put all layers into one cycle, for which no plan can be proved
-    optimal."""
+    """The candidates without multi-output ones that contradict the value order.
+
+    All inputs of such a kernel must precede all its outputs, in the order given by the single-output kernels. A kernel
+    that makes a table read by every layer together with a value of the last layer would put all layers into one cycle,
+    for which no plan can be proved optimal.
+    """
     numbered = graph.numbered
     below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
     for made, needs in zip(numbered.made, numbered.needs):

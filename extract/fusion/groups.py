@@ -54,8 +54,11 @@ MAX_SHARED_ON_PATH = 1  # largest number of values with other consumers on a pat
 
 @dataclass(frozen=True)
 class _ClassGroups:
-    """The fusion groups of a class. steps: e-nodes of the groups, in the order of growth, by which the groups are mapped to
-    similar classes · shared: classes that growing these groups added to `FusionGroups.shared`."""
+    """The fusion groups of a class.
+
+    steps: e-nodes of the groups, in the order of growth, by which the groups are mapped to similar classes · shared:
+    classes that growing these groups added to `FusionGroups.shared`.
+    """
 
     cls: int
     groups: tuple[FusionGroup, ...]
@@ -225,8 +228,10 @@ class FusionGroups:
 
     @cached_property
     def packed(self) -> dict[int, int]:
-        """Weight-only class -> e-node that computes the class from fewer bytes than it has: dequantizations, views of these, and
-        what they read. Empty without a dequantization of weights."""
+        """Weight-only class -> e-node that computes the class from fewer bytes than it has.
+
+        Dequantizations, views of these, and what they read. Empty without a dequantization of weights.
+        """
         view, weight = self.view, self.view.weight
         if not any(op == "dequantize" and weight[view.cls[n]] for n, op in enumerate(view.op)):
             return {}
@@ -468,8 +473,10 @@ class FusionGroups:
         return [r for r in policies if not r.products or products]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
-        """Groups of one policy, the largest first: with at most MAX_SHARED_ON_PATH values with other consumers on a path, then with
-        fewer."""
+        """Groups of one policy, the largest first.
+
+        With at most MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer.
+        """
         whole = FusionGrowth(self, cls, policy)
         found = whole.grown(node)
         if whole.met <= MAX_SHARED_ON_PATH:

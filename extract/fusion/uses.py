@@ -87,9 +87,7 @@ class ChosenConsumers:
         return found
 
     def beside(self, cls: int, other: int) -> bool:
-        """Whether `cls` has at least two consumers, and a consumer path from the roots avoids `other` (which does not
-        dominate it).
-        """
+        """Whether `cls` has two or more consumers and a path of consumers from the roots that avoids `other`."""
         if self.count.get(cls, 0) < 2:
             return False
         while cls not in (-1, other):

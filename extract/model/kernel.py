@@ -427,8 +427,11 @@ class Device(Protocol):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels are launched on a GPU: it has its own memory, launches are asynchronous, and generated kernels
-        are compiled for the GPU that plans target."""
+        """Whether kernels are launched on a GPU.
+
+        It has its own memory, launches are asynchronous, and generated kernels are compiled for the GPU that plans
+        target.
+        """
         ...
 
     @property
@@ -519,8 +522,9 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel template bound to vertices: reads `inputs` (operand -> vertex), writes `output` and, for several
-    outputs, `more`.
+    """A kernel template bound to vertices.
+
+    Reads `inputs` (operand -> vertex), writes `output` and, for several outputs, `more`.
 
     Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one input,
     no work) have family "view".
@@ -546,8 +550,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule it
-    refers to. `shipped`: measured only elsewhere, by a row that came with the package."""
+    """A candidate's price in µs.
+
+    The value used, its prediction interval (low, high), its source, and the schedule it refers to. `shipped`: measured
+    only elsewhere, by a row that came with the package.
+    """
 
     us: float
     low: float

@@ -28,8 +28,9 @@ Later = Sequence[tuple[Candidate, bool]]  # (candidate, whether a first look is 
 
 @dataclass(frozen=True)
 class MeasurementRequest:
-    """Candidates to measure now, as indices; whether a first look (few schedules) at each is enough; what may come
-    later.
+    """Candidates to measure now, as indices, and what may follow.
+
+    Also whether a first look (few schedules) at each is enough.
 
     Idle compilers may start with the later ones.
     """
@@ -66,8 +67,10 @@ class MeasurementState:
         self.index = CandidateIndex(self.hypergraph)
 
     def optimistic_us(self, prices: Sequence[Priced]) -> list[float]:
-        """Optimistic price of each candidate in µs: the low end of the interval until a first look, then the time
-        expected after tuning."""
+        """Optimistic price of each candidate in µs.
+
+        The low end of the interval until a first look, then the time expected after tuning.
+        """
         return per_call(
             self.hypergraph, prices, lambda c, p: p.low if self.is_open(c, p) else p.us * self.expected_share(c)
         )

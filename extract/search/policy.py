@@ -108,15 +108,21 @@ class AcquisitionPolicy:
         return optimistic
 
     def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the cheapest plan that needs no compiler, then library kernels that replace several of
-        its kernels at once: unmeasured ones are priced at bounds, by which two kernels may seem cheaper than one."""
+        """Unmeasured candidates of the cheapest plan without compiled kernels, then rival library kernels.
+
+        Rivals replace several kernels of that plan at once: unmeasured ones are priced at bounds, by which two kernels
+        may seem cheaper than one.
+        """
         plan = self.plans.solve_without_compiler(prices)
         sure = self.unmeasured(plan, prices)
         return [*sure, *islice(self.library_rivals(plan, prices), MAX_RIVALS)] if sure else []
 
     def library_rivals(self, plan: Sequence[int], prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured library kernels that replace several kernels of a plan, and whose optimistic time is at most RIVAL times
-        the predicted time of these; the largest savings first, equal calls once."""
+        """Unmeasured library kernels that replace several kernels of a plan, the largest savings first.
+
+        Only those whose optimistic time is at most RIVAL times the predicted time of the replaced kernels; equal calls
+        once.
+        """
         candidates, numbered, own = self.hypergraph.candidates, self.hypergraph.numbered, set(plan)
         costs = [p.us if c.is_view or i in own else math.inf for i, (c, p) in enumerate(zip(candidates, prices))]
         tree, last = tree_costs(self.hypergraph, costs), {numbered.made[i]: prices[i].us for i in plan}
@@ -131,8 +137,11 @@ class AcquisitionPolicy:
         return [i for _, i in sorted(found.values())]
 
     def likely(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well: from measurements
-        of the kernel elsewhere, or of its relatives. (The optimistic plan differs from one round to the next.)"""
+        """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well.
+
+        From measurements of the kernel elsewhere, or of its relatives. (The optimistic plan differs from one round to
+        the next.)
+        """
         known = {i for i, p in enumerate(prices) if p.origin in ("shipped", "predicted") and p.high <= NARROW * p.low}
         if not known:
             return []
@@ -162,8 +171,9 @@ class AcquisitionPolicy:
         return MeasurementRequest(first_look=False)
 
     def first_look_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for first looks with their stakes: unmeasured ones of a plan, and unmeasured alternatives that may
-        be faster.
+        """Candidates for first looks with their stakes.
+
+        Unmeasured ones of a plan, and unmeasured alternatives that may be faster.
 
         Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
         time, that of an alternative the possible saving divided by its rank: only one alternative is used.
@@ -189,8 +199,9 @@ class AcquisitionPolicy:
         return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
 
     def tuning_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for tuning with their stakes: those of a plan with untried schedules, and their nearest
-        alternatives.
+        """Candidates for tuning with their stakes.
+
+        Those of a plan with untried schedules, and their nearest alternatives.
 
         Untried schedules are left after a first look, an interrupted tuning, or a tuning cut off by the cost cutoff.
         """
@@ -219,8 +230,9 @@ class AcquisitionPolicy:
         return _largest_first(found)
 
     def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
-        """Kernels of the pessimistic plan to tune before further first looks: those with the largest stakes, and
-        alternatives.
+        """Kernels of the pessimistic plan to tune before further first looks.
+
+        Those with the largest stakes, and alternatives.
 
         Empty if tuning had its share of the schedules. The shares of tuning and of first looks are proportional to
         their possible gains.

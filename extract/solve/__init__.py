@@ -1,5 +1,4 @@
-"""Solvers of the extraction problem: greedy, local search, frontier DP, CP-SAT, HiGHS, k best; presolve and lower
-    bounds.
+"""Solvers of the extraction problem: greedy, local search, frontier DP, CP-SAT, HiGHS, k best; presolve, lower bounds.
 
 In: a problem in arrays.
 Out: a choice with a proven lower bound.

@@ -304,8 +304,10 @@ class FrontierDP:
             first = last + 1
 
     def _bytes(self, order: ResolutionOrder, cuts: Sequence[int]) -> int:
-        """Estimated bytes of the narrowest search: bitsets as wide as a piece, for its rows and BEAM_WIDTH labels per
-        class."""
+        """Estimated bytes of the narrowest search.
+
+        Bitsets as wide as a piece, for its rows and BEAM_WIDTH labels per class.
+        """
         total = first = 0
         for last in cuts:
             classes = [c for group in order.groups[first : last + 1] for c in group]
@@ -342,9 +344,12 @@ class FrontierDP:
     def search(
         self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
     ) -> LabelSearchResult:
-        """The cheapest rows, exact if no label was dropped (a bucket exceeded `width`, the total limits were exceeded,
-        or most of the time to `deadline` on time.perf_counter() was over). No solution if `stop` returns True, the
-        deadline passed, or a component has too many derivations."""
+        """The cheapest rows, exact if no label was dropped; no solution if the search was ended.
+
+        Labels are dropped if a bucket exceeds `width`, the total limits are exceeded, or most of the time to `deadline`
+        (time.perf_counter()) is over. There is no solution if `stop` returns True, the deadline passed, or a component
+        has too many derivations.
+        """
         began = time.perf_counter()
         steps = sum([len(piece.rows) for piece in self.pieces])
         run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop, steps)

@@ -244,8 +244,7 @@ def best_greedy(
     quick: bool = False,
     expired: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[int], str]:
-    """The cheapest of the greedy extractions and of `extra` choices, as (cost, chosen rows children first, name of the
-    method).
+    """The cheapest of greedy extractions and of `extra` choices, as (cost, rows children first, method's name).
 
     `quick`: tree cost only. (inf, [], "") if a root has no finite term.
     """

@@ -131,8 +131,9 @@ class Presolver:
     def find_always_on(
         self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
     ) -> None:
-        """Find further always-on classes, by must sets (with `of_roots`: of the roots only) or by children common to
-        all rows.
+        """Find further always-on classes, by must sets or by children common to all rows.
+
+        `of_roots`: must sets of the roots only.
 
         Also drops rows that are necessarily cyclic.
         """

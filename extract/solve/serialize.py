@@ -126,8 +126,10 @@ def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
 
 
 def memory_for(path: Path) -> int:
-    """Memory limit in bytes of a file's parsed objects: the setting `file_memory`, otherwise derived from the file
-    size."""
+    """Memory limit in bytes of a file's parsed objects.
+
+    The setting `file_memory`, otherwise derived from the file size.
+    """
     return settings.current().file_memory or max(MIN_FILE_MEMORY, MEMORY_PER_BYTE * path.stat().st_size)
 
 

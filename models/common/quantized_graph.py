@@ -24,8 +24,11 @@ SMALLEST = 1 << 12  # numbers from which a weight is quantized
 
 @dataclass(frozen=True)
 class Quantization:
-    """What quantization did. weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of
-    the quantized weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are."""
+    """Result of a quantization.
+
+    weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of the quantized
+    weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are.
+    """
 
     form: str
     weights: int

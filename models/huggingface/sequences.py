@@ -18,8 +18,9 @@ from .layers import heads, joined
 
 @dataclass(frozen=True)
 class Scoring:
-    """Options of a layer's attention: factor on scores, window (0: none), cap (0: none), a learned extra score per
-    query head.
+    """Options of a layer's attention.
+
+    Factor on scores, window (0: none), cap (0: none), a learned extra score per query head.
 
     The extra score may be None.
     """

@@ -79,8 +79,10 @@ class _Floats:
         return z.If(z.fpIsNaN(x), x, z.If(z.fpIsNaN(y), y, found))
 
     def signed(self, name: str, x: Sequence[Any]) -> Any:
-        """Sound abstraction of a product, quotient or reciprocal: exact sign, magnitude an uninterpreted function of
-        the operands' magnitudes."""
+        """Sound abstraction of a product, quotient or reciprocal.
+
+        Exact sign, magnitude an uninterpreted function of the operands' magnitudes.
+        """
         z, sizes = self.z, [self.z.fpAbs(v) for v in x]
         found = z.Function(f"size of {name}", *[self.sort] * len(x), self.sort)(*sizes)
         self.facts += [z.Or(z.fpIsNaN(found), z.fpIsPositive(found))]
@@ -271,8 +273,9 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
 
 
 def _casts(rule: Rule, calls: Sequence[PatternCall]) -> Iterator[tuple[Any, ...]]:
-    """Yields (format name, encoding) for a rule that consists of casts alone: the formats that its only operand may
-    have.
+    """Yields (format name, encoding) for a rule that consists of casts alone.
+
+    The formats that its only operand may have.
 
     Raises Beyond if a cast's dtype is neither a named float format nor the operand's own, or if the rule has other
     ops.

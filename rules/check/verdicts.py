@@ -22,8 +22,9 @@ SAMPLES = 24
 
 
 def key(rule: Rule) -> str:
-    """Hash of everything that a rule's verdict depends on: sides, guards, directions, and whether the rule claims to be
-    exact.
+    """Hash of everything that a rule's verdict depends on.
+
+    Sides, guards, directions, and whether the rule claims to be exact.
     """
     said = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
     return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()

@@ -408,8 +408,10 @@ def _positions(s: Sampler, call: PatternCall, i: int, size: Any, kernel: Any) ->
 
 
 def _inputs(s: Sampler, call: PatternCall, wanted: Sequence[Sizes], kernel: Sequence[Any] | None) -> Iterator[Sizes]:
-    """Input sizes per spatial axis that give the wanted number of windows: all such sizes if the kernel is known, else
-    a random one."""
+    """Input sizes per spatial axis that give the wanted number of windows.
+
+    All such sizes if the kernel is known, else a random one.
+    """
     for i, d in enumerate(wanted):
         if d is None:
             yield frozenset((s.rng.choice((4, 5, 6)),))

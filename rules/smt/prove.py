@@ -196,8 +196,7 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
 
 
 def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
-    """Number of patterns of ranks and axes at which z3 proves that both sides have equal types wherever the rule
-    matches.
+    """Number of patterns of ranks and axes at which z3 proves equal types of both sides wherever the rule matches.
 
     0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises Beyond if there are more
     than `questions` patterns.

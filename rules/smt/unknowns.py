@@ -1,5 +1,7 @@
-"""Unknowns of an SMT proof (smt/prove.py): tensors with symbolic shapes, attributes, guards, assumptions, and solver
-queries."""
+"""Unknowns of an SMT proof (smt/prove.py).
+
+Tensors with symbolic shapes, attributes, guards, assumptions, and solver queries.
+"""
 
 from __future__ import annotations
 

@@ -87,8 +87,10 @@ class RuleCandidate:
 
     @property
     def rank(self) -> tuple[int, int, int, bool, int, str]:
-        """Sort key of candidates: small terms over few ops first, with many distinct variables in the same order on
-        both sides."""
+        """Sort key of candidates: small terms over few ops first.
+
+        Then many distinct variables in the same order on both sides.
+        """
         names, text = variables(self.left), render(self.left)
         return (
             self.size,
@@ -687,8 +689,9 @@ def synthesize(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Rules over `ops` found by enumeration: larger sides have at most `size` ops, and no rule is derivable from
-    others.
+    """Rules over `ops` found by enumeration.
+
+    Larger sides have at most `size` ops, and no rule is derivable from others.
 
     `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare with; each found rule records
     whether they derive it. `time_limit` (seconds) and `stop` end the search early with the rules found so far;

@@ -1,5 +1,6 @@
-"""Symbolic proofs of text rules for all sizes: both sides become sums of products over symbolic indices in a canonical
-form.
+"""Symbolic proofs of text rules for all sizes.
+
+Both sides become sums of products over symbolic indices in a canonical form.
 
 Under a `Typing` every axis has a symbolic size. Positions where axes are concatenated or split divide an axis into
 regions. `Regions` propagates these positions to all aligned axes, so that both sides are divided alike. Within a
@@ -460,8 +461,9 @@ class SymbolicProver:
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """A monomial without a guard that only restricts the range of a summation index: it is summed over that range
-        instead.
+        """A monomial without a guard that only restricts the range of a summation index.
+
+        It is summed over that range instead.
 
         For kernels padded with zeros.
         """

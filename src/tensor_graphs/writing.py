@@ -1,5 +1,6 @@
-"""Atomic, durable writing of output files and folders: at every moment the complete old or the complete new version
-exists.
+"""Atomic, durable writing of output files and folders.
+
+At every moment the complete old or the complete new version exists.
 
 Content is written next to its target under a hidden name, synced to disk and renamed. A writer holds a lock on its
 hidden file, so what a killed process left is recognized by its free lock and removed by the next writer or reader.
@@ -218,8 +219,9 @@ def _take_over(descriptor: int, target: Path) -> None:
 
 @contextlib.contextmanager
 def undone_on_failure(path: Path) -> Iterator[None]:
-    """Context manager for replacing `path` and then another file that belongs to it: if the block fails, `path` is
-    restored.
+    """Context manager for replacing `path` and then another file that belongs to it.
+
+    If the block fails, `path` is restored.
 
     If the process is killed in the block, `kept_versions` finds the older file.
     """

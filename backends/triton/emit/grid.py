@@ -78,8 +78,10 @@ class Grid(TritonPart):
             self.line(f"tile_n = {tile}")
 
     def longest_last(self) -> bool:
-        """Whether later rows have more work, as under a causal mask: their programs are then launched first to avoid a
-        tail."""
+        """Whether later rows have more work, as under a causal mask.
+
+        Their programs are then launched first to avoid a tail.
+        """
         if any(a.name == "part" for a in self.shape.batch):
             return False
         rooms = [

@@ -48,8 +48,9 @@ def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) 
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> TritonLaunch:
-    """One launch of a split reduction: the last program of each tile (by an atomic counter) combines the partial
-    results.
+    """One launch of a split reduction.
+
+    The last program of each tile (by an atomic counter) combines the partial results.
 
     `shape` is that of the kernel before the split; both halves share its tiles. The buffer `counters` (int32, one per
     tile) is zero before and after the kernel.
@@ -188,7 +189,7 @@ class TileEmitter(TritonPart):
         return replace(store, value=value, guards=())
 
     def as_part(self, whole: TileEmitter) -> list[str]:
-        """The lines that compute one of several results, in the programs with its tiles."""
+        """Lines that compute one of several results; only the programs of its tiles execute them."""
         frame = self.frame
         own = whole.frame
         frame.counter, frame.boxes, frame.described = own.counter, own.boxes, own.described

@@ -77,7 +77,7 @@ TRITON = {
 
 
 def widest(kinds: Iterable[str]) -> str:
-    """Compute dtype of integers of some dtypes."""
+    """Compute dtype that holds integers of all given dtypes."""
     found = [k for k in kinds if k not in ("const", "bool")]
     return "int64" if "int64" in found else found[0] if found else "int32"
 

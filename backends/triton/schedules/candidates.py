@@ -145,8 +145,10 @@ def _own(facts: KernelFacts, own: float, wanted: int, elements: int) -> float:
 
 
 def _windows(facts: KernelFacts) -> Ranked:
-    """Short windows (pooling, depthwise convolution): each program holds many results and iterates over the window
-    elements."""
+    """Short windows (pooling, depthwise convolution).
+
+    Each program holds many results and iterates over the window elements.
+    """
     ones = (1,) * len(facts.inner)
     for m, warps in product(_blocks(facts.m, (64, 128, 256, 512, 1024, 2048)), (1, 2, 4, 8)):
         schedule = TileSchedule(m, 1, warps, 1, ones)
@@ -248,8 +250,10 @@ def _squared(facts: KernelFacts) -> Ranked:
 
 
 def _again(facts: KernelFacts, tiles_m: int, tiles_n: int) -> float:
-    """Relative amount of recomputed product work: products that do not depend on the columns are recomputed for each
-    column tile."""
+    """Relative amount of recomputed product work.
+
+    Products that do not depend on the columns are recomputed for each column tile.
+    """
     again = sum(work * (1 if rows else tiles_m) * (1 if cols else tiles_n) for work, rows, cols in facts.dots)
     return again / sum(work for work, *_ in facts.dots) - 1
 

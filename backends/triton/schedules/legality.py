@@ -157,8 +157,10 @@ class KernelFacts:
         ]
 
     def parts(self, s: TileSchedule) -> Iterator[int]:
-        """Legal split factors, 1 (no split) first: at most 8 programs per SM in total, and each part at least one tile
-        long."""
+        """Legal split factors, 1 (no split) first.
+
+        At most 8 programs per SM in total, and each part at least one tile long.
+        """
         yield 1
         rows = self.kind == "rows" and not self.cols
         if not self.splits or not (rows or self.product):

@@ -123,8 +123,10 @@ class AttentionEmitter(TritonPart):
         return RoleLaunch(frame.name, in_gluon(source), grid, tuple(pointers), 4, t.stages, described)
 
     def _turns(self, rounds: int, grid: int, programs: int) -> list[str]:
-        """The persistent loop over a program's tiles: in alternating order, so that long tiles are paired with short
-        ones."""
+        """The persistent loop over a program's tiles.
+
+        In alternating order, so that long tiles are paired with short ones.
+        """
         if rounds == 1:
             return ["    program = tl.program_id(0)"] if programs > 1 else []
         last = f"turn % 2 * ({grid - 1} - 2 * tl.program_id(0))"

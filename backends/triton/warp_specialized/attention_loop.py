@@ -148,8 +148,10 @@ class AttentionLoops(TileLoops):
         return first
 
     def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> TritonScope:
-        """The body of the other iterations: their scores are in flight together with the product of the previous
-        weights."""
+        """The body of the other iterations.
+
+        Their scores are in flight together with the product of the previous weights.
+        """
         frame = self.frame
         outer, axis, parts = frame.scope, frame.axis, loop.parts
         inner = TritonScope(outer.indent + 1, outer.bound | {axis}, outside=outer)

@@ -66,8 +66,9 @@ def acceptance(
 
 
 def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
-    """Generated kernels of a choice that were never measured here, with the schedules of the plan, to be compiled in
-    advance.
+    """Generated kernels of a choice that were never measured here, with the plan's schedules.
+
+    They are to be compiled in advance.
     """
     for i in choice.chosen:
         candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

@@ -1,5 +1,6 @@
-"""The caller's own module or function as a rival of the compiled program on the CPU: both are timed, the faster one
-runs.
+"""The caller's own module or function as a rival of the compiled program on the CPU.
+
+Both are timed, the faster one runs.
 
 The cost model prices kernels one by one. Only whole calls in the caller's process tell whether the program is faster
 than the caller's existing code. If the program loses by more than noise, `optimize` returns a `CallerProgram`, which
@@ -93,8 +94,9 @@ class Caller:
 
 
 class CallerForm:
-    """The caller's own function as what runs the calls of a bucket of sizes (`backends/program/buckets.py`), for
-    arguments of the examples' kind and device. Results are flat.
+    """The caller's own function as the executor of a bucket of sizes (`backends/program/buckets.py`).
+
+    For arguments of the examples' kind and device. Results are flat.
     """
 
     def __init__(self, caller: Caller) -> None:

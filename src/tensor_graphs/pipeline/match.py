@@ -62,8 +62,9 @@ def match_kernels(
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of that in 16-bit
-    storage.
+    """Hypergraphs to search, the richest last.
+
+    Of lower effort levels, of the rewritten graph, and of that in 16-bit storage.
 
     As many as time allows. If there is time for none, the hypergraph of the unrewritten graph (`unrewritten`, if
     already made).

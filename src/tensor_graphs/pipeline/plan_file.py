@@ -104,8 +104,9 @@ def _out(value: Any) -> Any:
 
 
 def _weights_out(plan: Plan) -> Json | None:
-    """The terms of the weights as a graph, with their constants' data: inline, or as the digest of a constant of the
-    plan's graph.
+    """The terms of the weights as a graph, with their constants' data.
+
+    Inline, or as the digest of a constant of the plan's graph.
     """
     if not plan.weights:
         return None

@@ -58,8 +58,9 @@ class Task:
         return on_gpu(self.backends)
 
     def searched(self, *, as_written: bool) -> Graph:
-        """Graph at concrete sizes that a plan computes: that of the unfused baseline with `as_written`, else the
-        optimized one.
+        """Graph at concrete sizes that a plan computes.
+
+        That of the unfused baseline with `as_written`, else the optimized one.
         """
         return self.model.written(self.backends) if as_written else self.model.work
 

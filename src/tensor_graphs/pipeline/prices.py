@@ -30,8 +30,7 @@ class ScheduleVariant:
 
 @dataclass(frozen=True)
 class KernelBounds:
-    """Bounds of a kernel: flops, compulsory traffic in bytes, lower bound in µs, and measured relative error against
-    float64.
+    """Flops, compulsory bytes, lower bound in µs and measured relative error (against float64) of a kernel.
 
     The error is None if unknown. `roofline`: the limits of its device, backend and dtype.
     """
@@ -56,8 +55,9 @@ class CostPricer:
         self._variants: dict[tuple[int, int], tuple[list[ScheduleVariant], bool, Candidate]] = {}
 
     def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[ScheduleVariant]:
-        """Schedules of a candidate (one empty schedule if it has none): all ranked ones with `every`, else only the
-        best-ranked.
+        """Schedules of a candidate (one empty schedule if it has none).
+
+        All ranked ones with `every`, else only the best-ranked.
 
         With `every` also the schedules that the store has measured. Cached per call, since candidates share calls.
         """

@@ -221,8 +221,10 @@ def with_buckets(
 
 
 def _comparable(session: Session, program: Program, backends: Sequence[Backend]) -> Caller | None:
-    """The caller's function if it may run instead of plans on the program's device: not where a backend without its
-    library was asked for."""
+    """The caller's function if it may run instead of plans on the program's device.
+
+    Not where a backend without its library was asked for.
+    """
     caller, options = session.caller, session.options
     if caller is None or not options.allow_caller or options.tolerance not in FACTORS or options.params:
         return None

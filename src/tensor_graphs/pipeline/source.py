@@ -30,8 +30,7 @@ def as_graph(
     trust: bool = False,
     budget: float | None = None,
 ) -> Graph:
-    """Graph of an expression (or a sequence or dict of expressions), Graph, function, nn.Module, ExportedProgram or
-    path.
+    """Graph of a source: expression(s), Graph, function, nn.Module, ExportedProgram or path.
 
     `params` are bound by name; `dims` fix free dimensions of what is loaded or exported. UsageError for other sources
     and for unknown names, TooLargeError for more operations than the setting `max_nodes`. `budget`: that of `optimize`,

@@ -26,8 +26,9 @@ MOST_FROZEN, MOST_SIZES = 4, 8
 
 
 class NoProgram(Exception):
-    """Raised, before anything is computed, when there is no program for a call (yet): the caller runs the graph
-    eagerly.
+    """Raised, before anything is computed, when there is no program for a call (yet).
+
+    The caller runs the graph eagerly.
     """
 
 

@@ -127,8 +127,9 @@ class Verification:
         return max(self.outputs, key=lambda o: (not o.finite, o.excess))
 
     def of_unoptimized(self) -> Verification:
-        """The verdict if the program is the unoptimized graph itself: its own error on this backend becomes the allowed
-        error.
+        """The verdict if the program is the unoptimized graph itself.
+
+        Its own error on this backend becomes the allowed error.
 
         The interpreter's error may be smaller by chance, for example for an output of one element.
         """

@@ -88,8 +88,9 @@ def fingerprint(arrays: Mapping[str, Array]) -> list[int]:
 
 
 class OutputStrips:
-    """The strips of one output of a graph, in the order in which they are compared: the first, the last, then random
-    ones.
+    """The strips of one output of a graph, in the order in which they are compared.
+
+    The first, the last, then random ones.
 
     `count`: indices of the axis per strip. `taken`: lower bound in bytes on the memory of one strip's references.
     """
