@@ -180,7 +180,7 @@ class Emitter(Protocol):
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
         """Kernel text with an integer parameter for each free size that occurs in it, and the names of these sizes.
 
-        A parameter is called `prefix` + size; `text` is an `any_size.Text`. None if a size occurs where the compiler
+        A parameter is called `prefix` + size; `text` is a `size_text.Text`. None if a size occurs where the compiler
         needs a constant.
         """
         ...
