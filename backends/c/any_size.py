@@ -20,7 +20,8 @@ from ...egraph.ir.graph import Tensor
 from ...egraph.ir.memo import memo
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
-from ...extract.model.kernel import Call, LibraryKernel, Template, identify
+from ...extract.model.kernel import Call, Template
+from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.free_terms import Sized, free_call, free_terms
 from ..generate.template import GeneratedKernel, spelled, template_of

@@ -28,7 +28,8 @@ from ...egraph.ir.dims import Dim, DimExpr, bind, bounds, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, KernelBase, Layout, Template, mentions_out
+from ...extract.model.kernel import Call, Layout, Template
+from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.kernel import Unfusable
 from ..ir.source_text import literal

@@ -20,16 +20,8 @@ from typing import Any, Protocol
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
-from ...extract.model.kernel import (
-    MAX_LAYOUT_COMBINATIONS,
-    OUTPUT_SEPARATOR,
-    Call,
-    KernelBase,
-    Layout,
-    Operand,
-    mentions_out,
-    output_names,
-)
+from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
+from ...extract.model.library_kernel import OUTPUT_SEPARATOR, KernelBase, mentions_out
 from ...extract.model.work import graph_flops
 from ...processes.forks import Lock
 from ..ir.index import Axis

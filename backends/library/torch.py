@@ -17,7 +17,8 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Call, Code, LibraryKernel, identified, identify
+from ...extract.model.kernel import Call, Code
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..contract import BackendBase
 from .numpy import RECURRENT, RECURRENT_ATTRS, concats, out_call, spell
 from .torch_calls import (

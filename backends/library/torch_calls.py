@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from ...extract.model.kernel import Call, Operand, Strides, contiguous, identify
+from ...extract.model.kernel import Call, Operand, Strides, contiguous
+from ...extract.model.library_kernel import identify
 from ..runtime.views import view_strides
 
 Applies = Callable[[Call], bool]

@@ -16,7 +16,8 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Call, LibraryKernel, identify
+from ...extract.model.kernel import Call
+from ...extract.model.library_kernel import LibraryKernel, identify
 from ..gpu_backend import GpuBackend
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy import spell

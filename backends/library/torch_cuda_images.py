@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, LibraryKernel, identified, identify
+from ...extract.model.kernel import Call
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from .numpy import spell
 from .torch_calls import (

@@ -28,7 +28,8 @@ from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Name, PatternCall, Var
 from ...egraph.ir.size_conditions import conditions
 from ...errors import UsageError
-from ...extract.model.kernel import Call, Operand, Plan, Step, Template, contiguous
+from ...extract.model.kernel import Call, Operand, Template, contiguous
+from ...extract.model.plan import Plan, Step
 from ...extract.model.sizes import bound_call, bound_terms, bound_value
 from ..ir.source_text import RESERVED, dtype_text, identifier, indented, literal, signature
 from .emit_cpu import ProgramEmitter

@@ -23,7 +23,8 @@ from typing import Any
 from ...egraph.ir import dims
 from ...egraph.ir.graph import Tensor, structural_digest
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Plan, Step, Template, Value, contiguous, output_names
+from ...extract.model.kernel import Template, contiguous, output_names
+from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.source_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
 from ..runtime.views import has_torch_view, torch_view

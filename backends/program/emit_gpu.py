@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Plan, Step, Template, Value, contiguous
+from ...extract.model.kernel import Template, contiguous
+from ...extract.model.plan import Plan, Step, Value
 from ..ir.source_text import identifier, indented, literal, signature
 from ..runtime.views import torch_view
 from . import memory_plan as memory

@@ -29,7 +29,8 @@ from ...egraph.ir.dims import Dim, concrete, parse
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError, UsageError
-from ...extract.model.kernel import Operand, Step, Value, contiguous
+from ...extract.model.kernel import Operand, contiguous
+from ...extract.model.plan import Step, Value
 from ...extract.model.sizes import bound_call
 from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view

@@ -16,7 +16,7 @@ from ...egraph.ir import dims
 from ...egraph.ir.dims import Dim
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Plan, Step
+from ...extract.model.plan import Plan, Step
 
 ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
 

@@ -22,29 +22,25 @@ import numpy as np
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
-from ...errors import BadModelError, ShapeError, UsageError
-from ...extract.model.kernel import Plan
+from ...errors import ShapeError, UsageError
+from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
-from ...plain import read_bytes
 from ...processes.forks import Lock
 from ...writing import named_path, recover, replacing_folder
 from ..device import HOST
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
-from ..user.files import require_file
-from .binaries import Binaries, collected, read_binaries, write_binaries
+from .binaries import Binaries, collected, write_binaries
 from .buckets import FOLDER, AtSizes, BucketForm, Buckets
 from .cuda_helpers import cuda_text
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
 from .emit_cpu import bind_sizes
-from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
+from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of
 from .memory_plan import Layout
-from .weights import Array, BorrowedWeights, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of, write_weights
+from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of, write_weights
 
-LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
-TRIES = 50  # attempts to read a program that another process replaces
 KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
@@ -81,10 +77,19 @@ class Program:
         self._start(manifest, emitted.source, weights, device)
 
     @classmethod
-    def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> Program:
+    def from_saved(
+        cls,
+        manifest: Manifest,
+        source: str,
+        weights: Mapping[str, Array],
+        binaries: Binaries | None,
+        device: str | None,
+    ) -> Program:
+        """A program without a plan from the parts of a saved folder. `binaries`: compiled kernels, if they are known."""
         made = object.__new__(cls)
         made.plan, made.layout, made._params = None, None, {}
         made._start(manifest, source, weights, device)
+        made._binaries = binaries
         return made
 
     def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> None:
@@ -512,78 +517,6 @@ class Program:
             (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
         if self.attached is not None:
             self.attached(part)
-
-
-def load_program(folder: str | Path, *, device: str | None = None) -> Program:
-    """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
-
-    The program's `report` is None: `pipeline/load_program.py` reads it. A program for a GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
-
-    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
-    DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or has
-    changed.
-    """
-    path = named_path(folder)
-    recover(Path(os.path.realpath(path)))
-    found = _loaded(path, device)
-    divided = found.manifest.buckets
-    if divided is not None:
-        found.divide(divided, {name: _loaded(path / FOLDER / name, device, found) for name in divided.plans})
-    return found
-
-
-def _loaded(path: Path, device: str | None, around: Program | None = None) -> Program:
-    """A saved program without its plans for buckets; `around`: the program of which it is such a plan."""
-    record, source = _texts(path)
-    try:
-        manifest = read_manifest(record, source)
-        if around is not None:
-            _refuse_foreign(manifest, around.manifest)
-        elif manifest.borrowed:
-            raise BadModelError("it is a plan of a saved program", hint="load the folder of the whole program")
-    except BadModelError as error:
-        error.where = str(path)
-        raise
-    if device is None:
-        programs_of(manifest.device).check_hardware(manifest.hardware, where=str(path))
-    for file, digest in manifest.kernel_files.items():
-        require_file(file, digest, where=str(path))
-    specs = (*manifest.weights, *manifest.initial)
-    stored = StoredWeights(path / "weights.safetensors", [s for s in specs if s[0] not in manifest.borrowed])
-    weights: Mapping[str, Array] = stored
-    if manifest.borrowed and around is not None:
-        assert isinstance(around._weights, StoredWeights)
-        weights = BorrowedWeights(stored, manifest.borrowed, around._weights, manifest.weights)
-    found = Program._of(manifest, source, weights, device)
-    found._binaries = read_binaries(path, manifest.binaries)
-    return found
-
-
-def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
-    """BadModelError unless a manifest is that of a plan for some sizes of a program."""
-    same = all(
-        [(n, len(shape), dtype) for n, shape, dtype in specs] == [(n, len(shape), dtype) for n, shape, dtype in others]
-        for specs, others in ((plan.inputs, around.inputs), (plan.outputs, around.outputs))
-    )
-    if not same or plan.device != around.device or plan.sizes.keys() != around.sizes.keys() or plan.buckets is not None:
-        raise BadModelError("a plan is not one of this program", hint="save the program again")
-
-
-def _texts(path: Path) -> tuple[str, str]:
-    """Texts of manifest.json and program.py, of one saved program even if another process replaces it meanwhile."""
-    parts = ("manifest.json", "program.py")
-    try:
-        for _ in range(TRIES):
-            before = path.stat().st_ino
-            manifest, source = (read_bytes(path / part, LARGEST).decode("utf-8") for part in parts)
-            if path.stat().st_ino == before:
-                break
-    except (OSError, ValueError) as error:
-        what = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
-        raise BadModelError(
-            f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
-        ) from None
-    return manifest, source
 
 
 # ---------------------------------------------------------------- outputs

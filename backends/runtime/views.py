@@ -12,17 +12,8 @@ from typing import Any
 from ...egraph.ir.index_maps import AffineMap, SameOrder, Stretched
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.type_laws import infer
-from ...extract.model.kernel import (
-    Call,
-    Code,
-    LibraryKernel,
-    Operand,
-    Strides,
-    Template,
-    contiguous,
-    identified,
-    identify,
-)
+from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 
 Attrs = Mapping[str, Any]
 Layout = tuple[Strides, int]  # strides and offset of the first element, in elements

@@ -19,7 +19,7 @@ from ...egraph.ir.dims import DimExpr, dim
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.pattern import Env, attr_variables, evaluate, parse_guard, parse_terms, variables
 from ...errors import KernelError, TensorGraphsError
-from ...extract.model.kernel import OUTPUT_SEPARATOR
+from ...extract.model.library_kernel import OUTPUT_SEPARATOR
 from .declare import Kernel
 
 RANKS = 5  # starred axes are traced with 0 to 4 axes

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...egraph.ir.pattern import Fact, PatternCall, Term, shared
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, LibraryKernel, Template, identify
+from ...extract.model.kernel import Call, Template
+from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.meaning import output_terms
 from .bodies import SETUP, Body
 from .declare import BACKENDS, PYTHON, Kernel

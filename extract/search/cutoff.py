@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..candidates.candidates import Hypergraph
-from ..model.kernel import Candidate, Priced, Pricer
+from ..model.kernel import Candidate
+from ..model.pricing import Priced, Pricer
 
 CallToken = tuple[int, int]  # identities of template and call: candidates share equal calls
 

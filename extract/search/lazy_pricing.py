@@ -16,7 +16,8 @@ from threading import Thread
 
 from ..candidates.candidates import Hypergraph
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Candidate, Priced, Pricer
+from ..model.kernel import Candidate
+from ..model.pricing import Priced, Pricer
 
 MIN_LAZY_CALLS = 2000  # least number of calls for lazy pricing: fewer take less time than a round
 VIEW_US = 0.01  # a view is resolved when the program is bound; the price only breaks ties towards fewer views

@@ -9,7 +9,8 @@ from itertools import chain, islice
 from typing import TypeVar
 
 from ..candidates.candidates import Hypergraph
-from ..model.kernel import Candidate, Measurer, Priced
+from ..model.kernel import Candidate
+from ..model.pricing import Measurer, Priced
 from .cutoff import CallToken, CandidateIndex, CostCutoff, call_token
 
 MIN_CERTAINTY = 0.85  # a measured interval whose low end is below this share of its value is measured once more

@@ -12,7 +12,8 @@ from ...errors import ExtractionError, NoPlanError
 from ..candidates.candidates import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Candidate, Priced
+from ..model.kernel import Candidate
+from ..model.pricing import Priced
 from ..solve.budgets import Budget
 from ..solve.problem import Extraction
 from ..solve.solve import solve

@@ -28,7 +28,8 @@ from itertools import islice
 
 from ...errors import NoPlanError
 from ..candidates.candidates import Hypergraph
-from ..model.kernel import Candidate, Priced, Vertex
+from ..model.kernel import Candidate, Vertex
+from ..model.pricing import Priced
 from ..solve.problem import Extraction
 from .cutoff import CallToken, call_token, tree_costs
 from .measurement_state import (

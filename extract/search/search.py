@@ -17,7 +17,7 @@ from ...errors import NoPlanError
 from ..candidates.candidates import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Measurer, Priced, Pricer
+from ..model.pricing import Measurer, Priced, Pricer
 from ..solve.budgets import Budget
 from ..solve.problem import Extraction
 from .cutoff import CostCutoff

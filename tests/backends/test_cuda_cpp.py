@@ -383,7 +383,8 @@ def test_programs_bring_their_kernels_and_compile_them_together(monkeypatch: pyt
 
     from tensor_graphs.backends.program.emission import executed
     from tensor_graphs.backends.program.emit_gpu import emit_cuda
-    from tensor_graphs.extract.model.kernel import Plan, Priced, Step, Value
+    from tensor_graphs.extract.model.plan import Plan, Step, Value
+    from tensor_graphs.extract.model.pricing import Priced
 
     a, g, w = x("a", 1, 128), t.param("g", (128,)), t.param("w", (128, 48))
     hidden = t.matmul(c.rms_norm(a, g, eps=1e-6), w)

@@ -20,7 +20,8 @@ from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import shape_of
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program import memory_plan as memory
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import generated
@@ -31,7 +32,9 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, PricerBase, contiguous
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
@@ -179,8 +182,6 @@ def call_of(template: GeneratedKernel, dtype: str) -> Call:
 
 
 TILES = {"m": 16, "n": 32, "k0": 16, "warps": 4, "stages": 2}
-
-
 JOINED = {"split": 2, "join": 1}
 
 

@@ -34,16 +34,8 @@ from tensor_graphs.costdb.store.calibrate import calibration_rows
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import WorkerError
-from tensor_graphs.extract.model.kernel import (
-    Call,
-    Candidate,
-    LibraryKernel,
-    Operand,
-    Template,
-    Vertex,
-    contiguous,
-    identify,
-)
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.extract.model.library_kernel import LibraryKernel, identify
 from tensor_graphs.pipeline.prices import CostPricer
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")

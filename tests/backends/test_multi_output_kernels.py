@@ -24,7 +24,8 @@ from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import divisors, shape_of
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.lowering.split_reduction import split
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import generated
@@ -38,7 +39,9 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, PricerBase, contiguous
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search

@@ -26,14 +26,8 @@ from tensor_graphs.extract.candidates.candidates import (
     _HypergraphBuilder,
     candidate_hypergraph,
 )
-from tensor_graphs.extract.model.kernel import (
-    MAX_LAYOUT_COMBINATIONS,
-    Candidate,
-    LibraryKernel,
-    Operand,
-    Vertex,
-    contiguous,
-)
+from tensor_graphs.extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Candidate, Operand, Vertex, contiguous
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]

@@ -26,7 +26,9 @@ from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.growth import MAX_GROUP_LEAVES
 from tensor_graphs.extract.fusion.multi_output import MAX_OUTPUTS, MultiOutputFusion
 from tensor_graphs.extract.fusion.uses import ChosenConsumers
-from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Operand, Priced, PricerBase, Vertex
+from tensor_graphs.extract.model.kernel import Candidate, Operand, Vertex
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.scc import strongly_connected_components
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.encoding import EncodedHypergraph

@@ -24,7 +24,9 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
 from tensor_graphs.extract.model.clock import Clock
-from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
+from tensor_graphs.extract.model.kernel import Candidate
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search import plan_solver, policy
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.plan_solver import PlanSolver

@@ -15,7 +15,8 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs import settings
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning.jobs import job_of, measure_jobs
 from tensor_graphs.backends.tuning.unfused import direct_plan

@@ -40,7 +40,8 @@ from ..errors import (
     VerificationError,
 )
 from ..extract.candidates.candidates import Hypergraph
-from ..extract.model.kernel import Candidate, Priced
+from ..extract.model.kernel import Candidate
+from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice

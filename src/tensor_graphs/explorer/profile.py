@@ -22,7 +22,7 @@ from ..backends.tuning.keys import key_of
 from ..backends.verification.inputs import index_bounds
 from ..egraph.ir.graph import Graph, structural_digest
 from ..errors import UsageError
-from ..extract.model.kernel import Plan
+from ..extract.model.plan import Plan
 from ..extract.search.alternatives import variants
 from ..options import Options
 from ..pipeline.measuring import measurer_started

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..egraph.ir.graph import Graph
-from ..extract.model.kernel import Plan
+from ..extract.model.plan import Plan
 from ..extract.search.alternatives import alternatives
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice

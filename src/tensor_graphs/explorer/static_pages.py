@@ -11,7 +11,8 @@ from typing import Any
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.pattern import PatternCall, Var
 from ..egraph.view.view import EGraphView
-from ..extract.model.kernel import Candidate, Priced
+from ..extract.model.kernel import Candidate
+from ..extract.model.pricing import Priced
 from ..extract.search.search import Choice
 from .names import place
 

@@ -25,7 +25,7 @@ from re import compile as compiled
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NoPlanError, UsageError
-from ..extract.model.kernel import Priced
+from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.search import Choice
 from .derivations import without_rules

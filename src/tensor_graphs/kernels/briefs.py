@@ -15,7 +15,8 @@ from ..backends.tuning.keys import machine_of
 from ..backends.tuning.unfused import direct_plan
 from ..egraph.ir.graph import Graph
 from ..errors import TensorGraphsError
-from ..extract.model.kernel import Operand, Step, Value, output_names
+from ..extract.model.kernel import Operand, output_names
+from ..extract.model.plan import Step, Value
 from ..writing import write_text
 from .regions import Region
 

@@ -13,7 +13,8 @@ from ..costdb.store.store import Store
 from ..egraph.ir.builders import input as placeholder
 from ..egraph.ir.graph import Tensor
 from ..errors import ShapeError, UsageError
-from ..extract.model.kernel import Candidate, Plan, Step, Value, Vertex
+from ..extract.model.kernel import Candidate, Vertex
+from ..extract.model.plan import Plan, Step, Value
 from ..extract.model.work import graph_flops
 from ..pipeline.prices import CostPricer
 from ..verification.diagnose import step_meanings

@@ -28,7 +28,8 @@ from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.gc_pause import gc_paused
-from ..extract.model.kernel import Backend, Call, Candidate, Plan, Strides, Template, Vertex, contiguous
+from ..extract.model.kernel import Backend, Call, Candidate, Strides, Template, Vertex, contiguous
+from ..extract.model.plan import Plan
 from ..extract.model.sizes import bound_call, holds_at_all_sizes, lifted_call
 from ..extract.model.storage_dtypes import narrow_types
 from ..extract.search.plan import plan_of

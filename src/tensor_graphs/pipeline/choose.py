@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import NoPlanError, WorkerError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.clock import Clock
-from ..extract.model.kernel import Measurer
+from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice, search
 from ..extract.solve import budgets
 from ..options import Options

@@ -31,7 +31,8 @@ from ..costdb.store import shards
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Data, Graph, load_data
 from ..errors import TensorGraphsError
-from ..extract.model.kernel import Backend, Candidate, Plan, Vertex
+from ..extract.model.kernel import Backend, Candidate, Vertex
+from ..extract.model.plan import Plan
 from ..models.files.native import graph_to_json
 from ..plain import decode
 from ..private import read_sealed, sealed

@@ -22,7 +22,9 @@ from ..egraph.ir.dims import DimExpr
 from ..egraph.ir.graph import Graph, Tensor, constant, load_data
 from ..egraph.ir.ops import Type
 from ..errors import UsageError
-from ..extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
+from ..extract.model.kernel import Call, Operand, Template
+from ..extract.model.plan import Plan, Step, Value
+from ..extract.model.pricing import Priced
 from ..extract.model.sizes import bound_call
 from ..models.files.native import dim_from_json, dim_to_json, graph_from_json, graph_to_json
 

@@ -14,7 +14,8 @@ from ..costdb.price.predict import Price, Query
 from ..costdb.price.roofline import DeviceRoofline
 from ..costdb.store import tuned
 from ..costdb.store.store import Store
-from ..extract.model.kernel import Candidate, Priced
+from ..extract.model.kernel import Candidate
+from ..extract.model.pricing import Priced
 from ..extract.model.work import call_work
 
 FAILED = Priced(math.inf, math.inf, math.inf, "failed")

@@ -18,7 +18,7 @@ from ..egraph.ir.graph import Graph, Tensor, topological
 from ..egraph.ir.pattern import build
 from ..egraph.simplify.widen import as_dtype
 from ..errors import BadModelError, ShapeError, UsageError
-from ..extract.model.kernel import Plan
+from ..extract.model.plan import Plan
 from ..extract.model.sizes import bound_call, bound_terms
 from ..models.files.native import load_graph, save_graph
 

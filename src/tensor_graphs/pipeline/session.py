@@ -17,7 +17,7 @@ from ..egraph.ir.memo import forget
 from ..egraph.ir.rule import Rule
 from ..errors import warnings_into
 from ..extract.model.clock import Clock, Halted
-from ..extract.model.kernel import Measurer
+from ..extract.model.pricing import Measurer
 from ..options import Options, with_builtin
 from ..progress import Progress
 from ..report.report import FinalistReport

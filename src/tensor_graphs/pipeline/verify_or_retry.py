@@ -29,7 +29,8 @@ from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
 from ..extract.candidates.candidates import Hypergraph
 from ..extract.model.clock import Halted
-from ..extract.model.kernel import Candidate, Plan
+from ..extract.model.kernel import Candidate
+from ..extract.model.plan import Plan
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice

@@ -24,8 +24,8 @@ from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.rule import Rule
 from ..errors import TensorGraphsError
-from ..extract.model.kernel import Plan, Step
 from ..extract.model.meaning import output_terms
+from ..extract.model.plan import Plan, Step
 from .comparison import FAR, WRONG, allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
