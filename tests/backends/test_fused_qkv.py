@@ -288,17 +288,17 @@ def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from tensor_graphs.backends.tuning import gpu_worker
+    from tensor_graphs.backends.tuning import cpu_worker, gpu_bench
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
     template = generated(CASES["keys alone"]())
     call = replace(call_of(template, "float32"), schedule=TILES)
-    bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
+    bench = gpu_bench.Bench(device_of("cpu"), template.pattern, call)
     text = kernel_text(template, call)
     assert bench.bases == {0: "keys"} and bench.attempt(0, bench.loaded(text))["accuracy"]["rel_fro"] < 1e-5
     assert bench.measure(0)["accuracy"]["rel_fro"] < 1e-5 and len({id(s.rooms[0]) for s in bench.sets}) == 1
     elsewhere = replace(text, text=text.text.replace("* 16, ", "* 16 + 16, "))
-    with pytest.raises(gpu_worker.Wrong):
+    with pytest.raises(cpu_worker.Wrong):
         bench.attempt(1, bench.loaded(elsewhere))
 
 
