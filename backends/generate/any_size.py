@@ -33,11 +33,12 @@ from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.kernel import Unfusable
 from ..ir.source_text import literal
+from .emitter import Emitter
 from .free_terms import Sized, free_call, free_terms
 from .size_fit import Limited, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
 from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, Emitted, Form, NoForm, Text, python, skeleton
-from .template import Emitter, GeneratedKernel, launches, spelled, template_of
+from .template import GeneratedKernel, launches, spelled, template_of
 
 LEAST_POINTS = 4  # points with equal text that a form needs
 NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form

@@ -37,9 +37,10 @@ from ..ir.kernel import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
 from ..machine import Machine, target
 from .any_size import sized_kernel
+from .emitter import Emitter, Lowered
 from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
-from .template import Emitter, GeneratedKernel, Lowered, across, family_of, lying, template_of
+from .template import GeneratedKernel, across, family_of, lying, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, uneven
 
 BODIES = 2  # kept templates per output class and set of operands: alternative computations of one value

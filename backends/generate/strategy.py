@@ -15,8 +15,8 @@ from ...errors import UsageError
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape
+from .emitter import EmitterBase, Launch, Lowered
 from .schedule import Move, Numbers, Schedule
-from .template import EmitterBase, Launch, Lowered
 
 COUNT = 16  # candidate schedules of a kernel
 S = TypeVar("S", bound=Schedule)

@@ -8,9 +8,10 @@ from itertools import islice
 from typing import Any
 
 from ...egraph.ir.graph import Tensor
+from ..generate.emitter import Launch, Lowered
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, rest_of
-from ..generate.template import CARRYING, COUNTING, GeneratedKernel, Launch, Lowered, launches, template_of
+from ..generate.template import CARRYING, COUNTING, GeneratedKernel, launches, template_of
 from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import shape_of
 from .emit.kernel import emit, emit_joined

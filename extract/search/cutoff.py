@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.kernel import Candidate
 from ..model.pricing import Priced, Pricer
 

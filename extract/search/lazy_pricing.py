@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from threading import Thread
 
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.gc_pause import gc_paused
 from ..model.kernel import Candidate
 from ..model.pricing import Priced, Pricer

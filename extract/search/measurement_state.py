@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TypeVar
 
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.kernel import Candidate
 from ..model.pricing import Measurer, Priced
 from .cutoff import CallToken, CandidateIndex, CostCutoff, call_token

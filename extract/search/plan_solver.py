@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...errors import ExtractionError, NoPlanError
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
 from ..model.kernel import Candidate

@@ -27,7 +27,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from ...errors import NoPlanError
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.kernel import Candidate, Vertex
 from ..model.pricing import Priced
 from ..solve.problem import Extraction

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import NoPlanError
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
 from ..model.pricing import Measurer, Priced, Pricer

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ExtractionError
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..solve.problem import Extraction, IntArray, relative_gap
 from .encoding import EncodedHypergraph
 

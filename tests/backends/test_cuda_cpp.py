@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.generate.emitter import split_axis
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches, split_axis, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir.kernel import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split

@@ -31,7 +31,8 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.simplify.simplify import simplify
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.plan import Plan
 from tensor_graphs.extract.model.pricing import Priced, PricerBase

@@ -22,7 +22,8 @@ from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model.clock import Clock
 from tensor_graphs.extract.model.kernel import Candidate
 from tensor_graphs.extract.model.library_kernel import LibraryKernel

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ....egraph.ir.ops import OPS
-from ...generate.template import LaunchBase
+from ...generate.emitter import LaunchBase
 from ...ir.tensor_maps import Box
 
 

@@ -39,7 +39,7 @@ from ..errors import (
     UsageError,
     VerificationError,
 )
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.kernel import Candidate
 from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph

@@ -8,7 +8,7 @@ from functools import partial
 
 from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView, view_of
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.kernel import Call, Template
 from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice

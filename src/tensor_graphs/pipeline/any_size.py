@@ -26,7 +26,7 @@ from ..egraph.simplify.simplify import simplify
 from ..egraph.simplify.widen import widen
 from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.gc_pause import gc_paused
 from ..extract.model.kernel import Backend, Call, Candidate, Strides, Template, Vertex, contiguous
 from ..extract.model.plan import Plan

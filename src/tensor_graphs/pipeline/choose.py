@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import NoPlanError, WorkerError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Clock
 from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice, search

@@ -8,7 +8,8 @@ from ..backends.registry import on_gpu, storing_narrow
 from ..backends.runtime.views import view_strides
 from ..backends.user.templates import USER_PREFIX
 from ..egraph.view.view import EGraphView, view_of
-from ..extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from ..extract.candidates.candidates import candidate_hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.storage_dtypes import narrow_types

@@ -17,7 +17,7 @@ from typing import TypeVar
 from ..costdb.store.store import Store
 from ..egraph.view.view import view_of
 from ..errors import TensorGraphsError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Clock, Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.pricing import Measurer

@@ -27,7 +27,7 @@ from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Candidate
 from ..extract.model.plan import Plan
