@@ -11,6 +11,7 @@ from typing import Any
 
 from ...egraph.ir import dims, dtypes
 from ...extract.model.plan import Plan
+from ...wording import with_article
 
 RESERVED = frozenset(
     ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
@@ -39,7 +40,7 @@ def literal(value: Any) -> str:
         return repr(value)  # emitted source imports the names inf and nan
     if isinstance(value, bool | int | float | str | dims.DimExpr):
         return repr(value)
-    raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
+    raise TypeError(f"cannot write {with_article(type(value).__name__)} into source: {value!r}")
 
 
 def dtype_text(dtype: str) -> str:

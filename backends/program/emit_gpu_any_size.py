@@ -170,7 +170,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         atoms, graph = atoms_of(self.plan), self.plan.graph
         cuts = {n: {atom.min, atom.min + 1} for n, atom in atoms.items()}
         for step in self.plan.steps:
-            for form_bounds in getattr(step.template, "bounds_of", lambda call: ())(step.call):
+            for form_bounds in step.template.bounds_of(step.call):
                 for n, (least, most) in form_bounds.items():
                     cuts[n] |= {least, least + 1, most + 1, most + 2}
         kept = [sorted(s for s in cuts[n] if atom.min <= s <= atom.max) for n, atom in atoms.items()]
@@ -188,7 +188,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         """Also: generated kernels have addresses of 32 bits."""
         found = dict.fromkeys(SizedEmitter._conditions(self))
         for step in self.plan.steps:
-            found |= dict.fromkeys(getattr(step.template, "conditions_of", lambda call: ())(step.call))
+            found |= dict.fromkeys(step.template.conditions_of(step.call))
         return list(found)
 
     def _sized_names(self) -> set[str]:

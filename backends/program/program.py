@@ -26,6 +26,7 @@ from ...errors import ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
+from ...wording import counted
 from ...writing import named_path, recover, replacing_folder
 from ..device import HOST
 from ..runtime.arguments import unfolded
@@ -461,7 +462,7 @@ class Program:
     def __repr__(self) -> str:
         m = self.manifest
         given, made = (", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs) for specs in (m.inputs, m.outputs))
-        return f"Program {m.name}({given}) -> ({made}): {m.kernels} kernels, {m.cost:.1f} µs estimated"
+        return f"Program {m.name}({given}) -> ({made}): {counted(m.kernels, 'kernel')}, {m.cost:.1f} µs estimated"
 
     def _repr_html_(self) -> str:
         m = self.manifest

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import TypeAlias
 
 from ...errors import UsageError
+from ...wording import with_article
 from .device import device_key, driver_key, toolchain_key
 from .source import source_hash
 
@@ -131,7 +132,7 @@ def canonical(value: object, label: str = "value") -> Plain:
     if isinstance(value, Sequence):
         return tuple(canonical(part, label) for part in value)
     raise UsageError(
-        f"key field {label!r} cannot hold a {type(value).__name__}",
+        f"key field {label!r} cannot hold {with_article(type(value).__name__)}",
         where="KernelKey",
         hint="use texts, numbers, and sequences or mappings of them",
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
+from ...wording import counted
 from ..ir.graph import LEAVES, Graph, Tensor, topological
 from ..ir.pattern import build, holds
 from ..ir.recurrent import parts_of
@@ -81,7 +82,7 @@ class Explanation:
 
     def __str__(self) -> str:
         gaps = sum(not s.reconstructed for s in self.steps)
-        head = f"{len(self.steps)} steps" + (f", {gaps} of them not reconstructed" if gaps else "")
+        head = counted(len(self.steps), "step") + (f", {gaps} of them not reconstructed" if gaps else "")
         return "\n".join([head, *(f"{i:>3}. {s}" for i, s in enumerate(self.steps, 1))])
 
     def to_json(self) -> dict[str, Any]:

@@ -217,6 +217,14 @@ class Template(Protocol):
         """The kernel and call under which the cost store has the time of a call at concrete sizes."""
         ...
 
+    def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
+        """(least, largest) of each size, per form of the code of a call in free sizes; empty if one form serves all."""
+        ...
+
+    def conditions_of(self, call: Call) -> Sequence[str]:
+        """Python expressions over the free sizes that must be true for a call; empty for most kernels."""
+        ...
+
 
 class Device(Protocol):
     """Processor with its memory, in which the kernels of a backend work. Devices of equal name share memory."""

@@ -70,6 +70,14 @@ class KernelBase:
         """
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 
+    def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
+        """No bounds: one form serves all sizes (`Template.bounds_of`)."""
+        return ()
+
+    def conditions_of(self, call: Call) -> Sequence[str]:
+        """No conditions on sizes (`Template.conditions_of`)."""
+        return ()
+
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer the output with this index may reuse (`Template.reused_by`)."""
         return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.ops import Type
+from ...wording import counted
 from .kernel import Call, Strides, Template
 from .pricing import Priced
 
@@ -82,7 +83,7 @@ class Plan:
         return sum(not s.is_view for s in self.steps)
 
     def __repr__(self) -> str:
-        return f"Plan of {self.graph.name}: {self.kernels} kernels, {self.cost:.1f} µs, lower bound {self.lower_bound:.1f} µs"
+        return f"Plan of {self.graph.name}: {counted(self.kernels, 'kernel')}, {self.cost:.1f} µs, lower bound {self.lower_bound:.1f} µs"
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -2,5 +2,5 @@
 
 In: a problem in arrays.
 Out: a choice with a proven lower bound.
-Imports: errors, extract.model, plain, settings, writing.
+Imports: errors, extract.model, plain, settings, wording, writing.
 """

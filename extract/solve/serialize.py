@@ -19,6 +19,7 @@ from typing import Any
 from ... import settings
 from ...errors import ExtractionError
 from ...plain import is_file
+from ...wording import with_article
 from ...writing import named_path, write_bytes
 from ..model.gc_pause import gc_paused
 from .problem import Extraction, Problem, reachable
@@ -196,7 +197,9 @@ def _member(document: Any, name: str, kind: type, where: str) -> Any:
     if not isinstance(document, Mapping) or name not in document:
         raise ExtractionError(f"no key {name!r} at the top level", where=where, hint="expected egraph-serialize JSON")
     if not isinstance(document[name], kind):
-        raise ExtractionError(f"{name} must be a {kind.__name__}, not {type(document[name]).__name__}", where=where)
+        raise ExtractionError(
+            f"{name} must be {with_article(kind.__name__)}, not {type(document[name]).__name__}", where=where
+        )
     return document[name]
 
 

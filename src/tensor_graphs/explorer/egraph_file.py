@@ -56,6 +56,7 @@ from ..pipeline.session import Session
 from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
+from ..wording import with_article
 from ..writing import kept_versions, named_errors, named_path, undone_on_failure
 from .explorer import Explorer
 from .names import place, spelled
@@ -318,7 +319,7 @@ def _record(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | None
         )
     for name, kind in _MEMBERS.items():
         if not isinstance(record.get(name), kind):
-            raise ExtractionError(f"{name} must be a {kind.__name__}", where=where)
+            raise ExtractionError(f"{name} must be {with_article(kind.__name__)}", where=where)
     return record
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ..egraph.ir.graph import Graph, Tensor
 from ..errors import ExportError, TensorGraphsError, UsageError
 from ..models.files.limits import check_count
+from ..wording import with_article
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -62,7 +63,7 @@ def as_graph(
         graph = _of_function(source, as_tuple(example_inputs), dynamic_shapes, budget)
     else:
         raise UsageError(
-            f"cannot optimize a {type(source).__name__}",
+            f"cannot optimize {with_article(type(source).__name__)}",
             hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
         )
     if not (isinstance(source, str | Path) or module):  # loaders have bound these names, or refused them
