@@ -102,10 +102,8 @@ _pool: list[Array] = []
 
 
 def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
-    """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed).
-
-    Always an array, also for rank 0.
-    """
+    """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed). Always an array,
+    also for rank 0."""
     if not _pool:
         _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
     shape = concrete(kind.shape)
@@ -168,9 +166,8 @@ def _reference(
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite.
-
-    Raises Wrong if NaN or infinity differ.
+    """Error norms of a result over elements where result and reference are finite. Raises Wrong if NaN or infinity
+    differ.
     """
     g, w = got.astype(np.float64), want.astype(np.float64)
     same = np.isfinite(w)
@@ -265,9 +262,8 @@ _probe = Probe()
 
 
 def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
-    """Samples in µs per call, as (accepted samples, all samples).
-
-    Operand sets rotate, short kernels repeat within a sample.
+    """Samples in µs per call, as (accepted samples, all samples); operand sets rotate, short kernels repeat within a
+    sample.
 
     Accepted are the undisturbed samples. If other processes leave too few, sampling takes up to four times as long, and
     the faster half is accepted: disturbance only adds time.
@@ -352,10 +348,8 @@ def main(
     handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = preload,
     device: bool = False,
 ) -> None:  # fmt: skip
-    """Call `begin`, then answer jobs until the input ends.
-
-    SIGINT is left to the parent. `device`: the process uses a GPU.
-    """
+    """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent. `device`: the process uses a
+    GPU."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     host.limit_own_memory(device=device)
@@ -379,7 +373,8 @@ _tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the 
 
 
 def waiting(waits: bool) -> None:
-    """Tell the parent that the job waits for a lock, or no longer waits: waiting does not count in its deadline."""
+    """Tell the parent that the job waits for a lock, or no longer waits: waiting does not count towards its
+    deadline."""
     for tell in _tell:
         tell({"waits": waits})
 

@@ -2,5 +2,5 @@
 
 In: a view and two terms of one e-class.
 Out: a checked chain of rewrite steps.
-Imports: egraph.ir, egraph.saturate, egraph.view, errors, wording.
+Imports: egraph.ir, egraph.saturate, egraph.view, errors.
 """

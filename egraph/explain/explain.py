@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
-from ...wording import counted
 from ..ir.graph import LEAVES, Graph, Tensor, topological
 from ..ir.pattern import build, holds
 from ..ir.recurrent import parts_of
@@ -82,7 +81,7 @@ class Explanation:
 
     def __str__(self) -> str:
         gaps = sum(not s.reconstructed for s in self.steps)
-        head = counted(len(self.steps), "step") + (f", {gaps} of them not reconstructed" if gaps else "")
+        head = f"{len(self.steps)} steps" + (f", {gaps} of them not reconstructed" if gaps else "")
         return "\n".join([head, *(f"{i:>3}. {s}" for i, s in enumerate(self.steps, 1))])
 
     def to_json(self) -> dict[str, Any]:
@@ -121,7 +120,9 @@ def spelled(term: Tensor, depth: int = 6) -> str:
 
 # ---------------------------------------------------------------- terms of classes
 class _Terms:
-    """One representative term per e-class of a view: the preferred one if given, else the one with fewest e-nodes."""
+    """One representative term per e-class of a view: the preferred one if given, otherwise the one with
+    fewest e-nodes.
+    """
 
     def __init__(self, view: EGraphView, preferred: Mapping[int, Tensor], cheapest: Sequence[int]) -> None:
         self.view, self.built, self.cheapest = view, dict(preferred), cheapest
@@ -147,7 +148,9 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """E-classes of all subterms of some terms that the view contains, slices of slices included."""
+    """The e-classes of all subterms of some terms that the view contains, including slices that the view has as slices
+    of slices.
+    """
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)

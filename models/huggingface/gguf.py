@@ -1,8 +1,8 @@
 """GGUF models of the llama family: metadata as a config, tensors under Hugging Face names, quantized ones packed.
 
-Q8_0 (one scale per block of 32), Q6_K (one per block of 16) and Q4_K (scale and minimum per block of 32) become codes
-with scales; F32, F16 and BF16 stay as they are. Scales of blocks of 256 are multiplied into those of the smaller
-blocks, in float32. The tokenizer is not read: prompts are token ids.
+Q8_0 (scale a block of 32), Q6_K (a block of 16) and Q4_K (scale and minimum a block of 32) become codes with scales; F32, F16 and BF16
+stay as they are. Scales of blocks of 256 are multiplied into those of the smaller blocks, in float32. The tokenizer is not read:
+prompts are token ids.
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ FREQUENCIES = "rope_freqs.weight"
 
 
 def opened_gguf(path: Path | str) -> tuple[Config, dict[str, Data]]:
-    """Return the config and the tensors of a file by Hugging Face name.
-
-    Errors as in `read_gguf`; UnsupportedError for other architectures, BadModelError for metadata that is missing or of
-    another kind.
-    """
+    """Return the config and the tensors of a file by Hugging Face name. Errors as in `read_gguf`; UnsupportedError for other
+    architectures, BadModelError for metadata that is missing or of another kind."""
     file = read_gguf(path)
     config = _config(file)
     heads, kv = config.size("num_attention_heads"), config.size("num_key_value_heads")

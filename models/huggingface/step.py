@@ -48,7 +48,7 @@ def build_step(
     Inputs: `input_ids` [batch, tokens] int64; `start` [batch] int64, the position of a row's first token, at most
     `caches.capacity - tokens`, not with `fresh`, where all rows start at 0 and attend to these tokens only; `last`
     [batch] int64, the token whose logits are wanted, if there are several. Tokens behind it are padding. `ids` and
-    `start` replace the inputs (by states, for example). States: `keys.N` and `values.N`, written in place.
+    `start` replace the inputs, by states say. States: `keys.N` and `values.N`, written in place.
 
     UnsupportedError for models without a language modelling head, UsageError for sizes that do not fit.
     """

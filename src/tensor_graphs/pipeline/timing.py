@@ -66,9 +66,8 @@ SETTLED = 0.02
 
 
 def is_settled(samples: Sequence[float]) -> bool:
-    """Whether the estimated standard error of the samples' median is below SETTLED.
-
-    Estimated from their median absolute deviation.
+    """Whether the standard error of the samples' median, estimated from their median absolute deviation, is below
+    SETTLED.
     """
     middle = median(samples)
     spread = median([abs(s - middle) for s in samples])
@@ -112,17 +111,15 @@ FEW, FEW_NOISE = 5, 0.25
 
 
 def is_surely_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether one call is faster than the other by more than noise.
-
-    For fewer than FEW samples the margin is wider (FEW_NOISE).
+    """Whether one call is faster than the other by more than noise, with a wider margin (FEW_NOISE) for fewer than FEW
+    samples.
     """
     return is_faster(one, other, FEW_NOISE if min(len(one), len(other)) < FEW else noise)
 
 
 def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether samples of one call are faster than the other's by more than the fraction `noise`.
-
-    In median and in minimum.
+    """Whether one call's samples are faster than the other's by more than the fraction `noise`, in median and in
+    minimum.
 
     Interference on the machine only ever adds time, and not equally to both.
     """
