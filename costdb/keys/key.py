@@ -33,8 +33,9 @@ _LONGEST_TEXT = 2000
 
 @dataclass(frozen=True)
 class Work:
-    """Compulsory work of a kernel, whatever its implementation: `flops` arithmetic operations, `bytes` of memory
-    traffic.
+    """Compulsory work of a kernel, whatever its implementation.
+
+    `flops` arithmetic operations, `bytes` of memory traffic.
 
     UsageError if negative or not finite.
     """
@@ -50,8 +51,9 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelKey:
-    """Everything a kernel's time depends on. Equal keys have equal digests; `name` and `family` are not part of the
-    digest.
+    """Everything a kernel's time depends on.
+
+    Equal keys have equal digests; `name` and `family` are not part of the digest.
 
     `kernel` is the structural hash of the body without shapes, `source` the `source_hash` of the code, `emitter` the
     version of the code generator, `schedule` the tuning parameters (a mapping is sorted). Lists become tuples,

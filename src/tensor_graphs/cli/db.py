@@ -17,17 +17,16 @@ app = typer.Typer(no_args_is_help=True, help="The store of measured kernel costs
 
 @app.command("stats")
 def db_stats(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Count rows by kernel family, and report the held-out error of the cost model (predictions for unmeasured
-    shapes).
-    """
+    """Count rows by kernel family, and report the held-out error of predictions for unmeasured shapes."""
     found = _store(costdb).stats()
     return Answer({"stats": found.to_json()}, repr(found))
 
 
 @app.command("failures")
 def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """List kernels and schedules whose measurement failed (wrong result, fault, compile error, spill), by kind, with an
-    example.
+    """List kernels and schedules whose measurement failed, by kind, with an example.
+
+    Kinds are wrong results, faults, compile errors and register spills.
     """
     from ..costdb.store.failed import failed
 

@@ -166,9 +166,7 @@ def _sha256(path: Path) -> str:
 # ---------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class EGraphFile:
-    """A parsed e-graph file: the extraction problem, each node's operator, and the `tensor_graphs` record, if
-    present.
-    """
+    """A parsed e-graph file: extraction problem, each node's operator, and the `tensor_graphs` record, if present."""
 
     path: Path
     problem: Problem
@@ -343,8 +341,9 @@ def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
 
 
 def _check(program: Program, graph: Graph, where: str) -> Verification:
-    """Verify the program. VerificationError if it is wrong beyond rounding: the file then claims equalities that do not
-    hold.
+    """Verify the program.
+
+    VerificationError if it is wrong beyond rounding: the file then claims equalities that do not hold.
     """
     from ..extract.model.work import graph_flops
     from ..pipeline.run_program import run_flat

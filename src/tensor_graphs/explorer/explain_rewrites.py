@@ -115,8 +115,9 @@ def _small(block: Graph) -> bool:
 
 
 def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> Explanation | None:
-    """Rule applications that lead from one expression to the other; None if the rules do not prove them equal in the
-    limits.
+    """Rule applications that lead from one expression to the other.
+
+    None if the rules do not prove them equal in the limits.
 
     Raises UsageError if their types differ.
     """
@@ -186,9 +187,7 @@ def _saved_blocks(
     blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
     rules: Sequence[Rule], replay: bool | None, until: float,
 ) -> Iterator[BlockRewrites]:  # fmt: skip
-    """The chosen forms of each block, cut out of the whole graph at the block's leaves and deduplicated over
-    instances.
-    """
+    """Chosen forms of each block, cut out of the whole graph at the leaves and deduplicated over instances."""
     for number, (block, view) in enumerate(zip(blocks.unique, views)):
         forms: dict[tuple[Tensor | None, ...], int] = {}
         for instance in blocks.instances:
@@ -220,8 +219,9 @@ def _form(
 def _cut(
     block: Graph, instance: BlockInstance, classes: Mapping[Tensor, int], terms: Mapping[int, Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Terms chosen for a block's outputs, over its leaves; None for an output without a kernel of its own (fused beyond
-    the block).
+    """Terms chosen for a block's outputs, over its leaves.
+
+    None for an output without a kernel of its own (fused beyond the block).
     """
     leaves = {str(t.attr("name")): t for t in block.nodes() if t.op in ("input", "param", "state")}
     ends = {
