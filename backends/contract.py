@@ -67,7 +67,7 @@ class Target(Backend, Protocol):
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
         """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared).
 
-        Itself without such state.
+        A backend without such state returns itself.
         """
         ...
 

@@ -99,7 +99,10 @@ def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list
 
 
 class LabelSetting:
-    """Label-setting search of a problem, with any beam width. `acyclic`: the class order loses no row."""
+    """Label-setting search of a problem, with any beam width.
+
+    `acyclic`: whether every row's children precede its class in the order, so that no row had to be left out.
+    """
 
     def __init__(self, rows: ProblemRows, prefer: list[int] | None = None) -> None:
         self.rows = rows

@@ -195,8 +195,9 @@ def extract(
     verify: Annotated[bool, typer.Option(help="compare the program with the model stored beside the file")] = True,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Extract the cheapest term of an e-graph, with a proven lower bound of its cost. Writes the program if the file
-    describes one.
+    """Extract the cheapest term of an e-graph, with a proven lower bound of its cost.
+
+    Writes the program if the file describes one.
     """
     from ..explorer.egraph_file import read
     from ..extract.solve.serialize import to_json
