@@ -14,9 +14,7 @@ from ..ir.kernel import Buffer, Kernel, Unfusable
 class DimensionSlice:
     """Indices that an access takes along one dimension of a buffer.
 
-    `start`, `start + step`, …, one per index of `axis`.
-
-    A single index without an axis.
+    `start`, `start + step`, …, one per index of `axis`; `start` alone without an axis.
     """
 
     axis: Axis | None

@@ -134,7 +134,7 @@ class PlanSolver:
         return self.pessimistic
 
     def solve_likely(self, prices: Sequence[Priced]) -> list[int]:
-        """The cheapest plan if all kernels take what is expected; empty if none was found in time."""
+        """The cheapest plan at expected kernel times; empty if none was found in time."""
         try:
             return self.solve([p.us for p in prices], QUICK_SOLVE_S, self.chosen)[0]
         except NoPlanError:

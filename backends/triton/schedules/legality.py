@@ -119,7 +119,7 @@ class KernelFacts:
 
     @cached_property
     def rest(self) -> Mapping[int, int]:
-        """Tile sizes of attention's reduction axes except that of its loop, by index: whole."""
+        """Tile sizes of attention's reduction axes by index, except that of its loop: the whole axes."""
         return {i: max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property
