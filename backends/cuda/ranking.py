@@ -47,7 +47,7 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """Candidate schedules for a kernel description, at most `count`, best rank first.
 
     About three quarters of them use programmatic dependent launch (`early`), of products with matrices every second one
-    with L2 prefetch (`warm`); the best quarter follows without either.
+    with L2 prefetch (`warm`); the best quarter follows without either. A split reduction beside others has no prefetch.
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
@@ -55,8 +55,14 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     plain = ordered[: max(1, count // 4)]
-    warm = {"warm": 1} if isinstance(seen, Product | Few) and seen.columns > 1 else {}
-    early = [s | {"early": 1} | ({} if n % 2 else warm) for n, s in enumerate(ordered[: count - len(plain)])]
+    matrices = isinstance(seen, Product | Few) and seen.columns > 1
+    beside = isinstance(seen, Product | Few) and seen.own
+    warm = {"warm": 1} if matrices else {}
+    unsplit = [not (s.get("split", 1) > 1 and beside) for s in ordered]
+    early = [
+        s | {"early": 1} | (warm if unsplit[n] and n % 2 == 0 else {})
+        for n, s in enumerate(ordered[: count - len(plain)])
+    ]
     return (*early, *plain)
 
 

@@ -183,6 +183,29 @@ def grouped(q: Any, k: Any, v: Any, mask: Any, scale: float, kernel: str) -> Any
     return made.view(batch, heads, group, rows, v.shape[-1])
 
 
+def unpacked(x: Any, bits: int, form: str, axis: int, block: int) -> Any:
+    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes (`quantized_ops.unpack`), as int32 or float32."""
+    count, size, rest = 8 // bits, x.shape[axis], (1,) * (x.dim() - axis - 1)
+    shifts = torch.arange(0, 8, bits, device=x.device, dtype=torch.int32).view(count, 1, *rest)
+    units = x.reshape(*x.shape[:axis], size // block, 1, block, *x.shape[axis + 1 :]).to(torch.int32)
+    codes = ((units >> shifts) & ((1 << bits) - 1)).reshape(*x.shape[:axis], size * count, *x.shape[axis + 1 :])
+    if form == "signed":
+        return (codes ^ (1 << bits - 1)) - (1 << bits - 1)
+    if form == "e2m1":
+        exponent, mantissa = codes >> 1 & 3, codes & 1
+        twice = torch.where(exponent == 0, mantissa, mantissa + 2 << (exponent - 1).clamp(0))
+        return torch.where(codes < 8, 0.5, -0.5) * twice
+    return codes
+
+
+def dequantized(q: Any, s: Any, z: Any) -> Any:
+    """(q - z) * s in the dtype of s, each value of s and z repeated over its block of q."""
+    units = [n for size, blocks in zip(q.shape, s.shape) for n in (blocks, size // max(blocks, 1))]
+    spread = [n for blocks in s.shape for n in (blocks, 1)]
+    zeros = z.reshape(spread if z.shape == s.shape else (1,) * len(spread)).to(s.dtype)
+    return ((q.to(s.dtype).reshape(units) - zeros) * s.reshape(spread)).reshape(q.shape)
+
+
 #: helper name -> source
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()

@@ -10,7 +10,7 @@ import typer
 from ..options import summary
 
 Model = Annotated[
-    str, typer.Argument(help="a .onnx, .pt2 or .safetensors file (with a graph), or a folder with config.json")
+    str, typer.Argument(help="a .onnx, .gguf, .pt2 or .safetensors file (with a graph), or a folder with config.json")
 ]
 Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="NAME=INT: size of a free dimension to optimize at; repeatable")
