@@ -477,11 +477,9 @@ class Program:
 
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
-        """Write the program as a folder and return its path.
-
-        An existing program is replaced atomically. States are saved with their initial values, not their current ones.
-        For a GPU, the kernels that were compiled for calls so far are saved, too: loaded on the same kind of GPU, the
-        program needs no compiler.
+        """Write the program as a folder and return its path. An existing program is replaced atomically. States are
+        saved with their initial values, not their current ones. For a GPU, the kernels that were compiled for calls so far
+        are saved, too: loaded on the same kind of GPU, the program needs no compiler.
 
         UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
         then.
