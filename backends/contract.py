@@ -39,8 +39,9 @@ class Target(Backend, Protocol):
 
     @property
     def operands(self) -> str:
-        """Form of operands that emitted code gets on the host: "numpy" arrays, "torch" tensors, or memory addresses
-        ("address").
+        """Form of operands that emitted code gets on the host.
+
+        "numpy" arrays, "torch" tensors, or memory addresses ("address").
 
         Programs of other devices have one form only.
         """
@@ -64,16 +65,19 @@ class Target(Backend, Protocol):
         ...
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
-        """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared); itself without such
-        state.
+        """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared).
+
+        A backend without such state returns itself.
         """
         ...
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`). UsageError if the
-        backend generates no kernels."""
+        """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`).
+
+        UsageError if the backend generates no kernels.
+        """
         ...
 
     def any_size(
@@ -89,8 +93,10 @@ class Target(Backend, Protocol):
 
 
 class BackendBase:
-    """Defaults of `Target`: a library of kernels on NumPy arrays, measured on the CPU. Subclasses set at least `name`
-    and `templates`."""
+    """Defaults of `Target`: a library of kernels on NumPy arrays, measured on the CPU.
+
+    Subclasses set at least `name` and `templates`.
+    """
 
     name: str
     helpers: Mapping[str, str] = {}

@@ -12,7 +12,8 @@ from typing import cast
 from .. import settings
 from ..egraph.ir import dtypes
 from ..errors import DeviceUnavailableError, UsageError
-from ..extract.model.kernel import Backend, Call, LibraryKernel, Template
+from ..extract.model.kernel import Backend, Call, Template
+from ..extract.model.library_kernel import LibraryKernel
 from .contract import Target
 from .device import HOST, TargetDevice
 

@@ -18,7 +18,8 @@ from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_blocks
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Candidate, Priced, PricerBase
+from tensor_graphs.extract.model.kernel import Candidate
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL

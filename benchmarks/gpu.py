@@ -245,7 +245,7 @@ class Case:
     ) -> tuple[dict[str, list[float]], Counter[str]]:
         """µs a call of each variant, in rounds after two for warming up, each replay after a pause of so many seconds; and how often
         the driver held the clock down for power after one."""
-        from tensor_graphs.backends.tuning.gpu_worker import reference
+        from tensor_graphs.backends.tuning.gpu_bench import reference
 
         samples: dict[str, list[float]] = {name: [] for name in replays}
         capped: Counter[str] = Counter()

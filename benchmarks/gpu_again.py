@@ -15,7 +15,9 @@ from typing import Any
 
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract.model.kernel import Candidate, Priced, PricerBase, Step, Template
+from tensor_graphs.extract.model.kernel import Candidate, Template
+from tensor_graphs.extract.model.plan import Step
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.options import Options

@@ -57,8 +57,8 @@ def measured(case: str, schedules: int) -> dict[str, Any]:
     import torch
 
     from tensor_graphs.backends.cuda import backend as cuda_cpp
+    from tensor_graphs.backends.tuning.gpu_bench import Bench
     from tensor_graphs.backends.tuning.gpu_device import device_of
-    from tensor_graphs.backends.tuning.gpu_worker import Bench
 
     term, laid, (m, k, n) = CASES[case]
     template, call = kernel_of(cuda_cpp, laid, term())

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir.graph import Graph

@@ -34,7 +34,7 @@ from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer, Measured, Trial
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.extract.candidates.candidates import Hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search

@@ -54,7 +54,7 @@ from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.price.features import schedule_of
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.extract.candidates.candidates import Hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model import clock as clock_module
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work

@@ -95,7 +95,7 @@ def timed(name: str, device: str, folders: Sequence[Path], seconds: float) -> di
     """Samples in µs of saved programs, in turn."""
     import torch
 
-    from tensor_graphs.backends.program.program import load_program
+    from tensor_graphs.backends.program.saved_program import load_program
     from tensor_graphs.pipeline import timing
 
     _, inputs, _ = made(name, device)

@@ -18,7 +18,9 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.egraph.view.view import EGraphView, glue
-from tensor_graphs.extract.model.kernel import Backend, Plan, Pricer
+from tensor_graphs.extract.model.kernel import Backend
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Pricer
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from tensor_graphs.extract.search.search import Choice, search

@@ -267,8 +267,9 @@ def unet(
     *, batch: Dim = 1, image: int = 32, channels: int = 32, levels: int = 2, colours: int = 3, dtype: str = "float32",
     seed: int = 0,
 ) -> Graph:  # fmt: skip
-    """Return a small U-Net: residual blocks, strided convolutions down, attention at the bottom, nearest-neighbour
-    upsampling.
+    """Return a small U-Net.
+
+    Residual blocks, strided convolutions down, attention at the bottom, nearest-neighbour upsampling.
     """
     net = Net(dtype, seed)
     x = net.conv("first", t.input("image", (batch, colours, image, image), dtype), channels, 3, bias=True)

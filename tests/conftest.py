@@ -1,6 +1,8 @@
-"""Every test run has a home of its own: no test reads or writes the user's cost store, or
-reads the shipped one. Without a GPU, Triton's kernels run in
-its interpreter, which must be said before Triton is imported."""
+"""Settings of a test run: a home of its own, a profile of Hypothesis, and Triton's interpreter where there is no GPU.
+
+No test reads or writes the user's cost store, or reads the shipped one. Triton reads the choice of its interpreter when
+it is imported.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,14 @@ from typing import Any
 import pytest
 
 from tensor_graphs.backends.library.torch_cuda import BACKEND
+
+with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
+    from hypothesis import HealthCheck
+    from hypothesis import settings as hypothesis_settings
+
+    # on a busy machine, drawing examples may take seconds
+    hypothesis_settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow])
+    hypothesis_settings.load_profile("suite")
 
 if BACKEND.unavailable():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -17,7 +17,7 @@ from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
 from tensor_graphs.egraph.ir.composite_ops import layer_norm
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.extract.model.kernel import LibraryKernel
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import plan_cache as remember

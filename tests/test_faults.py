@@ -28,7 +28,7 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate import worker
-from tensor_graphs.extract.model.kernel import Priced
+from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.prices import CostPricer

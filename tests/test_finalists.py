@@ -14,8 +14,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import LibraryKernel, Priced
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.alternatives import finalists
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.options import Options

@@ -36,7 +36,8 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
-from tensor_graphs.extract.model.kernel import Call, Operand, Priced
+from tensor_graphs.extract.model.kernel import Call, Operand
+from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
@@ -166,7 +167,7 @@ def test_saved_programs_bring_their_kernels(tmp_path: Path) -> None:
     ).save(tmp_path / "p")
     script = (
         "import sys; sys.path.insert(0, 'p')\n"
-        "import program\nfrom tensor_graphs.backends.program.program import load_program\n"
+        "import program\nfrom tensor_graphs.backends.program.saved_program import load_program\n"
         "from tensor_graphs.backends.program.emission import executed\nfrom triton.runtime.jit import JITFunction\n"
         "for space in (vars(program), executed(load_program('p', device='cpu').source, 'p')):\n"
         "    kernels = [v for v in space.values() if isinstance(v, JITFunction)]\n"

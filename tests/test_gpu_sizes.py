@@ -19,7 +19,8 @@ from tensor_graphs.backends import registry
 from tensor_graphs.backends.cuda.backend import Cuda
 from tensor_graphs.backends.generate.any_size import SizedKernel
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton.backend import Triton
 from tensor_graphs.backends.tuning import single_kernel as single

@@ -24,7 +24,8 @@ from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.model.kernel import Plan, Priced
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.kernels import proposals
 from tensor_graphs.kernels.briefs import Brief, numpy_source, write_briefs
 from tensor_graphs.kernels.proposals import Proposal, propose

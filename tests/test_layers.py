@@ -29,6 +29,7 @@ BASE = {
     "progress",
     "processes",
     "plain",
+    "wording",
     "private",
     "writing",
 }  # modules of src/tensor_graphs that every folder may import

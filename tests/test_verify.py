@@ -18,7 +18,8 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
-from tensor_graphs.extract.model.kernel import LibraryKernel, Template
+from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import verify_or_retry as accept

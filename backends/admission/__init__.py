@@ -3,5 +3,5 @@
 In: files of user kernels, which are executed.
 Out: admitted kernel templates.
 Imports: backends, backends.generate, backends.ir, backends.program, backends.runtime, backends.tuning, backends.user,
-    backends.verification, egraph.ir, errors, extract.model, private, writing.
+    backends.verification, costdb.keys, egraph.ir, errors, extract.model, private, writing.
 """

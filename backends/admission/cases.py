@@ -34,7 +34,7 @@ OTHERS = ("normal", "wide")  # kinds for the third choice of sizes and further o
 
 @dataclass(frozen=True)
 class Case:
-    """A call with the names of its sizes and types."""
+    """A kernel call to test, with the values of the declaration's sizes and types by name."""
 
     call: Call
     known: Mapping[str, Any]
@@ -106,7 +106,7 @@ def _operand(kind: Type) -> Operand:
 
 
 def kinds_of(number: int, nan: str) -> tuple[str, ...]:
-    """Kinds of values for the case of a number."""
+    """Kinds of operand values (random, zeros, NaN, ...) for case `number`; `nan`: `Kernel.nan`."""
     found = KINDS if number < 2 else OTHERS
     return tuple(k for k in found if nan == "propagate" or k not in ("nan", "infinite"))
 

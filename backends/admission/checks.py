@@ -1,5 +1,8 @@
-"""Checks of user kernels against their references. The kernels run in a child process that can be killed; this process
-draws the operands, computes the references and judges the results."""
+"""Checks of user kernels against their references.
+
+The kernels run in a child process that can be killed; this process draws the operands, computes the references and
+judges the results.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,12 @@ LOAD_S, BIND_S, RUN_S = 60.0, 120.0, 10.0  # seconds for executing a file, for c
 
 @dataclass(frozen=True)
 class AdmissionVerdict:
-    """The outcome of a kernel's checks. `status`: admitted, unavailable (its backend does not work here), or the check that
-    failed: malformed, wrong, out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error.
-    `case`: sizes and values at which it failed. `error`, `index`: largest error there, and the first wrong element."""
+    """The outcome of a kernel's checks.
+
+    `status`: admitted, unavailable (its backend does not work here), or the check that failed: malformed, wrong,
+    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error. `case`: sizes and values at which it
+    failed. `error`, `index`: largest error there, and the first wrong element.
+    """
 
     kernel: str
     language: str
@@ -65,12 +71,12 @@ class AdmissionVerdict:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """All fields as plain JSON values."""
         return asdict(self)
 
 
 class Refused(Exception):
-    """A failed check."""
+    """Raised by a failed check; `status` as in `AdmissionVerdict`."""
 
     def __init__(self, status: str, message: str, error: float | None = None, index: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -90,7 +96,7 @@ class RunnerProcess(CpuWorkerProcess):
                 os.killpg(self._process.pid, signal.SIGKILL)
         super().close()
 
-    def said(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def reply(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The reply to a job. Refused if it is a failure."""
         reply = self.ask(job, seconds)
         if not reply.get("ok"):
@@ -109,7 +115,7 @@ class Checker:
     say: Callable[[str], None] = lambda message: None
 
     def verdicts(self) -> list[AdmissionVerdict]:
-        """One verdict for each kernel of the file; a single one, for the file, if it cannot be executed."""
+        """One verdict per kernel of the file; one verdict for the whole file if executing it fails."""
         self.runner = RunnerProcess(self.environment)
         try:
             templates = self._loaded()
@@ -121,7 +127,7 @@ class Checker:
             self.runner.close()
 
     def templates(self) -> list[UserKernel]:
-        """Templates of the file's kernels, which can be matched and not run. KernelError if the file cannot be executed."""
+        """Templates of the file's kernels for matching only. KernelError if the file cannot be executed."""
         self.runner = RunnerProcess(self.environment)
         try:
             return self._loaded()
@@ -132,7 +138,7 @@ class Checker:
 
     def _loaded(self) -> list[UserKernel]:
         """Templates of the file's kernels, made of what the child says about them: they can be matched, not run."""
-        reply = self.runner.said({"job": "load", "file": [str(self.file.path), self.file.digest]}, LOAD_S)
+        reply = self.runner.reply({"job": "load", "file": [str(self.file.path), self.file.digest]}, LOAD_S)
         try:
             return [_stub(d, self.file) for d in reply["kernels"]]
         except (TensorGraphsError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -182,7 +188,7 @@ class Checker:
         where = f"{case}"
         try:
             described = {n: [p.start, p.size] for n, p in places.items()}
-            self.runner.said({"job": "bind", "template": index, "call": call_json(case.call), "memory": memory.path,
+            self.runner.reply({"job": "bind", "template": index, "call": call_json(case.call), "memory": memory.path,
                               "places": described, "device": self.device}, BIND_S)  # fmt: skip
             for turn, kind in enumerate(kinds_of(number, template.kernel.nan)):
                 where = f"{case}, {kind} values"
@@ -202,13 +208,13 @@ class Checker:
         values = values_of(template, case, kind)
         memory.fill(call, places, values)
         before = {n: memory.bytes_of(places[n]) for n in call.operands}
-        self.runner.said({"job": "run"}, RUN_S)
+        self.runner.reply({"job": "run"}, RUN_S)
         self._harmless(memory, places, before)
         made = {n: memory.bytes_of(p) for n, p in outputs.items()}
         _judge(template, call, values, made)
         if twice:
             memory.poison(list(outputs.values()), OTHER_POISON)
-            self.runner.said({"job": "run"}, RUN_S)
+            self.runner.reply({"job": "run"}, RUN_S)
             self._harmless(memory, places, before)
             for name, place in outputs.items():
                 if (again := memory.bytes_of(place)) != made[name]:
@@ -235,8 +241,10 @@ def _schedules(template: UserKernel, case: Case) -> list[Mapping[str, int]]:
 
 
 def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: Mapping[str, bytes]) -> None:
-    """Refused if an output differs from the reference in float64 by more than rounding can explain. Where the reference in
-    its own dtypes has such an error, too (an overflow), the output is not judged."""
+    """Refused if an output differs from the reference in float64 by more than rounding can explain.
+
+    Where the reference in its own dtypes has such an error, too (an overflow), the output is not judged.
+    """
     terms = output_terms(template, call)
     with np.errstate(all="ignore"):
         exact = evaluate(terms, {}, params=dict(values), float64=True)
@@ -263,8 +271,11 @@ def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: 
 def _fault(
     got: Array, want: Array, own: Array | None, k: int, dtype: str, allowed: float, disturbed: Disturbed
 ) -> str:  # fmt: skip
-    """What is wrong with an output; "" if nothing is. NaN and infinities must be where the float64 reference has them, or
-    the reference in its own dtypes (`own`), or where rounding decides."""
+    """What is wrong with an output; "" if nothing is.
+
+    NaN and infinities must be where the float64 reference has them, or the reference in its own dtypes (`own`), or
+    where rounding decides.
+    """
     if dtypes.is_float(dtype):
         wide = got.astype(np.float64), want.astype(np.float64)
         off = compare.misplaced(np, *wide, wide[1] if own is None else own.astype(np.float64), dtype)

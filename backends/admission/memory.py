@@ -30,14 +30,14 @@ OTHER_POISON = (
 
 @dataclass(frozen=True)
 class OperandSpot:
-    """Where an operand is in the file: offset and bytes, without its red zones."""
+    """Location of an operand in the shared file: offset and size in bytes, without its red zones."""
 
     start: int
     size: int
 
 
 def places_of(call: Call) -> tuple[dict[str, OperandSpot], int]:
-    """Places of all operands and outputs of a call, and the bytes of the file."""
+    """(location of each operand and output of a call by name, size of the file in bytes)."""
     found, end = {}, 0
     for name, operand in call.places.items():
         start, size = -(-(end + ZONE) // ALIGNMENT) * ALIGNMENT, nbytes(operand)  # zones do not overlap

@@ -1,5 +1,7 @@
-"""Child process that executes a file of user kernels and runs them on operands in shared memory. Jobs and replies are
-JSON lines; nothing here judges a kernel (checks.py does, in the parent)."""
+"""Child process that executes a file of user kernels and runs them on operands in shared memory.
+
+Jobs and replies are JSON lines; nothing here judges a kernel (checks.py does, in the parent).
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...costdb.keys.device import GPU_KIND
 from ...errors import KernelError, KernelRefusedError
 from ...private import code_folder, read_sealed, sealed
 from ...writing import replacing_raw
@@ -49,7 +50,7 @@ def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Admissio
 
 
 def admitted(sources: Sequence[Any]) -> list[UserKernel]:
-    """Templates of the kernels of some sources, for one search. Errors as for `use_kernels`."""
+    """Templates of the kernels of `sources` (as for `use_kernels`), for one search. Errors as for `use_kernels`."""
     found = [t for file, names in _files(sources).items() for t in _admitted(file, names, lambda message: None)[0]]
     add_kernels(found)
     return found
@@ -101,7 +102,7 @@ def verdicts_of(
         return kept
     on_gpu = not usable["torch_cuda"]
     environment = {"TRITON_INTERPRET": "1"} if interpret and not on_gpu else {}
-    found = Checker(file, "cuda" if on_gpu else "cpu", lambda b: usable[b], environment, say).verdicts()
+    found = Checker(file, GPU_KIND if on_gpu else "cpu", lambda b: usable[b], environment, say).verdicts()
     if all(v.status in LASTING for v in found):
         _keep(key, found)
     return found

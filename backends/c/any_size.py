@@ -1,5 +1,6 @@
-"""C kernels with free sizes: a function generated for one choice of sizes, with its numbers replaced by size
-expressions.
+"""C kernels with free sizes.
+
+A function generated for one choice of sizes, with its numbers replaced by size expressions.
 
 At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size expression. With these
 expressions over parameters, the text becomes a function for every size. It is checked: functions generated at probe
@@ -20,7 +21,8 @@ from ...egraph.ir.graph import Tensor
 from ...egraph.ir.memo import memo
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
-from ...extract.model.kernel import Call, LibraryKernel, Template, identify
+from ...extract.model.kernel import Call, Template
+from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.free_terms import Sized, free_call, free_terms
 from ..generate.template import GeneratedKernel, spelled, template_of
@@ -56,8 +58,9 @@ class SizedTemplate(LibraryKernel):
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """The kernel and call at the searched sizes, under which the cost store has the time. Sizes are no attributes
-        of that call.
+        """The kernel and call at the searched sizes, under which the cost store has the time.
+
+        Sizes are no attributes of that call.
         """
         return self.searched, replace(call, attrs={})
 
@@ -69,8 +72,9 @@ def sized(
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
 ) -> Sized | None:
-    """Form for every size of a C kernel generated at generic sizes; None if its text depends on the sizes in another
-    way.
+    """Form for every size of a C kernel generated at generic sizes.
+
+    None if its text depends on the sizes in another way.
     """
     if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None

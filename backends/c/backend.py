@@ -84,8 +84,9 @@ class C(KernelGenerator):
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """Fusion policies for a view: with products only if it has skinny ones; none that spread statistics through
-        memory.
+        """Fusion policies for a view: with products only if it has skinny ones.
+
+        No policy spreads statistics through memory.
         """
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)

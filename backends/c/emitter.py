@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Schedule
 from ..generate.strategy import Strategy, StrategyEmitter
-from ..generate.template import Launch, LaunchBase, Lowered
 from ..ir.kernel import PROBE, Expr, Kernel, walk
 from ..ir.tiling import Shape
 from .emit.kernel import emit

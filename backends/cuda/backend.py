@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...egraph.ir.graph import Tensor
+from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none
-from ..generate.template import CARRYING, COUNTING, GeneratedKernel, Launch, Lowered, split_axis, template_of
+from ..generate.template import CARRYING, COUNTING, GeneratedKernel, template_of
 from ..ir.kernel import PROBE, Kernel, Unfusable, if_fusable
 from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of

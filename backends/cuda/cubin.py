@@ -1,5 +1,6 @@
-"""Register and stack use of a compiled CUDA kernel, parsed from its cubin: an ELF file whose section `.nv.info` lists
-function attributes.
+"""Register and stack use of a compiled CUDA kernel, parsed from its cubin.
+
+An ELF file whose section `.nv.info` lists function attributes.
 
 An attribute has a format (1 byte), an id (1 byte) and a size or value (2 bytes); format 4 is followed by that many
 bytes, here a symbol index and a count. (Seen in binaries of sm_80 to sm_90; `cuobjdump --dump-resource-usage` shows the
@@ -16,8 +17,10 @@ FRAME, REGISTERS = 0x11, 0x2F  # ids of the attributes that are read
 
 
 def resources(binary: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack spills) per thread, the maximum over all functions. ValueError if `binary` is no
-    cubin."""
+    """(registers, bytes of stack spills) per thread, the maximum over all functions.
+
+    ValueError if `binary` is no cubin.
+    """
     try:
         found = [pair for start, size in _sections(binary, b".nv.info") for pair in _attributes(binary, start, size)]
     except (struct.error, IndexError) as error:

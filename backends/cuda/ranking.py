@@ -88,8 +88,10 @@ def _powers(low: int, high: int) -> list[int]:
 
 
 def _repeats(chunks: int, threads: int) -> list[int]:
-    """Candidate repeat counts per thread: powers of two below full coverage of `chunks` by `threads`, and full coverage
-    if at most 16."""
+    """Candidate repeat counts per thread.
+
+    Powers of two below full coverage of `chunks` by `threads`, and full coverage if at most 16.
+    """
     exact = -(-chunks // threads)
     return [*(r for r in (1, 2, 4, 8) if r < exact), *([exact] if exact <= 16 else [])]
 
@@ -102,8 +104,9 @@ def _busy(programs: int, threads: int) -> float:
 
 
 def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[int]:
-    """Candidate split-K factors, 1 first: at most 8 blocks per SM in total, at least `step` elements (or half the axis)
-    per part.
+    """Candidate split-K factors, 1 first.
+
+    At most 8 blocks per SM in total, at least `step` elements (or half the axis) per part.
 
     `tiles` is the number of output tiles. With `uneven`, the nearest divisors of `length` replace powers of two that do
     not divide it.
@@ -165,8 +168,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rows:
-    """Description of a kernel of row reductions and elementwise work on the same rows (softmax, layer norm), to rank
-    its schedules.
+    """Ranking description of kernels with row reductions and elementwise work on the same rows (softmax, layer norm).
 
     Rows stay in registers where they fit; longer rows are read again in each pass. `count` and `length` are the number
     and the length of rows, `vector` is the width along a row, `across` the width over neighbouring rows where results
@@ -217,8 +219,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Description of a kernel of reductions whose rows are not needed again (row and column sums), to rank its
-    schedules.
+    """Ranking description of kernels with reductions whose rows are not needed again (row and column sums).
 
     The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
     reduction axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows
@@ -237,8 +238,10 @@ class Reduced:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs): bandwidth time, scaled by idle SMs, too few bytes in flight and uncoalesced reads,
-        plus the split's cost."""
+        """Yields (schedule, estimated µs).
+
+        Bandwidth time, scaled by idle SMs, too few bytes in flight and uncoalesced reads, plus the split's cost.
+        """
         vm, vk = (self.vector, 1) if self.along_rows else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
         for threads in (128, 256, 512):
@@ -312,8 +315,10 @@ class Product:
                             yield schedule | more | {f"v{at}": beside, f"u{at}": depth // beside}, rank - 0.2
 
     def _depths(self, tn: int, held_n: int, tk: int, vk: int) -> Iterator[tuple[Schedule, int, float]]:
-        """Combinations along K that fit registers and shared memory: ({split-K factor, prefetch distance}, repeats,
-        rank)."""
+        """Combinations along K that fit registers and shared memory.
+
+        ({split-K factor, prefetch distance}, repeats, rank).
+        """
         block, sums = max(32, tk * tn), self.rows * held_n * self.matrices
         lanes = min(tk, max(1, 32 // tn) if self.along_columns else 32)
         tiles = -(-self.columns // (tn * held_n)) * self.batch
@@ -369,8 +374,9 @@ WASTED = 8  # others may be divided unevenly, into so many blocks that the parti
 
 @dataclass(frozen=True)
 class Few:
-    """Description of a skinny GEMM of 2 to 32 rows on tensor cores, to rank its schedules; fragments are loaded into
-    registers.
+    """Description of a skinny GEMM of 2 to 32 rows on tensor cores, to rank its schedules.
+
+    Fragments are loaded into registers.
 
     Bound by reading the matrices once, so as many bytes as possible must be in flight from the start. `rows`, `columns`
     and `length` are M, N and K; `own` holds the fixed schedule entries of short inner reductions.
@@ -385,8 +391,10 @@ class Few:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs by `us`): warps along K and N, column fragments per warp, K chunks per warp and iteration, split-K
-        factor."""
+        """Yields (schedule, estimated µs by `us`).
+
+        Warps along K and N, column fragments per warp, K chunks per warp and iteration, split-K factor.
+        """
         for along, wide, tiles, deep in product((2, 4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)):
             if along * wide > 32:
                 continue

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ...egraph.ir import dtypes
+from ..generate.emitter import split_axis
 from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
-from ..generate.template import split_axis
 from ..ir.index import Axis, Index
 from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
 from ..ir.tiling import Shape, padded, shape_of

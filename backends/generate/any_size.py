@@ -28,13 +28,17 @@ from ...egraph.ir.dims import Dim, DimExpr, bind, bounds, volume
 from ...egraph.ir.graph import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, KernelBase, Layout, Template, mentions_out
+from ...extract.model.kernel import Call, Layout, Template
+from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.kernel import Unfusable
 from ..ir.source_text import literal
+from .emitter import Emitter
 from .free_terms import Sized, free_call, free_terms
-from .size_fit import Fitted, Limited, Sizes, fit, value_at
-from .template import Emitter, GeneratedKernel, launches, spelled, template_of
+from .size_fit import Limited, Sizes
+from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
+from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, Emitted, Form, NoForm, Text, python, skeleton
+from .template import GeneratedKernel, launches, spelled, template_of
 
 LEAST_POINTS = 4  # points with equal text that a form needs
 NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form
@@ -42,90 +46,6 @@ ALTERNATIVES = 12  # schedules tried for sizes that the chosen one leaves
 BOXES = frozenset(("boxes", "inside"))  # parameters of schedules that load through tensor maps
 LARGEST = (1 << 31) - 1  # elements of an operand: addresses are 32 bits
 PREFIX = "size_"  # of size parameters of kernels
-_NUMBER = re.compile(r"(?<![\w.])(?<!\de[-+])(\d+)(?=(?:LL|u)?(?![\w.]))")
-_REDUCED = re.compile(r"\br\d+\w*\b")
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_PLACEHOLDER = "operand__{}__"
-_SIZE = "size__{}__"
-
-
-Bounds = Mapping[str, tuple[int, int]]  # size -> (least, largest)
-
-
-class NoForm(Exception):
-    """Raised when a kernel has no form for every size; the text says why."""
-
-
-# ---------------------------------------------------------------- texts
-@dataclass(frozen=True)
-class Text:
-    """Emitted text with holes for numbers that depend on sizes: `pieces` alternate with `values`."""
-
-    pieces: tuple[str, ...]
-    values: tuple[Fitted, ...]
-
-    def spelled(self, spell: Callable[[Fitted], str]) -> str:
-        """The text with each value as the function `spell` writes it."""
-        return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
-
-    def at(self, sizes: Sizes) -> str:
-        """The text at given sizes."""
-        return self.spelled(lambda value: str(value_at(value, sizes)))
-
-    @staticmethod
-    def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
-        """Common form of texts emitted at several points (choices of sizes). NoForm if there is none."""
-        pieces = tuple(_NUMBER.split(texts[0])[::2])
-        rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
-        values = []
-        for column in zip(*rows, strict=True):
-            found = fit(column, points)
-            if found is None:
-                raise NoForm(f"{column[:4]} is no known function of the sizes")
-            values.append(found)
-        return Text(pieces, tuple(values))
-
-
-def skeleton(text: str) -> str:
-    """Text without its integers; equal for texts with a common form."""
-    return _NUMBER.sub("#", text)
-
-
-def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
-    """Python expression of a fitted function of sizes; `names`: size -> expression."""
-    if isinstance(value, Limited):
-        return f"{value.op}({python(value.value, names)}, {value.limit})"
-    if not isinstance(value, DimExpr):
-        return str(value)
-    return f"({_WORD.sub(lambda m: (names or {}).get(m[0], m[0]), str(value))})"
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """Texts that one schedule emits at one choice of sizes.
-
-    The statements of a call, with placeholders for operands and kernels (`kernel0_`, …), bytes of scratch memory, and
-    definitions by name.
-    """
-
-    statement: str
-    scratch: int
-    definitions: tuple[tuple[str, str], ...]
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """All texts, in an order that does not depend on the sizes."""
-        return (self.statement, str(self.scratch), *(text for _, text in self.definitions))
-
-
-@dataclass(frozen=True)
-class Form:
-    """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest)."""
-
-    statement: Text
-    scratch: Dim
-    definitions: Mapping[str, str]  # final texts by final name
-    bounds: Bounds
 
 
 # ---------------------------------------------------------------- the template
@@ -205,9 +125,9 @@ class SizedKernel(KernelBase):
     def _statement(self, form: Form, call: Call, names: Mapping[str, str]) -> str:
         text = form.statement.spelled(lambda v: python(v, names))
         for n, spelled_size in names.items():
-            text = text.replace(_SIZE.format(n), spelled_size)
+            text = text.replace(SIZE.format(n), spelled_size)
         for operand in (*call.places, "scratch"):
-            text = text.replace(_PLACEHOLDER.format(operand), call.names.get(operand, operand))
+            text = text.replace(PLACEHOLDER.format(operand), call.names.get(operand, operand))
         return text
 
     def writes_out(self, call: Call) -> bool:
@@ -227,7 +147,7 @@ class SizedKernel(KernelBase):
 
     # ------------------------------------------------------------ forms
     def all_forms(self, call: Call) -> tuple[Form, ...]:
-        """Forms of a call's schedule, for large sizes first; the last one is for all sizes. ShapeError without any."""
+        """Forms of a call's schedule, that for the largest sizes first, the last for all sizes; ShapeError if none."""
         found = self.forms_of(call)
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
@@ -279,8 +199,10 @@ class SizedKernel(KernelBase):
                 yield self._other({name: (first, last)}, chosen, "")
 
     def _other(self, bounds: Bounds, chosen: Mapping[str, int], why: str) -> Form:
-        """The form of another schedule for all sizes within some bounds: of a masking strategy, the best guess for the
-        largest size first. NoForm, saying `why`, if there is none."""
+        """The form of another schedule for all sizes within some bounds.
+
+        Of a masking strategy, the best guess for the largest size first. NoForm, saying `why`, if there is none.
+        """
         for emitter in (self.origin.emitter, *self.others):
             largest = self._points(bounds)[0]
             near, _, template = self._at(largest, {}, emitter)
@@ -301,8 +223,9 @@ class SizedKernel(KernelBase):
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
-        """Form of one schedule for sizes within some bounds, or for a part of these. NoForm if its texts have nothing
-        in common.
+        """Form of one schedule for sizes within some bounds, or for a part of these.
+
+        NoForm if its texts have nothing in common.
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
@@ -322,8 +245,11 @@ class SizedKernel(KernelBase):
     def _alike(
         self, schedule: Mapping[str, int], tried: Sequence[tuple[Sizes, Emitted | str]], within: Bounds, emitter: Emitter
     ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
-        """The points whose texts have one form: of a masked schedule that of the largest size where it is legal, which
-        is right below, with further points near it if these are few; else the most frequent form. NoForm without."""
+        """The points whose texts have one form.
+
+        Of a masked schedule that of the largest size where it is legal, which is right below, with further points near
+        it if these are few; else the most frequent form. NoForm without.
+        """
         seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
         around = emitter.masked(schedule) and len(within) == 1
         if around and not seen:
@@ -345,8 +271,11 @@ class SizedKernel(KernelBase):
     def _near(
         self, schedule: Mapping[str, int], point: Sizes, shape: Sequence[str], within: Bounds, emitter: Emitter
     ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
-        """Points of one size around a given one where a schedule's text has a form: tiles far larger than the extent, or
-        too small for it, are not legal, and a row held whole is another text than a loop."""
+        """Points of one size around a given one where a schedule's text has a form.
+
+        Tiles far larger than the extent, or too small for it, are not legal, and a row held whole is another text than
+        a loop.
+        """
         ((name, (low, high)),) = within.items()
 
         def of_form(size: int) -> bool:
@@ -366,7 +295,7 @@ class SizedKernel(KernelBase):
             if sized is None:
                 raise NoForm("a size in a place that the compiler must know")
             whole, used = sized
-            given[f"SIZES_{name}"] = emitter.size_arguments([_SIZE.format(n) for n in used])
+            given[f"SIZES_{name}"] = emitter.size_arguments([SIZE.format(n) for n in used])
             if not name.startswith("kernel"):
                 made[name] = whole
                 continue
@@ -387,16 +316,19 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Number of elements of each operand, in free sizes; a kernel is right where all are at most `LARGEST`."""
+        """Element count of each operand in free sizes; 32-bit addresses are right where all are at most `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], points: Sequence[Sizes],
         within: Bounds, emitter: Emitter, all_legal: bool,
     ) -> Bounds:  # fmt: skip
-        """The sizes that a form is for. Of several sizes all of `within` if the strategy masks and is legal at all points.
-        Otherwise those around the points: down to where the emitted text is no longer the inferred one (with masks: all),
-        up to where it has another form."""
+        """The sizes that a form is for.
+
+        Of several sizes all of `within` if the strategy masks and is legal at all points. Otherwise those around the
+        points: down to where the emitted text is no longer the inferred one (with masks: all), up to where it has
+        another form.
+        """
         masked = emitter.masked(schedule)
         if masked and all_legal and len(within) > 1:
             return within
@@ -433,8 +365,10 @@ class SizedKernel(KernelBase):
     def _confirm(
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], bounds: Bounds, emitter: Emitter
     ) -> None:
-        """Compares the inferred texts with what is emitted at sizes that they were not inferred from. NoForm if one
-        differs, or if the schedule is not legal there."""
+        """Compares the inferred texts with what is emitted at sizes that they were not inferred from.
+
+        NoForm if one differs, or if the schedule is not legal there.
+        """
         for sizes in islice(filter(self._addressable, held_out(bounds)), HELD_OUT):
             found = self.emitted(schedule, sizes, emitter)
             if isinstance(found, str):
@@ -463,7 +397,7 @@ class SizedKernel(KernelBase):
         origin = self.origin
         terms = bound_terms(self.free, sizes)
         template = template_of(emitter, terms, tuple(origin.prep), origin.last, origin.precision)
-        names = {o: _PLACEHOLDER.format(o) for o in (*self.free_call.places, "scratch")}
+        names = {o: PLACEHOLDER.format(o) for o in (*self.free_call.places, "scratch")}
         return replace(bound_call(self.free_call, sizes), schedule=dict(schedule), attrs={}), names, template
 
     def _emit(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted:
@@ -511,7 +445,7 @@ def sized_kernel(
 def _renamed(text: str) -> str:
     """The text with names of reduction axes, which contain sizes, numbered in order of occurrence."""
     names: dict[str, str] = {}
-    return _REDUCED.sub(lambda found: names.setdefault(found[0], f"r_{len(names)}"), text)
+    return REDUCED.sub(lambda found: names.setdefault(found[0], f"r_{len(names)}"), text)
 
 
 def _unique(schedules: Iterable[Mapping[str, int]], without: Mapping[str, int]) -> list[dict[str, int]]:
@@ -540,54 +474,6 @@ def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
 
 
 # ---------------------------------------------------------------- points
-STEPS = (0.97, 0.72, 0.53, 0.39, 0.29, 0.21, 0.16, 0.115, 0.085, 0.062, 0.046, 0.034)  # of the largest size
-SMALL = (113, 61, 31, 13)  # sizes tried for a schedule that is legal at no point
-HELD_OUT = 3  # choices of sizes at which a form is compared with emitted text
-HELD_OUT_STEPS = (1.0, 0.61, 0.33, 0.13, 0.05, 0.02)  # of the largest size
-FAR = 16381  # size up to which a masked form is compared with emitted text
-TOP = 4096  # largest size at a point, if the range allows more
-
-
-def probes(ranges: Bounds) -> list[dict[str, int]]:
-    """Choices of sizes to infer texts from: primes and their doubles over the ranges, the largest sizes first.
-
-    With several sizes, each point takes another step of each, so that no two sizes are proportional.
-    """
-    ladders = {n: _ladder(low, min(high, max(TOP, 2 * low))) for n, (low, high) in ranges.items()}
-    count = max(map(len, ladders.values()))
-    found = []
-    for i in range(count):
-        point = {}
-        for j, (name, ladder) in enumerate(ladders.items()):
-            taken = ladder if j == 0 else ladder[: max(1, (2 * len(ladder)) // 3)]
-            point[name] = taken[(i * (2 * j + 1) + j) % len(taken)]
-        if point not in found:
-            found.append(point)
-    return found
-
-
-def held_out(ranges: Bounds) -> Iterator[dict[str, int]]:
-    """Choices of sizes over whole ranges, others than `probes`, at which inferred texts are checked; the largest first."""
-    for i in range(len(HELD_OUT_STEPS)):
-        found = {}
-        for j, (name, (low, high)) in enumerate(ranges.items()):
-            step = HELD_OUT_STEPS[(i + j) % len(HELD_OUT_STEPS)]
-            found[name] = next((n for n in range(low + int((high - low) * step), low, -1) if n % 2 and n % 3), high)
-        yield found
-
-
-def _ladder(low: int, high: int) -> list[int]:
-    """Sizes with large prime factors, the largest first; a third of them are even, which tells tiles of two."""
-    span, found = high - low, dict[int, None]()
-    for i, step in enumerate(STEPS):
-        wanted, even = low + round(span * step), 1 + (i % 3 == 1)
-        found[min(range(low, high + 1) if span < 64 else range(max(low, wanted - 32), min(high, wanted + 32) + 1),
-                  key=lambda n: (n % even or not _prime(n // even), n in found, abs(n - wanted)))] = None  # fmt: skip
-    return sorted(found, reverse=True)
-
-
-def _prime(n: int) -> bool:
-    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
 
 
 __all__ = ["LARGEST", "Form", "NoForm", "SizedKernel", "Text", "held_out", "probes", "python", "sized_kernel"]

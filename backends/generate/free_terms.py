@@ -15,9 +15,7 @@ __all__ = ["Sized", "free_call", "free_terms"]
 
 @dataclass(frozen=True)
 class Sized:
-    """A generated kernel with two calls: at the sizes where it is priced, and in free sizes with its form for every
-    size.
-    """
+    """A generated kernel for every size with two calls: at the priced sizes, and in free sizes."""
 
     template: Template
     call: Call

@@ -37,9 +37,10 @@ from ..ir.kernel import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
 from ..machine import Machine, target
 from .any_size import sized_kernel
+from .emitter import Emitter, Lowered
 from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
-from .template import Emitter, GeneratedKernel, Lowered, across, family_of, lying, template_of
+from .template import GeneratedKernel, across, family_of, lying, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, uneven
 
 BODIES = 2  # kept templates per output class and set of operands: alternative computations of one value
@@ -323,8 +324,10 @@ class Lowering:
         return []
 
     def _in_all(self, asked: Asked) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The group's templates with their calls, in each permitted precision; in IEEE precision where a lower one has
-        none."""
+        """The group's templates with their calls, in each permitted precision.
+
+        In IEEE precision where a lower one has none.
+        """
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.group.terms)
@@ -363,8 +366,7 @@ class Lowering:
 
     @property
     def _across(self) -> Mapping[Precision, Precision]:
-        """Tensor core precisions that need both operands contiguous along K -> the precision to use where they are
-        not."""
+        """Tensor core precisions that need both operands contiguous along K -> the precision to use elsewhere."""
         return self.emitter.across
 
     def _turned(
@@ -375,8 +377,9 @@ class Lowering:
         plain: Lowered | None,
         precision: Precision,
     ) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template over transposed weights, if worth it: for skinny GEMM, and for float32 tensor cores, which need
-        both operands contiguous along K.
+        """The template over transposed weights, if worth it.
+
+        For skinny GEMM, and for float32 tensor cores, which need both operands contiguous along K.
 
         With many rows, only weights of unaligned shape are transposed. `plain` is None if the weights cannot be lowered
         as they are.
@@ -412,8 +415,9 @@ class Lowering:
 
 
 class Asked(NamedTuple):
-    """Lowering request: a fusion group, the call that computes it from row-major values, names of weights and of
-    images.
+    """Lowering request for a fusion group.
+
+    `call` computes it from row-major values; further fields name weights and images among its operands.
 
     `images`: names of operands and outputs that are images.
     """
@@ -457,8 +461,9 @@ def _with_places(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
 
 
 class Lowerings:
-    """The kernels that one optimization generates: a `Lowering` per backend, and the pool of worker processes that
-    lower terms.
+    """The kernels that one optimization generates.
+
+    A `Lowering` per backend, and the pool of worker processes that lower terms.
 
     State is private to the optimization. `limit`: relative error that kernels may add by rounding operands. Not
     thread-safe.

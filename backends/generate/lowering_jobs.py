@@ -24,8 +24,9 @@ HEAD = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Job:
-    """Message to a lowering worker: a fusion group to lower with the generators `names`, or with `form`, calls of one
-    form.
+    """Message to a lowering worker.
+
+    A fusion group to lower with the generators `names`, or with `form`, calls of one form.
 
     `limit`: permitted relative error. `images`: names of operands and results that are images.
     """

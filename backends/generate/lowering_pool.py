@@ -120,8 +120,9 @@ class Batch:
         return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
-        """The worker's reply to the next job; empty if the caller must do the job. Waits if a worker has the job in
-        progress.
+        """The worker's reply to the next job; empty if the caller must do the job.
+
+        Waits if a worker has the job in progress.
         """
         number = self.numbers[self.taken]
         self.taken += 1

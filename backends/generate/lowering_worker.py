@@ -52,8 +52,10 @@ def packed(lowered: Any) -> bytes:
 
 
 def main() -> None:
-    """Answer lists of jobs until the input ends or `IDLE_S` seconds pass without input. SIGINT is left to the
-    parent."""
+    """Answer lists of jobs until the input ends or `IDLE_S` seconds pass without input.
+
+    SIGINT is left to the parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     host.limit_own_memory()

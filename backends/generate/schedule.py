@@ -115,8 +115,9 @@ def depths(meaning: str, domain: Domain, stored: str = "k") -> Any:
 
 
 def sides(meaning: str, domain: Domain, stored: str) -> Any:
-    """Field of a schedule class: numbers by dimension, `m`, `n` or the index of a reduction axis (type
-    tuple[tuple[str, int], ...]).
+    """Field of a schedule class.
+
+    Numbers by dimension, `m`, `n` or the index of a reduction axis (type tuple[tuple[str, int], ...]).
     """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "sides", stored=stored)})
 
@@ -215,8 +216,10 @@ class Schedule:
         return 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile of a kernel of this shape, which decide what is recomputed: the fields `m`
-        and `n`, 1 without them."""
+        """(rows, columns) of a program's tile of a kernel of this shape, which decide what is recomputed.
+
+        The fields `m` and `n`, 1 without them.
+        """
         return self.__dict__.get("m", 1), self.__dict__.get("n", 1)
 
     @property
@@ -227,8 +230,11 @@ class Schedule:
 
     # ------------------------------------------------------------ moves of the search
     def moves(self) -> Iterator[Move]:
-        """All schedules one move away, legal or not: flags first, because their gain carries over to most other
-        schedules; then each number; then equal depths of loops together; then parameters that are absent."""
+        """All schedules one move away, legal or not.
+
+        Flags first, because their gain carries over to most other schedules; then each number; then equal depths of
+        loops together; then parameters that are absent.
+        """
         base, known = self.numbers(), declared(type(self))
         yield from _toggled(base, known.values())
         for name in base:

@@ -15,8 +15,8 @@ from ...errors import UsageError
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape
+from .emitter import EmitterBase, Launch, Lowered
 from .schedule import Move, Numbers, Schedule
-from .template import EmitterBase, Launch, Lowered
 
 COUNT = 16  # candidate schedules of a kernel
 S = TypeVar("S", bound=Schedule)
@@ -153,14 +153,18 @@ class StrategyEmitter(EmitterBase):
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal: parameters of a strategy, values in their domains, and the strategy's
-        legality."""
+        """Whether a stored schedule is legal.
+
+        Parameters of a strategy, values in their domains, and the strategy's legality.
+        """
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The launches of a stored schedule. UsageError for parameters of no strategy; Unfusable if the kernel cannot be
-        emitted."""
+        """The launches of a stored schedule.
+
+        UsageError for parameters of no strategy; Unfusable if the kernel cannot be emitted.
+        """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)
 

@@ -15,31 +15,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
-from ...extract.model.kernel import (
-    MAX_LAYOUT_COMBINATIONS,
-    OUTPUT_SEPARATOR,
-    Call,
-    KernelBase,
-    Layout,
-    Operand,
-    mentions_out,
-    output_names,
-)
+from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
+from ...extract.model.library_kernel import OUTPUT_SEPARATOR, KernelBase, mentions_out
 from ...extract.model.work import graph_flops
 from ...processes.forks import Lock
-from ..ir.index import Axis
-from ..ir.kernel import PROBE, Buffer, Kernel, Unfusable, if_fusable, walk
+from ..ir.kernel import PROBE, Buffer, Kernel, Unfusable, walk
 from ..ir.loop_fusion import rolled
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
-from ..lowering.split_reduction import COUNTERS, places, split
+from ..lowering.split_reduction import COUNTERS, places
+from .emitter import Emitter, Launch, Lowered, can_split
 from .schedule import Move, Numbers, Schedule
 from .weight_layouts import channels_last, laid_out, prepared
 
@@ -59,152 +51,6 @@ CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of 
 WRITTEN_OUT = 256  # maximum nodes of a term that is written as one expression
 NESTED = 24  # maximum nesting depth of an expression in larger terms
 READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
-
-
-class Launch(Protocol):
-    """One kernel launch: the name that `source` defines, and the statement that launches the kernel."""
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Source of the kernel's definition."""
-        ...
-
-    @property
-    def definitions(self) -> Mapping[str, str]:
-        """Python definitions that the launch needs: name -> source."""
-        ...
-
-    def call(self, names: Mapping[str, str]) -> str:
-        """The launch statement; `names` maps buffers to variables. Emitters of functional kernels return an expression
-        that does not mention the output."""
-        ...
-
-
-class LaunchBase:
-    """Default members of `Launch`."""
-
-    name: str
-    source: str
-
-    @property
-    def definitions(self) -> Mapping[str, str]:
-        """Definitions that the launch needs: the kernel's own."""
-        return {self.name: self.source}
-
-
-class Emitter(Protocol):
-    """Protocol of code generators from kernel IR to source.
-
-    `StrategyEmitter` (generate/strategy.py) implements all of it; `EmitterBase` has the defaults of the data members.
-    `name`: the backend's name. `version`: raise it when the text emitted for the same kernel and schedule changes.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def setup(self) -> tuple[str, ...]:
-        """Helpers that every kernel needs."""
-        ...
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Required Python modules."""
-        ...
-
-    @property
-    def precisions(self) -> tuple[Precision, ...]:
-        """Reduced input precisions of float32 products that `rounding` supports, the slower ones first."""
-        ...
-
-    @property
-    def across(self) -> Mapping[Precision, Precision]:
-        """Input precision to use in place of one that needs both operands contiguous along K, where they are not."""
-        ...
-
-    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
-        """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is legal."""
-        ...
-
-    def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """Candidate schedules in stored form for an input precision of float32 products, best guess first."""
-        ...
-
-    def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal."""
-        ...
-
-    def parse(self, schedule: Numbers) -> Schedule:
-        """The typed schedule of a stored one. UsageError for a schedule with other parameters."""
-        ...
-
-    def moves(self, schedule: Numbers) -> Iterator[Move]:
-        """Moves of the schedule search from a stored schedule, legal or not."""
-        ...
-
-    def warp_specialized(self, schedule: Numbers) -> bool:
-        """Whether a stored schedule is warp specialized."""
-        ...
-
-    def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
-        """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
-        ...
-
-    def masked(self, schedule: Numbers) -> bool:
-        """Whether the text that a stored schedule emits for sizes that its tiles do not divide is also right for sizes
-        below a tile (generate/any_size.py)."""
-        ...
-
-    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement with its grid as an argument, where it may depend on sizes, and the launch's definitions.
-
-        The text `SIZES_` and the launch's name stand where arguments of sizes are added.
-        """
-        ...
-
-    def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the further arguments of a launch statement: values of given sizes."""
-        ...
-
-    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Kernel text with an integer parameter for each free size that occurs in it, and the names of these sizes.
-
-        A parameter is called `prefix` + size; `text` is an `any_size.Text`. None if a size occurs where the compiler
-        needs a constant.
-        """
-        ...
-
-
-class EmitterBase:
-    """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
-
-    def masked(self, schedule: Numbers) -> bool:
-        """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""
-        return False
-
-    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes (`Emitter.sized_launch`)."""
-        return statement, definitions
-
-    def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the further arguments of a launch statement: values of given sizes (`Emitter.size_arguments`)."""
-        return "".join(f", {n}" for n in names)
-
-    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """None, because this emitter has no kernels with size parameters."""
-        return None
-
-    setup: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    precisions: tuple[Precision, ...] = ()
-    across: Mapping[Precision, Precision] = {}
 
 
 def spelled(terms: Sequence[Tensor]) -> str:
@@ -240,30 +86,6 @@ def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
     return f"{name}({', '.join([*(texts[a] for a in term.args), *attrs])})"
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A call's kernel in the IR, with its shape and its candidate schedules."""
-
-    kernel: Kernel
-    shape: Shape
-    space: tuple[Numbers, ...]  # candidate schedules in stored form, best guess first
-    # kernel name -> launches
-    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
-    # number of parts -> kernels of the split reduction
-    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)
-
-    @cached_property
-    def cuts(self) -> bool:
-        """Whether the longest reduction of the kernel can be split (split-K)."""
-        return _can_split(self.kernel, self.shape)
-
-    def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The two kernels of a split reduction: (kernel of partial results, combining kernel)."""
-        if parts not in self.cut:
-            self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
-        return self.cut[parts]
-
-
 @dataclass(frozen=True, eq=False)
 class GeneratedKernel(KernelBase):
     """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output fusion).
@@ -296,8 +118,10 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def combinations(self) -> int:
-        """Number of operand-layout combinations to lower. Bounded, because lowering hundreds of operations takes 0.1
-        s."""
+        """Number of operand-layout combinations to lower.
+
+        Bounded, because lowering hundreds of operations takes 0.1 s.
+        """
         return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
 
     @cached_property
@@ -398,8 +222,10 @@ class GeneratedKernel(KernelBase):
         return tuple(sorted(ways))
 
     def alike(self, call: Call) -> Hashable | None:
-        """Deduplication key for tuning: calls with equal keys likely share the best schedule, whatever prologue and
-        epilogue they have. None if there is no kernel.
+        """Deduplication key for tuning.
+
+        Calls with equal keys likely share the best schedule, whatever prologue and epilogue they have. None if there is
+        no kernel.
 
         The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
         (tensors of rank > 2), and the optional schedule parameters that the kernel supports.
@@ -419,8 +245,10 @@ class GeneratedKernel(KernelBase):
         return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def scheduled(self, call: Call, found: Lowered) -> Schedule:
-        """The typed schedule of a call, or the best guess if it has none. UsageError for parameters that no strategy
-        has."""
+        """The typed schedule of a call, or the best guess if it has none.
+
+        UsageError for parameters that no strategy has.
+        """
         return self.emitter.parse(stored(found, call))
 
     def lower(self, call: Call) -> Lowered | None:
@@ -512,8 +340,9 @@ def across(found: Lowered) -> bool:
 def _read(
     roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
 ) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
-    """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal); None if there is no
-    kernel.
+    """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal).
+
+    None if there is no kernel.
 
     The result is the same for every emitter and precision.
     """
@@ -521,7 +350,7 @@ def _read(
     try:
         kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
         shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
-        return kernel, shape, _can_split(kernel, shape)
+        return kernel, shape, can_split(kernel, shape)
     except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
         return None
 
@@ -541,18 +370,6 @@ def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
     if name not in found.made:  # source, code and scratch all call this
         found.made[name] = template.emitter.launches(found, schedule, name)
     return found.made[name]
-
-
-def split_axis(shape: Shape) -> Axis:
-    """The longest reduction axis that is not nested in another reduction: the axis of split-K."""
-    return max(shape.outer, key=lambda a: a.size)
-
-
-def _can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether split reduction is legal: the longest reduction axis has even extent and can be split."""
-    if not shape.outer or (axis := split_axis(shape)).size % 2:
-        return False
-    return if_fusable(split, kernel, axis, 2) is not None
 
 
 def _code(template: GeneratedKernel, call: Call) -> str:

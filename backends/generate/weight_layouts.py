@@ -1,5 +1,7 @@
-"""Preferred memory layouts of generated kernels: weights and filters transposed or padded at load time, images
-channels-last."""
+"""Preferred memory layouts of generated kernels.
+
+Weights and filters transposed or padded at load time, images channels-last.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import HALVES
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Call, Operand, Strides, contiguous, identify
+from ...extract.model.kernel import Call, Operand, Strides, contiguous
+from ...extract.model.library_kernel import identify
 from ..ir.kernel import Buffer
 from ..ir.tensor_maps import padded_row
 

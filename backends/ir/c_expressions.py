@@ -17,8 +17,10 @@ from .op_texts import op_text
 
 @dataclass(frozen=True)
 class Spelling:
-    """Spelling of one language and precision. `floats`, `wholes` and `truths` name the texts (fields of `TargetText`) of
-    operations on floats, integers and bools."""
+    """Spelling of one language and precision.
+
+    `floats`, `wholes` and `truths` name the texts (fields of `TargetText`) of operations on floats, integers and bools.
+    """
 
     floats: str
     wholes: str

@@ -133,8 +133,9 @@ class Builder:
     def load(
         self, operand: str, at: Index, dtype: str, parts: Sequence[tuple[Expr, int]], guards: Sequence[Expr]
     ) -> Expr:
-        """Load of an operand's element, at an index plus data-dependent terms with their strides (`parts`), under
-        `guards`.
+        """Load of an operand's element under `guards`.
+
+        The position is an index plus data-dependent terms with their strides (`parts`).
         """
         kind = dtypes.category(dtype)
         steps = tuple(c for _, c in parts)
@@ -159,8 +160,11 @@ class Builder:
         return self.pointwise("mul", (a, b))
 
     def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
-        """The reduction of a body along an axis. Factors that do not depend on the axis are moved out of a sum; a
-        reduction of a body that does not depend on the axis is simplified."""
+        """The reduction of a body along an axis.
+
+        Factors that do not depend on the axis are moved out of a sum; a reduction of a body that does not depend on the
+        axis is simplified.
+        """
         if axis not in body.axes:
             return (
                 self.mul(body, self.const(axis.size))
@@ -200,8 +204,9 @@ class Builder:
         return found
 
     def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
-        """Terms rebuilt bottom-up, with `change` applied to each expression and its changed operands (None: keep the
-        op).
+        """Terms rebuilt bottom-up by `change`.
+
+        It maps each expression and its changed operands to a replacement; None keeps the op.
         """
         done: dict[Expr, Expr] = {}
         for e in walk(roots):

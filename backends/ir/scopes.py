@@ -1,5 +1,7 @@
-"""Nested scopes of emitted source with the values known in each; lookups go outwards. Emitters derive their own
-scopes."""
+"""Nested scopes of emitted source with the values known in each; lookups go outwards.
+
+Emitters derive their own scopes.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,10 @@ class Writer(Generic[B]):
         self.scope = before
 
     def home(self, e: Expr) -> B:
-        """The outermost scope in which an expression can be computed: all its axes are bound there, and it reads no
-        running value of an enclosing loop."""
+        """The outermost scope in which an expression can be computed.
+
+        All its axes are bound there, and it reads no running value of an enclosing loop.
+        """
         scope = self.scope
         while scope.outside is not None and e.axes <= scope.outside.bound:
             if any(x in scope.known and x.op == "reduce" for x in walk([e])):

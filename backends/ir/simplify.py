@@ -1,5 +1,6 @@
-"""Simplification of elementwise operations of the kernel IR: constant folding, neutral elements, comparisons decided by
-index ranges.
+"""Simplification of elementwise operations of the kernel IR.
+
+Constant folding, neutral elements, comparisons decided by index ranges.
 
 One function per op, of the builder and the operands; None means no simplification.
 """
@@ -137,8 +138,10 @@ SIGNS = 8  # depth of nested factors to search for a sign
 
 
 def _unsigned(b: Builder, e: Expr, depth: int = SIGNS) -> Expr | None:
-    """A value without its minus sign, if it has one: a negation, a negative constant, or a product or quotient with
-    such a factor; else None."""
+    """A value without its minus sign, if it has one.
+
+    A negation, a negative constant, or a product or quotient with such a factor; else None.
+    """
     if e.op == "neg":
         return e.args[0]
     if e.op == "const":

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...egraph.ir import dims, dtypes
-from ...extract.model.kernel import Plan
+from ...extract.model.plan import Plan
+from ...wording import with_article
 
 RESERVED = frozenset(
     ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
@@ -29,15 +30,17 @@ def identifier(text: str, taken: set[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a number, dtype-independent size expression, string, or tuple of these. TypeError for anything
-    else."""
+    """Source text of a number, dtype-independent size expression, string, or tuple of these.
+
+    TypeError for anything else.
+    """
     if isinstance(value, tuple):
         return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)  # emitted source imports the names inf and nan
     if isinstance(value, bool | int | float | str | dims.DimExpr):
         return repr(value)
-    raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
+    raise TypeError(f"cannot write {with_article(type(value).__name__)} into source: {value!r}")
 
 
 def dtype_text(dtype: str) -> str:
@@ -83,8 +86,7 @@ def imports_of(body: str) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """Text as one comment line: control characters, bidi marks and lone surrogates become "?"; at most 160
-    characters."""
+    """Text as one comment line: control characters, bidi marks, lone surrogates become "?"; at most 160 characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:160]
 
 

@@ -20,8 +20,7 @@ BYTES = 16  # required multiple of strides and of the box's innermost size
 
 
 def padded_row(size: int, dtype: str) -> int:
-    """Row length of `size` elements padded to a multiple of 16 bytes, so that every row is aligned for TMA and vector
-    loads."""
+    """Row length of `size` elements padded to 16 bytes, which aligns every row for TMA and vector loads."""
     step = max(1, BYTES // dtypes.itemsize(dtype))
     return -(-size // step) * step
 
@@ -38,8 +37,9 @@ def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()
 
 @dataclass(frozen=True)
 class Box:
-    """A tile of an operand as a TMA box: the matrix shape, the box shape, the axes along its rows and columns, and the
-    texts of its origin.
+    """A tile of an operand as a TMA box.
+
+    The matrix shape, the box shape, the axes along its rows and columns, and the texts of its origin.
 
     With `strides`, rows are further apart than they are long, or there are more than two axes, each with a stride of
     its own and one element in the box. Elements beyond the end of an axis are read as zeros.

@@ -35,8 +35,9 @@ def is_window(axis: Axis) -> bool:
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two sides of a matrix product: those of a sum whose body is a product of two parts; None for other
-    expressions.
+    """The two sides of a matrix product: those of a sum whose body is a product of two parts.
+
+    None for other expressions.
 
     The parts share only batch axes and the reduction axis. The side with the later parallel axis is the right one
     (columns); a side that contains a product is the left one, and its rows are those of that product, whatever the
@@ -117,8 +118,10 @@ class Shape:
 
     @cached_property
     def kind(self) -> str:
-        """Kernel class: pointwise | rows | windows (only short windows) | contraction | attention (a product around
-        another one)."""
+        """Kernel class: pointwise, rows, windows, contraction or attention.
+
+        windows: all reductions are over short windows. attention: a product around another one.
+        """
         if self.dots:
             return "attention" if any(map(self._around, self.dots)) else "contraction"
         if self.inner and all(is_window(a) and a.size <= SHORT for a in self.inner):
@@ -148,8 +151,10 @@ class Shape:
 
 
 def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
-    """Roles of the axes. Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count
-    as matrix products."""
+    """Roles of the axes.
+
+    Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count as matrix products.
+    """
     dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None} if products else {}
     outer = _outer(kernel)
     top = [d for e, d in dots.items() if e.axis in outer and d.rows | d.cols <= set(kernel.axes)]
@@ -234,8 +239,7 @@ def _outer(kernel: Kernel) -> tuple[Axis, ...]:
 
 
 def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> list[Axis]:
-    """Reduction axes as tile dimensions: those of a product's left side before its own, those of its right side
-    after."""
+    """Reduction axes as tile dimensions: a product's left side's before its own, its right side's after."""
     seen = set() if seen is None else seen
     if e in seen:
         return []
@@ -250,8 +254,10 @@ def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> 
 
 
 def _joined(kernel: Kernel) -> dict[Axis, Axis]:
-    """Reduction axes that run over the elements of a parallel axis (reduction axis -> parallel axis): some load is the
-    same for both."""
+    """Reduction axes that run over the elements of a parallel axis (reduction axis -> parallel axis).
+
+    Some load is the same for both.
+    """
     loads = {e for e in kernel.exprs if e.op == "load"}
     found: dict[Axis, Axis] = {}
     for e in kernel.reductions:
@@ -297,8 +303,9 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """Divisors of `size` near some wanted numbers: for each, the largest one that is at most it and more than half of
-    it.
+    """Divisors of `size` near some wanted numbers.
+
+    For each, the largest one that is at most it and more than half of it.
 
     Numbers without such a divisor are left out. Parts keep the vector alignment of the whole.
     """

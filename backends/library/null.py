@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import LibraryKernel
+from ...extract.model.library_kernel import LibraryKernel
 from ..contract import BackendBase
 from ..runtime.views import view_templates
 

@@ -14,7 +14,8 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import DimExpr, concrete
 from ...egraph.ir.ops import OPS, Op
-from ...extract.model.kernel import Call, Code, LibraryKernel, Operand, identified, identify
+from ...extract.model.kernel import Call, Code, Operand
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..contract import BackendBase
 from ..ir.source_text import dtype_text, literal
 from ..runtime.views import numpy_code, spelled, view_templates

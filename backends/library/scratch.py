@@ -11,7 +11,8 @@ from math import prod
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, code_identity, identify
+from ...extract.model.kernel import Call
+from ...extract.model.library_kernel import code_identity, identify
 from ..ir.source_text import dtype_text, literal
 
 ALIGNMENT = 64

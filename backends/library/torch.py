@@ -1,5 +1,7 @@
-"""Torch CPU backend: elementwise ops and reductions with `out=`, MKL and oneDNN GEMMs and convolutions with packed
-weights and fused epilogues, attention, normalisations.
+"""Torch CPU backend: library kernels as rows of a table.
+
+Elementwise ops and reductions with `out=`, MKL and oneDNN GEMMs and convolutions with packed weights and fused
+epilogues, attention, normalisations.
 
 Torch works on NumPy's memory. Only emitted source and `unavailable()` import Torch. A template without `{out}` returns
 a new tensor, because Torch cannot write that result to given memory.
@@ -15,7 +17,8 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Call, Code, LibraryKernel, identified, identify
+from ...extract.model.kernel import Call, Code
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..contract import BackendBase
 from .numpy import RECURRENT, RECURRENT_ATTRS, concats, out_call, spell
 from .torch_calls import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from ...extract.model.kernel import Call, Operand, Strides, contiguous, identify
+from ...extract.model.kernel import Call, Operand, Strides, contiguous
+from ...extract.model.library_kernel import identify
 from ..runtime.views import view_strides
 
 Applies = Callable[[Call], bool]
@@ -81,8 +82,9 @@ def flat_code(text: str) -> Callable[[Call], str]:
 
 
 def equal_batches(call: Call) -> bool:
-    """Condition on calls: both operands have rank >= 3 and equal leading sizes, so that one batched GEMM over a view
-    computes them.
+    """Condition on calls: both operands have rank >= 3 and equal leading sizes.
+
+    One batched GEMM over a view then computes them.
     """
     a, b = call.operands["x"], call.operands["w"]
     return a.type.rank == b.type.rank >= 3 and extents(a)[:-2] == extents(b)[:-2]
@@ -205,8 +207,9 @@ def pool_pads(call: Call) -> bool:
 
 # ---------------------------------------------------------------- attention
 def heads_fit(call: Call) -> bool:
-    """Condition on calls: the leading sizes of q match those of k and v; only the group axis of a rank-5 form may
-    broadcast.
+    """Condition on calls: the leading sizes of q match those of k and v.
+
+    Only the group axis of a rank-5 form may broadcast.
     """
     q, k, v = (extents(call.operands[n])[:-2] for n in "qkv")
     if len(q) < 3:

@@ -1,5 +1,6 @@
-"""Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels. The
-storage dtype of tensors may be a 16-bit float under a float32 pattern.
+"""Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels.
+
+The storage dtype of tensors may be a 16-bit float under a float32 pattern.
 
 Templates that work on both devices come from `torch.py`. They require a single float dtype, which is also the compute
 dtype (products and sums accumulate wider). For mixed dtypes, pointwise kernels promote; every other template has a
@@ -15,7 +16,8 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
-from ...extract.model.kernel import Call, LibraryKernel, identify
+from ...extract.model.kernel import Call
+from ...extract.model.library_kernel import LibraryKernel, identify
 from ..gpu_backend import GpuBackend
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy import spell

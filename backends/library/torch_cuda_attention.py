@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...extract.model.kernel import Call, LibraryKernel, Strides, identify
+from ...extract.model.kernel import Call, Strides
+from ...extract.model.library_kernel import LibraryKernel, identify
 from .numpy import spell
 from .torch_calls import both, extents, heads_fit
 from .torch_cuda_rows import FLOAT, halves, row
@@ -15,14 +16,15 @@ _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 #: LibraryKernel suffix -> Torch's fused attention kernel; "" means Torch's own choice.
 KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
-
-
 SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
 
 
 def _causal(call: Call) -> bool:
-    """Whether the causal mask hides anything: a single row sees all columns (the last row is aligned with the last
-    column). A free number of rows may be more than one; where it is one, as many columns, the mask hides nothing."""
+    """Whether the causal mask hides anything.
+
+    A single row sees all columns (the last row is aligned with the last column). A free number of rows may be more than
+    one; where it is one, as many columns, the mask hides nothing.
+    """
     return bool(call.attrs["causal"]) and extents(call.operands["q"])[-2] != 1
 
 

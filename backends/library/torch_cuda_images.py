@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, LibraryKernel, identified, identify
+from ...extract.model.kernel import Call
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from .numpy import spell
 from .torch_calls import (
@@ -29,8 +30,11 @@ from .torch_cuda_rows import FLOAT, floats, row, single, uniform
 
 
 def _conv_code(tuned: bool, bias: bool, tf32: bool = False) -> Callable[[Call], str]:
-    """Code of cuDNN's convolution. TF32 only if requested, so that float32 operands are not rounded silently. `tuned`:
-    cuDNN benchmarks its algorithms in the first call."""
+    """Code of cuDNN's convolution.
+
+    TF32 only if requested, so that float32 operands are not rounded silently. `tuned`: cuDNN benchmarks its algorithms
+    in the first call.
+    """
 
     def code(call: Call) -> str:
         n, a = call.names, call.attrs
@@ -66,8 +70,10 @@ def _fused_conv(residual: bool) -> Callable[[Call], str]:
 
 
 def _all_but_weight(condition: Applies) -> Applies:
-    """Condition: everything but the weight has one dtype; the weight is cast to it at load time. (The storage dtype of
-    1x1 convolution weights is float32, because their rows are one element long.)"""
+    """Condition: everything but the weight has one dtype; the weight is cast to it at load time.
+
+    (The storage dtype of 1x1 convolution weights is float32, because their rows are one element long.)
+    """
 
     def fits(call: Call) -> bool:
         others = {n: o for n, o in call.operands.items() if n != "w"}

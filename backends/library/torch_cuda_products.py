@@ -1,5 +1,4 @@
-"""Torch GPU matrix products: cuBLAS and cuBLASLt, also in TF32 where the tolerance allows it, and with padded
-weights."""
+"""Torch GPU matrix products: cuBLAS and cuBLASLt, in TF32 where the tolerance allows it, and with padded weights."""
 
 from __future__ import annotations
 
@@ -8,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, LibraryKernel, Operand, identify
+from ...extract.model.kernel import Call, Operand
+from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from ..ir.tensor_maps import padded_row
 from ..runtime.views import view_strides

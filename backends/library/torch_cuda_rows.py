@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, LibraryKernel
+from ...extract.model.kernel import Call
+from ...extract.model.library_kernel import LibraryKernel
 from .torch_calls import FLOATS, Applies, both, of, usable
 
 FLOAT = of(*FLOATS)  # float dtypes, possibly mixed; `row` requires a single one unless `mixed`

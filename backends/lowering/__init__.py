@@ -1,5 +1,4 @@
-"""Lowering of e-graph terms to the kernel IR, one rule per op, and passes on it (split reduction, one-pass variance,
-    output interleaving).
+"""Lowering of e-graph terms to the kernel IR: one rule per op, and passes on the kernel IR.
 
 In: a term and operand layouts.
 Out: a kernel of the IR.

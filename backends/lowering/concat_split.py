@@ -161,8 +161,10 @@ WRITABLE = ("sum", "max", "min", "prod")
 
 
 def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]] | None:
-    """(axes, offsets) of a reshape's operand; None for a nonzero offset, unless the reshape only adds or removes axes
-    of size 1."""
+    """(axes, offsets) of a reshape's operand.
+
+    None for a nonzero offset, unless the reshape only adds or removes axes of size 1.
+    """
     own, inner = concrete(t.shape), concrete(t.args[0].shape)
     if [d for d in own if d > 1] == [d for d in inner if d > 1]:
         rest = iter([(a, b) for a, b, d in zip(axes, before, own) if d > 1])

@@ -30,8 +30,7 @@ class Beside(NamedTuple):
     columns: int = -1
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
-        """Offsets of the slices that a result of size 1 along the axis reads, as a function of the index `by` on the
-        common axis.
+        """Offsets of the slices that a result of size 1 along the axis reads, as a function of the common index `by`.
 
         `by` is 0 at the result's own position. So the result reads what the other results read at that index.
         """
@@ -84,8 +83,10 @@ def _of_slices(roots: Sequence[Tensor]) -> tuple[Tensor, int] | None:
 def _slowest(
     space: Tensor, whole: Tensor, axis: int, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> int | None:
-    """The axis of a result with the largest stride along an axis of a tensor that it reads; if that stride is 1, an
-    axis of size 1 before it, so that rows stay whole."""
+    """The axis of a result with the largest stride along an axis of a tensor that it reads.
+
+    If that stride is 1, an axis of size 1 before it, so that rows stay whole.
+    """
     at = [Axis(f"i{n}", d) for n, d in enumerate(concrete(space.shape))]
     strides = tuple(int(n == axis) for n in range(whole.rank))
     view = Buffer(whole.dtype, concrete(whole.shape), strides)

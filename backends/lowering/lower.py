@@ -104,8 +104,11 @@ def _of_pieces(
 
 # ---------------------------------------------------------------- results over common axes
 class _Part(NamedTuple):
-    """One result at a point of the common axes: its own index, its value, the guards under which it has an element
-    there, and the common-axis indices of its own axes."""
+    """One result at a point of the common axes.
+
+    Its own index, its value, the guards under which it has an element there, and the common-axis indices of its own
+    axes.
+    """
 
     at: tuple[Index, ...]
     value: Expr

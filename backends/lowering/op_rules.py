@@ -39,8 +39,10 @@ class Reader:
         return self.memo[key]
 
     def _ahead(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> list[Tensor]:
-        """A tensor after the same-shape operands of elementwise chains, which may have hundreds of ops: avoids
-        recursion."""
+        """A tensor after the same-shape operands of elementwise chains, which may have hundreds of ops.
+
+        Avoids recursion.
+        """
 
         def reads(x: Tensor) -> list[Tensor]:
             alone = not x.entry.pointwise or x in self.of or _rule(x) is not None
@@ -92,9 +94,7 @@ class Reader:
         return axis
 
     def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
-        """Expression of a tensor's element at an index that may be out of bounds along an axis, where the value is
-        `fill`.
-        """
+        """A tensor's element at an index; `fill` where the index is out of bounds along an axis."""
         b = self.b
         inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
@@ -121,8 +121,10 @@ _ORDERED = {
 
 
 def _reads_as_negative(t: Tensor) -> bool:
-    """Whether an operation would take the larger half of uint64 for negative numbers: whole numbers are int64 in kernels. Sums,
-    products and bits are the same in both."""
+    """Whether an operation would take the larger half of uint64 for negative numbers.
+
+    Whole numbers are int64 in kernels. Sums, products and bits are the same in both.
+    """
     if not any(a.dtype == "uint64" for a in t.args):
         return False
     return t.op in _ORDERED or (t.op == "cast" and dtypes.is_float(t.dtype))
@@ -241,8 +243,9 @@ def _parts(r: Reader, t: Tensor, found: Parts, at: tuple[Index, ...], guards: tu
 
 
 def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    """A sum over kernel positions and channels, channels innermost: where tiles divide the channels, a tile has one
-    kernel position.
+    """A sum over kernel positions and channels, channels innermost.
+
+    Where tiles divide the channels, a tile has one kernel position.
 
     A depthwise convolution is a sum over a window.
     """

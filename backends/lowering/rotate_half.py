@@ -16,8 +16,9 @@ from ..ir.kernel import Builder, Expr, Kernel, OutputStore, walk
 
 
 def halved(kernel: Kernel) -> Kernel:
-    """Kernel with axes split in two whose halves depend on each other's sums, and axes normalized; unchanged without
-    such axes.
+    """Kernel with axes split in two whose halves depend on each other's sums, and axes normalized.
+
+    Unchanged without such axes.
     """
     found = cut(kernel)
     return kernel if found is kernel else normalized(found)

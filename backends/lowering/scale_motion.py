@@ -11,8 +11,9 @@ LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
-    """Share the exponential sums of logsumexp with softmax: exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a))
-    if the kernel has that.
+    """Share the exponential sums of logsumexp with softmax.
+
+    exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a)) if the kernel has that.
 
     Where the maximum is infinite softmax is NaN anyway.
     """
@@ -35,8 +36,9 @@ def _of_itself(e: Expr) -> bool:
 
 
 def base_two(kernel: Kernel) -> Kernel:
-    """Kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), a' = a * log2(e); the factor is folded into an existing
-    one.
+    """Kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), a' = a * log2(e).
+
+    The factor is folded into an existing one.
 
     The hardware's exponential is to base two. Other uses of the maximum read max(a') / log2(e).
     """
@@ -55,8 +57,7 @@ def base_two(kernel: Kernel) -> Kernel:
 
 
 def _shifts(kernel: Kernel, m: Expr) -> bool:
-    """Whether a maximum is subtracted only from its own body, only under `exp`, and its body contains no other
-    maximum."""
+    """Whether a maximum is subtracted only from its own body, only under `exp`, and its body has no other maximum."""
     if m.op != "reduce" or m.value[0] != "max" or any(x.op == "reduce" and x.value[0] == "max" for x in walk(m.args)):
         return False
     shifted = {e for e in kernel.exprs if e.op == "sub" and e.args == (m.args[0], m)}
@@ -66,8 +67,10 @@ def _shifts(kernel: Kernel, m: Expr) -> bool:
 
 
 def _scaled(b: Builder, e: Expr) -> Expr:
-    """e * log2(e), with the factor folded into an existing constant. Finite constants, such as masks of the least
-    float, stay finite: 0 times them is 0."""
+    """e * log2(e), with the factor folded into an existing constant.
+
+    Finite constants, such as masks of the least float, stay finite: 0 times them is 0.
+    """
     if e.op == "const":
         return b.const(_finite(e.value * LOG2E))
     if e.op == "mul" and e.args[1].op == "const":
@@ -84,8 +87,10 @@ def _finite(value: float) -> float:
 
 
 def scaled_early(kernel: Kernel) -> Kernel:
-    """Move loop-invariant factors of a product to its loop-invariant side: queries are multiplied by their norm and the
-    softmax scale once, not the scores of every tile (the inverse of DEFER).
+    """Move loop-invariant factors of a product to its loop-invariant side.
+
+    Queries are multiplied by their norm and the softmax scale once, not the scores of every tile (the inverse of
+    DEFER).
 
     A constant factor stays if that side is a plain load: scaling it would round an operand to save one multiplication.
     """

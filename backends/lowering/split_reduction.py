@@ -1,5 +1,6 @@
-"""The SPLIT transformation: a reduction in parts that different programs compute, and a second kernel that combines the
-partial results.
+"""The SPLIT transformation.
+
+A reduction in parts that different programs compute, and a second kernel that combines the partial results.
 
 The first kernel stores the partial result of every outermost reduction over the axis (sums, maxima; for a sum of exp(a
 - max) the sum relative to the part's own maximum). The second reduces the partial results over the parts and computes

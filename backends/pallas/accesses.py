@@ -12,10 +12,9 @@ from ..ir.kernel import Buffer, Kernel, Unfusable
 
 @dataclass(frozen=True)
 class DimensionSlice:
-    """Indices that an access takes along one dimension of a buffer: `start`, `start + step`, …, one per index of
-    `axis`.
+    """Indices that an access takes along one dimension of a buffer.
 
-    A single index without an axis.
+    `start`, `start + step`, …, one per index of `axis`; `start` alone without an axis.
     """
 
     axis: Axis | None

@@ -20,10 +20,10 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Domain, Schedule
 from ..generate.schedule import number as parameter
 from ..generate.strategy import Request, Strategy, StrategyEmitter
-from ..generate.template import Launch, LaunchBase, Lowered
 from ..ir.index import Axis, Index
 from ..ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, below_maximum
 from ..ir.tiling import Shape
@@ -104,8 +104,9 @@ EMITTER = PallasEmitter()
 
 
 def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
-    """Pallas function of a kernel, with `rows` indices of the blocked axis per program. Unfusable if it cannot be
-    written.
+    """Pallas function of a kernel, with `rows` indices of the blocked axis per program.
+
+    Unfusable if it cannot be written.
     """
     axis = blocked_axis(kernel)
     return _Writer(kernel, axis if axis is not None and rows < axis.size else None, rows).launch(name)

@@ -14,7 +14,8 @@ from ...egraph.ir.graph import Tensor, make, topological
 from ...egraph.ir.index_maps import AffineMap
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.ops import OPS, Op
-from ...extract.model.kernel import Call, LibraryKernel, identify
+from ...extract.model.kernel import Call
+from ...extract.model.library_kernel import LibraryKernel, identify
 from .spelling import dtype_text, node_text, number, wide_text
 
 __all__ = ["GAPS", "TEMPLATES"]

@@ -25,7 +25,8 @@ import numpy as np
 
 from ...egraph.ir.graph import Tensor, structural_digest
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Plan, output_names
+from ...extract.model.kernel import output_names
+from ...extract.model.plan import Plan
 from ..ir.source_text import identifier, indented, one_line, signature, title
 from ..program import memory_plan
 from ..program.device_programs import DevicePrograms

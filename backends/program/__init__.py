@@ -3,5 +3,5 @@
 In: a plan.
 Out: a callable program.
 Imports: backends, backends.ir, backends.library, backends.runtime, backends.user, egraph.ir, errors, extract.model,
-    plain, private, processes, writing.
+    plain, private, processes, wording, writing.
 """

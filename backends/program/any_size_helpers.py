@@ -1,5 +1,6 @@
-"""Helper functions of emitted CPU programs with free sizes: memory plans and views made when a choice of sizes first
-occurs.
+"""Helper functions of emitted CPU programs with free sizes.
+
+Memory plans and views made when a choice of sizes first occurs.
 
 Their source is copied into emitted programs.
 """

@@ -60,8 +60,9 @@ class Binaries:
 
 
 def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Binaries | None:
-    """Compiled kernels of a bound program that was called on this GPU, or the C library of its namespace `space` on this
-    CPU; None if there are none, or not all are known.
+    """Compiled kernels of a bound program; None if there are none, or not all are known.
+
+    Those that calls on this GPU launched, or the C library of the namespace `space` on this CPU.
     """
     space = space or {}
     if not here:
@@ -116,8 +117,10 @@ def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | No
 
 @cache
 def processor() -> str:
-    """Name of this CPU for compiled C code: its architecture, and a hash of its instruction set extensions and of the
-    C library's version."""
+    """Name of this CPU for compiled C code.
+
+    Its architecture, and a hash of its instruction set extensions and of the C library's version.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

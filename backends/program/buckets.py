@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z0-9_]{1,40}")
 
 
 class Bucket(NamedTuple):
-    """Sizes from `least` to `most`, and the name of their plan: "" for the one of all sizes."""
+    """Range of sizes `least` to `most`, and the name of their plan: "" for the plan of all sizes."""
 
     least: int
     most: int
@@ -55,8 +55,10 @@ class Buckets:
     def of_json(
         record: Mapping[str, Sequence[tuple[int, int, str]]], sizes: Mapping[str, tuple[int, int, int]]
     ) -> Buckets | None:
-        """The inverse of `to_json` for a program with these ranges of sizes; None without buckets. Malformed unless the
-        rows divide the range of one size, and all plans have plain names."""
+        """The inverse of `to_json` for a program with these ranges of sizes; None without buckets.
+
+        Malformed unless the rows divide the range of one size, and all plans have plain names.
+        """
         if not record:
             return None
         (dimension, found), *others = record.items()
@@ -74,7 +76,7 @@ class Buckets:
 
 
 class BucketForm(Protocol):
-    """What runs the calls of a bucket: a program, or the caller's own function."""
+    """Executor of the calls in a bucket: a program, or the caller's own function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """Fast marshalling function for calls with these inputs (`Exchange.quick`); None without one."""
@@ -86,8 +88,10 @@ class BucketForm(Protocol):
 
 
 class AtSizes(NamedTuple):
-    """What calls at one choice of sizes need: the inputs there, the quick path, what runs it, and the program for
-    arguments that the quick path does not take."""
+    """State of calls at one choice of sizes.
+
+    `specs`: the inputs there. `quick`: fast marshalling, whose results `form` takes. `program`: for other arguments.
+    """
 
     specs: Sequence[Spec]
     quick: Quick | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import TensorGraphsError
-from ...extract.model.kernel import Plan
+from ...extract.model.plan import Plan
 from ..runtime.marshalling import Exchange, OnCpu
 from ..runtime.threads import loops_shared
 from .emit_cpu import EmittedProgram

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from ...errors import DeviceUnavailableError, UsageError
-from ...extract.model.kernel import Plan
+from ...extract.model.plan import Plan
 from .. import gpu
 from ..device import HOST
 from .binaries import C_LIBRARY, Binaries, without_compilers

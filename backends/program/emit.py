@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...extract.model.kernel import Plan
+from ...extract.model.plan import Plan
 from .emit_cpu import EmittedProgram, ProgramEmitter
 
 
 def emit(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emitted program of a CPU plan. With `reuse_outputs`, outputs are in the workspace and the next call overwrites
-    them.
+    """Emitted program of a CPU plan.
+
+    With `reuse_outputs`, outputs are in the workspace and the next call overwrites them.
     """
     from .emit_any_size import SizedEmitter, renamed_sizes
 

@@ -28,7 +28,8 @@ from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import Name, PatternCall, Var
 from ...egraph.ir.size_conditions import conditions
 from ...errors import UsageError
-from ...extract.model.kernel import Call, Operand, Plan, Step, Template, contiguous
+from ...extract.model.kernel import Call, Operand, Template, contiguous
+from ...extract.model.plan import Plan, Step
 from ...extract.model.sizes import bound_call, bound_terms, bound_value
 from ..ir.source_text import RESERVED, dtype_text, identifier, indented, literal, signature
 from .emit_cpu import ProgramEmitter
@@ -105,8 +106,7 @@ class Source:
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """Place that each free size is read from in a call: an input axis of exactly this extent, else of a linear
-    expression in it.
+    """Input axis that each free size is read from: one of exactly this extent, else of a linear expression in it.
 
     UsageError if no axis determines a size.
     """

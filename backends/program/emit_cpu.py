@@ -1,5 +1,6 @@
-"""Emitter of Python source for a CPU plan. The source runs without this package: NumPy, and Torch only where a kernel
-uses it.
+"""Emitter of Python source for a CPU plan.
+
+The source runs without this package: NumPy, and Torch only where a kernel uses it.
 
     def bind(weights):         # or bind(weights, states)
         memory = workspace(...)
@@ -22,7 +23,8 @@ from typing import Any
 from ...egraph.ir import dims
 from ...egraph.ir.graph import Tensor, structural_digest
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Plan, Step, Template, Value, contiguous, output_names
+from ...extract.model.kernel import Template, contiguous, output_names
+from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.source_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
 from ..runtime.views import has_torch_view, torch_view
@@ -166,8 +168,10 @@ class ProgramEmitter:
         return operand_kind(template)
 
     def _home(self, value: int) -> str:
-        """Operand kind that a value is created as: "torch" for Torch kernels' results and their Torch views, else
-        "numpy"."""
+        """Operand kind that a value is created as.
+
+        "torch" for Torch kernels' results and their Torch views, else "numpy".
+        """
         r = self.root[value]
         if r not in self.fresh or not is_torch(self.makers[r].template):
             return "numpy"
@@ -301,8 +305,10 @@ class ProgramEmitter:
         self.setups |= {(template.backend, name) for name in template.setup}
 
     def _pack_large_weights(self) -> None:
-        """Pack weights of at least `LARGE` bytes first, largest first: packing holds a weight twice, so this limits
-        peak memory."""
+        """Pack weights of at least `LARGE` bytes first, largest first.
+
+        Packing holds a weight twice, so this limits peak memory.
+        """
         found = [
             (self._bytes(v), i, o, v)
             for i, step in enumerate(self.plan.steps)
@@ -369,8 +375,10 @@ class ProgramEmitter:
         return self.shared[text]
 
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
-        """The call, with constant views hoisted to `bind`: reshapes of buffers at fixed addresses, arrays in scratch
-        memory."""
+        """The call, with constant views hoisted to `bind`.
+
+        Reshapes of buffers at fixed addresses, arrays in scratch memory.
+        """
         text = step.template.write(replace(step.call, names=names))
         values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
         operands = step.call.places

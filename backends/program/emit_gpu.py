@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Plan, Step, Template, Value, contiguous
+from ...extract.model.kernel import Template, contiguous
+from ...extract.model.plan import Plan, Step, Value
 from ..ir.source_text import identifier, indented, literal, signature
 from ..runtime.views import torch_view
 from . import memory_plan as memory
@@ -145,8 +146,7 @@ class GpuProgramEmitter(ProgramEmitter):
         return frozenset()
 
     def _fresh_bytes(self) -> int:
-        """Peak allocation: of `launch` plus input buffers, output copies and packed weights; or of `bind`, if
-        larger."""
+        """Peak allocation: `launch` plus input buffers, output copies, packed weights; or `bind`, if larger."""
         again = self.packed - sum(term.type.nbytes for key, term in self.weights.items() if key not in self.plain)
         places = sum(memory.nbytes(leaf.type) for leaf in self.plan.graph.inputs)
         copies = 0 if self.reuse_outputs else sum(memory.nbytes(self.plan.values[v].type) for v in self.plan.outputs)

@@ -29,7 +29,8 @@ from ...egraph.ir.dims import Dim, concrete, parse
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.graph import Tensor
 from ...errors import ShapeError, UsageError
-from ...extract.model.kernel import Operand, Step, Value, contiguous
+from ...extract.model.kernel import Operand, contiguous
+from ...extract.model.plan import Step, Value
 from ...extract.model.sizes import bound_call
 from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view
@@ -162,12 +163,14 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return self._use("Variants").lower()
 
     def _warm(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Shapes of the inputs at which, together, each form of each kernel runs: at the least sizes of forms, and at one
-        more, where pointers into values may be aligned less."""
+        """Shapes of the inputs at which, together, each form of each kernel runs.
+
+        At the least sizes of forms, and at one more, where pointers into values may be aligned less.
+        """
         atoms, graph = atoms_of(self.plan), self.plan.graph
         cuts = {n: {atom.min, atom.min + 1} for n, atom in atoms.items()}
         for step in self.plan.steps:
-            for form_bounds in getattr(step.template, "bounds_of", lambda call: ())(step.call):
+            for form_bounds in step.template.bounds_of(step.call):
                 for n, (least, most) in form_bounds.items():
                     cuts[n] |= {least, least + 1, most + 1, most + 2}
         kept = [sorted(s for s in cuts[n] if atom.min <= s <= atom.max) for n, atom in atoms.items()]
@@ -185,7 +188,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         """Also: generated kernels have addresses of 32 bits."""
         found = dict.fromkeys(SizedEmitter._conditions(self))
         for step in self.plan.steps:
-            found |= dict.fromkeys(getattr(step.template, "conditions_of", lambda call: ())(step.call))
+            found |= dict.fromkeys(step.template.conditions_of(step.call))
         return list(found)
 
     def _sized_names(self) -> set[str]:

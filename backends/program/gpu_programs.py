@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import TensorGraphsError
-from ...extract.model.kernel import Plan
+from ...extract.model.plan import Plan
 from .. import gpu
 from ..runtime.marshalling import Exchange, OnTensors
 from .any_size_gpu_helpers import HELPERS as ANY_SIZE_HELPERS

@@ -25,8 +25,9 @@ on_forget.append(all_helpers.cache_clear)
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
-    """Names of the helper functions that emitted code needs, sorted: `names`, those in `setups`, and all that these
-    call.
+    """Names of the helper functions that emitted code needs, sorted.
+
+    `names`, those in `setups`, and all that these call.
 
     `setups` are pairs (backend, helper).
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...extract.model.kernel import Plan
+from ...extract.model.plan import Plan
 from .binaries import processor
 from .cpu_helpers import HELPERS
 from .device_programs import DevicePrograms

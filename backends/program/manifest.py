@@ -1,5 +1,7 @@
-"""Manifest of a program: names, shapes, structure and sizes, without weights and code; `manifest.json` in a saved
-folder."""
+"""Manifest of a program: names, shapes, structure and sizes, without weights and code.
+
+`manifest.json` in a saved folder.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ...egraph.ir.dims import Dim, Shape, concrete, dim, parse
 from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
 from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
-from ...extract.model.kernel import Plan
+from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
 from ..device import HOST
 from ..user.templates import executed_file

@@ -16,7 +16,7 @@ from ...egraph.ir import dims
 from ...egraph.ir.dims import Dim
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.ops import Type
-from ...extract.model.kernel import Plan, Step
+from ...extract.model.plan import Plan, Step
 
 ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
 
@@ -54,8 +54,7 @@ def place(buffers: Sequence[LiveBuffer], alignment: int = ALIGNMENT) -> tuple[li
 
 
 def _best_gap(offsets: Sequence[int], sizes: Sequence[int], size: int) -> int:
-    """Start of the smallest gap of at least `size` bytes between blocks sorted by offset; their end if there is
-    none."""
+    """Start of the smallest gap of at least `size` bytes between blocks sorted by offset; their end if none."""
     end, best, best_room = 0, -1, -1
     for offset, taken in zip(offsets, sizes):
         room = offset - end
@@ -157,8 +156,10 @@ def _last_uses(plan: Plan, root: Mapping[int, int], end: int) -> dict[int, int]:
 
 
 def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int], output: int) -> bool:
-    """Whether an output may overwrite this operand: same type and strides, and no other operand views the same memory
-    with another layout."""
+    """Whether an output may overwrite this operand.
+
+    Same type and strides, and no other operand views the same memory with another layout.
+    """
     a, b = plan.values[operand], plan.values[output]
     whole = plan.values[root[operand]]
     if (a.type, a.strides) != (b.type, b.strides) or symbolic_bytes(whole.type) != symbolic_bytes(a.type):
@@ -198,8 +199,10 @@ def _all_inplace(step: Step, victim: int, root: Mapping[int, int], output: int) 
 
 
 def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int]) -> dict[int, int]:
-    """New state value -> state, where the value can be written to the state's memory: nothing reads the old value
-    later."""
+    """New state value -> state, where the value can be written to the state's memory.
+
+    Nothing reads the old value later.
+    """
     states = {v.name: v.id for v in plan.values if v.origin == "state"}
     found: dict[int, int] = {}
     for name, update in plan.updates.items():

@@ -22,35 +22,34 @@ import numpy as np
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
-from ...errors import BadModelError, ShapeError, UsageError
-from ...extract.model.kernel import Plan
+from ...errors import ShapeError, UsageError
+from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
-from ...plain import read_bytes
 from ...processes.forks import Lock
+from ...wording import counted
 from ...writing import named_path, recover, replacing_folder
 from ..device import HOST
 from ..runtime.arguments import unfolded
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
-from ..user.files import require_file
-from .binaries import Binaries, collected, read_binaries, write_binaries
+from .binaries import Binaries, collected, write_binaries
 from .buckets import FOLDER, AtSizes, BucketForm, Buckets
 from .cuda_helpers import cuda_text
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
 from .emit_cpu import bind_sizes
-from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
+from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of
 from .memory_plan import Layout
-from .weights import Array, BorrowedWeights, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of, write_weights
+from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of, write_weights
 
-LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
-TRIES = 50  # attempts to read a program that another process replaces
 KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
 class Program:
-    """An executable plan. Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the
-    same kind in the graph's structure.
+    """An executable plan.
+
+    Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the same kind in the graph's
+    structure.
 
     Calls from several threads run one after another. Outputs are fresh arrays unless `reuse_outputs`. Weights are read
     at the first call or at `bind`. A state starts as the param of its name, else as zeros.
@@ -79,10 +78,19 @@ class Program:
         self._start(manifest, emitted.source, weights, device)
 
     @classmethod
-    def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> Program:
+    def from_saved(
+        cls,
+        manifest: Manifest,
+        source: str,
+        weights: Mapping[str, Array],
+        binaries: Binaries | None,
+        device: str | None,
+    ) -> Program:
+        """A program without a plan from the parts of a saved folder. `binaries`: compiled kernels, if they are known."""
         made = object.__new__(cls)
         made.plan, made.layout, made._params = None, None, {}
         made._start(manifest, source, weights, device)
+        made._binaries = binaries
         return made
 
     def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> None:
@@ -106,8 +114,9 @@ class Program:
 
     # ------------------------------------------------------------ binding
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
-        """Read and prepare the weights now, if not yet done; `params` replaces params by name. Resets states. Returns
-        itself.
+        """Read and prepare the weights now, if not yet done; `params` replaces params by name.
+
+        Resets states. Returns itself.
 
         UsageError for unknown params, params without data, and for `params` of a loaded program, which has only its
         saved weights.
@@ -160,8 +169,10 @@ class Program:
         return self
 
     def check_room(self) -> None:
-        """Check free device memory without allocating: DeviceMemoryError if the program does not fit beside what it
-        shares."""
+        """Check free device memory without allocating.
+
+        DeviceMemoryError if the program does not fit beside what it shares.
+        """
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
         there += 0 if self._pool is None else self._pool.held(self._weights)
         self._programs.check_room(self.device, sum(self._own_memory().values()) - there)
@@ -251,8 +262,10 @@ class Program:
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Overwrite a state with an array or tensor of its shape. UsageError for an unknown name, ShapeError for
-        another shape."""
+        """Overwrite a state with an array or tensor of its shape.
+
+        UsageError for an unknown name, ShapeError for another shape.
+        """
         try:
             with self._lock:
                 state = self._state(name)
@@ -396,8 +409,10 @@ class Program:
         return AtSizes(specs, form.quick(specs), form, program)
 
     def near(self, values: Sequence[Any]) -> list[Any]:
-        """Return the values in the memory that calls read without a transfer: tensors on the program's GPU, or NumPy
-        arrays."""
+        """Return the values in the memory that calls read without a transfer.
+
+        Tensors on the program's GPU, or NumPy arrays.
+        """
         return [self._exchange.near(v) for v in values]
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -447,7 +462,7 @@ class Program:
     def __repr__(self) -> str:
         m = self.manifest
         given, made = (", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs) for specs in (m.inputs, m.outputs))
-        return f"Program {m.name}({given}) -> ({made}): {m.kernels} kernels, {m.cost:.1f} µs estimated"
+        return f"Program {m.name}({given}) -> ({made}): {counted(m.kernels, 'kernel')}, {m.cost:.1f} µs estimated"
 
     def _repr_html_(self) -> str:
         m = self.manifest
@@ -501,79 +516,6 @@ class Program:
             (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
         if self.attached is not None:
             self.attached(part)
-
-
-def load_program(folder: str | Path, *, device: str | None = None) -> Program:
-    """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
-
-    The program's `report` is None: `pipeline/load_program.py` reads it. A program for a GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
-
-    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
-    DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or has
-    changed.
-    """
-    path = named_path(folder)
-    recover(Path(os.path.realpath(path)))
-    found = _loaded(path, device)
-    divided = found.manifest.buckets
-    if divided is not None:
-        found.divide(divided, {name: _loaded(path / FOLDER / name, device, found) for name in divided.plans})
-    return found
-
-
-def _loaded(path: Path, device: str | None, around: Program | None = None) -> Program:
-    """A saved program without its plans for buckets; `around`: the program of which it is such a plan."""
-    record, source = _texts(path)
-    try:
-        manifest = read_manifest(record, source)
-        if around is not None:
-            _refuse_foreign(manifest, around.manifest)
-        elif manifest.borrowed:
-            raise BadModelError("it is a plan of a saved program", hint="load the folder of the whole program")
-    except BadModelError as error:
-        error.where = str(path)
-        raise
-    if device is None:
-        programs_of(manifest.device).check_hardware(manifest.hardware, where=str(path))
-    for file, digest in manifest.kernel_files.items():
-        require_file(file, digest, where=str(path))
-    specs = (*manifest.weights, *manifest.initial)
-    stored = StoredWeights(path / "weights.safetensors", [s for s in specs if s[0] not in manifest.borrowed])
-    weights: Mapping[str, Array] = stored
-    if manifest.borrowed and around is not None:
-        assert isinstance(around._weights, StoredWeights)
-        weights = BorrowedWeights(stored, manifest.borrowed, around._weights, manifest.weights)
-    found = Program._of(manifest, source, weights, device)
-    found._binaries = read_binaries(path, manifest.binaries)
-    return found
-
-
-def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
-    """BadModelError unless a manifest is that of a plan for some sizes of a program."""
-    same = all(
-        [(n, len(shape), dtype) for n, shape, dtype in specs] == [(n, len(shape), dtype) for n, shape, dtype in others]
-        for specs, others in ((plan.inputs, around.inputs), (plan.outputs, around.outputs))
-    )
-    if not same or plan.device != around.device or plan.sizes.keys() != around.sizes.keys() or plan.buckets is not None:
-        raise BadModelError("a plan is not one of this program", hint="save the program again")
-
-
-def _texts(path: Path) -> tuple[str, str]:
-    """Texts of manifest.json and program.py, from the same saved program even if another process replaces it
-    meanwhile."""
-    parts = ("manifest.json", "program.py")
-    try:
-        for _ in range(TRIES):
-            before = path.stat().st_ino
-            manifest, source = (read_bytes(path / part, LARGEST).decode("utf-8") for part in parts)
-            if path.stat().st_ino == before:
-                break
-    except (OSError, ValueError) as error:
-        what = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
-        raise BadModelError(
-            f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
-        ) from None
-    return manifest, source
 
 
 # ---------------------------------------------------------------- outputs

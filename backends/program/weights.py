@@ -1,5 +1,4 @@
-"""Weights of a program: evaluated from params on demand, or read from a safetensors file; and the writer of that
-file."""
+"""Weights of a program: evaluated from params on demand, or read from a safetensors file; and its writer."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class EvaluatedWeights(Mapping[str, Array]):
         return len(self.terms)
 
     def pool_key(self, key: str) -> Hashable:
-        """Equal for equal values in equal memory layouts, of any program over the same params."""
+        """Sharing key of a weight: programs over the same params have equal keys for equal values in equal layouts."""
         return structural_digest(self.terms[key]), key in self.plain
 
     def nbytes(self, key: str) -> int:

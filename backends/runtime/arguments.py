@@ -19,8 +19,9 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
-    """Inputs by name from nested arguments; None if nothing is nested, or the number of tensors differs from the
-    inputs.
+    """Inputs by name from nested arguments.
+
+    None if nothing is nested, or the number of tensors differs from the inputs.
 
     The input of a nested tensor is named by its path (`batch_x`, `pair_0`). Otherwise inputs are taken in order.
     """

@@ -9,8 +9,9 @@ from typing import Any
 
 
 def trim() -> None:
-    """Return freed heap memory of the C library to the system (malloc_trim); a no-op if the C library has no
-    malloc_trim.
+    """Return freed heap memory of the C library to the system (malloc_trim).
+
+    A no-op if the C library has no malloc_trim.
 
     Weights of some MiB freed one by one leave hundreds of MiB in the heap.
     """

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...errors import ShapeError, UsageError
+from ...wording import with_article
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
@@ -231,7 +232,8 @@ def _converted(x: Any, spec: Spec) -> Array:
         return np.asarray(x, kind)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
-            f"input {spec[0]!r} cannot be a {type(x).__name__}: {error}", hint="give an array or a tensor of its type"
+            f"input {spec[0]!r} cannot be {with_article(type(x).__name__)}: {error}",
+            hint="give an array or a tensor of its type",
         ) from None
 
 

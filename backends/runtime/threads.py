@@ -1,5 +1,8 @@
-"""Thread pools of CPU libraries. NumPy's BLAS and Torch's OpenMP have separate pools; active on the same cores, they
-slow each other by an order of magnitude, because idle workers spin."""
+"""Thread pools of CPU libraries.
+
+NumPy's BLAS and Torch's OpenMP have separate pools; active on the same cores, they slow each other by an order of
+magnitude, because idle workers spin.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +80,10 @@ def loops_shared() -> None:
 
 @in_forked_child
 def _one_thread() -> None:
-    """Make OpenMP single-threaded in a forked child: the worker threads exist only in the parent, and libgomp would
-    wait for them forever."""
+    """Make OpenMP single-threaded in a forked child.
+
+    The worker threads exist only in the parent, and libgomp would wait for them forever.
+    """
     if not _shared["used"]:
         return
     with contextlib.suppress(AttributeError, OSError, TypeError):

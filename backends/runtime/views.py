@@ -12,17 +12,8 @@ from typing import Any
 from ...egraph.ir.index_maps import AffineMap, SameOrder, Stretched
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.type_laws import infer
-from ...extract.model.kernel import (
-    Call,
-    Code,
-    LibraryKernel,
-    Operand,
-    Strides,
-    Template,
-    contiguous,
-    identified,
-    identify,
-)
+from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 
 Attrs = Mapping[str, Any]
 Layout = tuple[Strides, int]  # strides and offset of the first element, in elements
@@ -64,8 +55,7 @@ def view_type(op: str, attrs: Attrs, operand: Type) -> Type:
 
 
 def _runs(shape: Sequence[int], strides: Strides) -> list[list[int]]:
-    """Coalesced axes: [elements, innermost stride] of each maximal group of axes that is contiguous, outermost
-    first."""
+    """Coalesced axes: [elements, innermost stride] of each maximal contiguous group of axes, outermost first."""
     found: list[list[int]] = []
     for size, stride in zip(shape, strides):
         if size == 1:
@@ -181,8 +171,10 @@ def numpy_code(op: str) -> Code:
 
 
 def torch_code(op: str) -> Code | None:
-    """Torch expression of a view op, or of a cast between equal storage dtypes; None if Torch has no such view (Torch
-    has no negative strides)."""
+    """Torch expression of a view op, or of a cast between equal storage dtypes.
+
+    None if Torch has no such view (Torch has no negative strides).
+    """
     return _TORCH.get(op) or _method(OPS[op].methods.torch)
 
 

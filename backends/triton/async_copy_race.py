@@ -1,5 +1,6 @@
-"""Detection of async-copy races in compiled Triton kernels: a copy that overwrites a shared-memory buffer that wgmma
-still reads.
+"""Detection of async-copy races in compiled Triton kernels.
+
+A copy that overwrites a shared-memory buffer that wgmma still reads.
 
 Works on the text of Triton's GPU IR (TTGIR). A software-pipelined loop copies later tiles into a ring of shared-memory
 buffers while its last asynchronous products are in flight. A copy into a buffer that such a product still reads is a
@@ -26,8 +27,10 @@ ROUNDS = 4  # loop iterations that are simulated: more than products stay in fli
 
 @dataclass
 class _Loop:
-    """Events of a loop without its inner loops, each with its line: copies into rings, asynchronous products of rings,
-    and waits that leave the last products pending."""
+    """Events of a loop without its inner loops, each with its line.
+
+    Copies into rings, asynchronous products of rings, and waits that leave the last products pending.
+    """
 
     first: int
     copies: list[tuple[int, str]] = field(default_factory=list)
@@ -36,8 +39,9 @@ class _Loop:
 
 
 def overtaking(ttgir: str) -> list[str]:
-    """Async-copy races in a kernel's TTGIR: one sentence for each shared-memory ring in which a copy overtakes a
-    product.
+    """Async-copy races in a kernel's TTGIR.
+
+    One sentence for each shared-memory ring in which a copy overtakes a product.
 
     Empty if there is no race or nothing asynchronous.
     """
@@ -91,8 +95,10 @@ def _loops(lines: Sequence[str], ring: Callable[[str], str]) -> tuple[list[_Loop
 
 
 def _under_way(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
-    """Products that may be in flight at a line of a loop's body: (iteration relative to the current one, at most 0;
-    rings that are read)."""
+    """Products that may be in flight at a line of a loop's body.
+
+    (iteration relative to the current one, at most 0; rings that are read).
+    """
     events: list[tuple[int, frozenset[str] | int]] = sorted([*loop.dots, *loop.waits], key=lambda event: event[0])
     flying: list[tuple[int, frozenset[str]]] = []
     for back in range(1 - ROUNDS, 1):

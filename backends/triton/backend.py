@@ -8,9 +8,10 @@ from itertools import islice
 from typing import Any
 
 from ...egraph.ir.graph import Tensor
+from ..generate.emitter import Launch, Lowered
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, rest_of
-from ..generate.template import CARRYING, COUNTING, GeneratedKernel, Launch, Lowered, launches, template_of
+from ..generate.template import CARRYING, COUNTING, GeneratedKernel, launches, template_of
 from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import shape_of
 from .emit.kernel import emit, emit_joined
@@ -119,8 +120,10 @@ CONVOLUTION = Strategy(
 
 @dataclass
 class TritonEmitter(StrategyEmitter):
-    """Emitter of Triton and Gluon: one function per kernel. A split reduction is two kernels, or one whose last programs
-    combine the parts."""
+    """Emitter of Triton and Gluon: one function per kernel.
+
+    A split reduction is two kernels, or one whose last programs combine the parts.
+    """
 
     name: str = "triton"
     version: str = "9"
@@ -134,15 +137,11 @@ class TritonEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement with its grid as an argument and a placeholder for sizes, and the definitions
-        (`Emitter.sized_launch`).
-        """
+        """(launch statement with grid argument and placeholder for sizes, definitions): `Emitter.sized_launch`."""
         return sized_launch(launch, statement), definitions
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Kernel text with an integer parameter for each free size that occurs in it, and these sizes
-        (`Emitter.with_sizes`).
-        """
+        """(kernel text with an integer parameter per free size in it, these sizes): `Emitter.with_sizes`."""
         return with_sizes(text, name, sizes, prefix)
 
 

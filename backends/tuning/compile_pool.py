@@ -27,8 +27,9 @@ _GONE: Reply = {"ok": False, "status": "crash", "stage": "compile", "message": "
 
 
 class CompilePool:
-    """Pool of up to `workers` compilers for a compute capability (90 is sm_90), or for the result of a function called
-    on first use.
+    """Pool of up to `workers` compiler processes for one compute capability (90 is sm_90).
+
+    The capability may be a function, which is called on first use.
 
     `timeout`: seconds per text.
     """

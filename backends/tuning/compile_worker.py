@@ -1,5 +1,6 @@
-"""Compilation of generated kernels without launching them, and their resource use. Runs in compile_server.py's
-children; needs no GPU.
+"""Compilation of generated kernels without launching them, and their resource use.
+
+Runs in compile_server.py's children; needs no GPU.
 
 The module of a kernel text runs on meta tensors with a fake Triton driver for the target architecture: each launch
 compiles into Triton's disk cache and nothing runs. A compiler crash or hang ends this process, which costs one
@@ -69,8 +70,9 @@ class Race(Exception):
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
-    """Compile every kernel that a text launches; returns the maximum resource use and a digest of binaries and
-    parameters.
+    """Compile every kernel that a text launches.
+
+    Returns the maximum resource use and a digest of binaries and parameters.
 
     Raises Race if a kernel has an async-copy race.
     """
@@ -152,8 +154,10 @@ def run(out_, scratch):
 
 
 def begin(capability: int) -> None:
-    """Load the compilers and compile a trivial kernel: the first compilation takes seconds. NVRTC loads in a thread of its
-    own; when this returns, there is no other thread."""
+    """Load the compilers and compile a trivial kernel: the first compilation takes seconds.
+
+    NVRTC loads in a thread of its own; when this returns, there is no other thread.
+    """
     nvrtc = Thread(target=_load_nvrtc, args=(capability,), name="nvrtc")
     nvrtc.start()
     with contextlib.suppress(Exception):  # errors are reported by the first job

@@ -67,8 +67,11 @@ class FleetWorker:
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """Result of measuring on a cluster. `measured`, `known`, `lost`: numbers of jobs. `bad`: job index -> error. `rows`:
-    rows written per kind. `actors`: those started; `died`: those that died."""
+    """Result of measuring on a cluster.
+
+    `measured`, `known`, `lost`: numbers of jobs. `bad`: job index -> error. `rows`: rows written per kind. `actors`:
+    those started; `died`: those that died.
+    """
 
     measured: int
     known: int

@@ -1,4 +1,7 @@
-"""CUDA context of a measuring process, made in a thread while PyTorch is imported: both take a good half second."""
+"""Start-up of a measuring process in threads: the CUDA context while PyTorch is imported, and Triton's driver.
+
+The context takes a good half second, as does the import of PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -24,4 +27,27 @@ def _retain() -> None:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
 
 
-__all__ = ["begin_context"]
+_loading: list[Thread] = []
+
+
+def begin_compiler() -> None:
+    """Start a thread that loads Triton, which generated kernels need. Errors are left to their first launch."""
+    _loading.append(Thread(target=_load_compiler, daemon=True))
+    _loading[0].start()
+
+
+def _load_compiler() -> None:
+    """Load Triton's driver, which compiles its helper module on first use."""
+    with contextlib.suppress(Exception):
+        from triton.runtime import driver
+
+        _ = driver.active.utils
+
+
+def compiler_loaded() -> None:
+    """Wait until Triton is loaded."""
+    while _loading:
+        _loading.pop().join()
+
+
+__all__ = ["begin_compiler", "begin_context", "compiler_loaded"]

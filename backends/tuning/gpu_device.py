@@ -1,5 +1,6 @@
-"""Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time. CUDA, or the CPU as a
-stand-in.
+"""Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time.
+
+CUDA, or the CPU as a stand-in.
 
 The CPU runs the same protocol on Torch's CPU tensors, with kernels in Triton's interpreter. Its times are meaningless;
 it serves tests without a GPU.
@@ -162,7 +163,7 @@ class HostDevice:
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:
-        """No launch: a no-op."""
+        """Empty launch, to time launch overhead: a no-op on the host."""
         return None
 
     def clock_mhz(self) -> float:

@@ -1,5 +1,4 @@
-"""GPU lock of the calling process: it alternates with measuring processes, so that no timed kernel shares the
-device."""
+"""GPU lock of the calling process: it alternates with measuring processes; no timed kernel shares the device."""
 
 from __future__ import annotations
 

@@ -95,8 +95,10 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
 
 
 def _tempered(order: list[Tensor]) -> Iterator[int]:
-    """Products whose inputs need no scaling: followed by a multiplication with a constant (as attention scores), or
-    batched."""
+    """Products whose inputs need no scaling.
+
+    Followed by a multiplication with a constant (as attention scores), or batched.
+    """
     for node in order:
         if node.op in ("mul", "div") and any(a.op == "full" for a in node.args):
             yield from (id(a) for a in node.args)
@@ -176,8 +178,7 @@ def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
 
 
 def _weights(top: Tensor) -> Iterator[str]:
-    """Params that form the right operand of a product; of an elementwise product with a row or column, only the
-    matrix."""
+    """Params that form the right operand of a product; of one with a row or column, only the matrix."""
 
     def into(node: Tensor) -> Iterable[Tensor]:
         if node.op == "mul":
@@ -189,8 +190,9 @@ def _weights(top: Tensor) -> Iterator[str]:
 
 # ---------------------------------------------------------------- memory
 def span(operand: Operand) -> int:
-    """Number of elements from an operand's first to its last in memory. ValueError for negative strides, which Torch
-    lacks.
+    """Number of elements from an operand's first to its last in memory.
+
+    ValueError for negative strides, which Torch lacks.
     """
     shape = concrete(operand.type.shape)
     if any(s < 0 for s in operand.strides):

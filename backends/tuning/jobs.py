@@ -50,8 +50,10 @@ def job_of(template: Template, call: Call) -> Job:
 
 
 def read_job(job: Job) -> tuple[Template, list[Call]]:
-    """The template of a job and its calls, one per listed schedule, else the single call. UsageError for a malformed
-    job."""
+    """The template of a job and its calls, one per listed schedule, else the single call.
+
+    UsageError for a malformed job.
+    """
     try:
         call = _checked(call_of_json(job["call"]))
         template = template_of_job(job, call)
@@ -69,8 +71,10 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
 
 
 def template_of_job(job: Job, call: Call) -> Template:
-    """The template that a job names, or its regenerated kernel. UsageError if this version's kernel has another
-    identity."""
+    """The template that a job names, or its regenerated kernel.
+
+    UsageError if this version's kernel has another identity.
+    """
     from ..registry import template
 
     if "leaves" not in job:
@@ -122,8 +126,9 @@ def _natural(value: Any) -> int:
 
 # ---------------------------------------------------------------- files
 def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
-    """Write one job per distinct call: JSON lines, or Parquet for a `.parquet` path; atomic. Returns the number of
-    jobs.
+    """Write one job per distinct call: JSON lines, or Parquet for a `.parquet` path; atomic.
+
+    Returns the number of jobs.
 
     UnwritableError if the file cannot be written.
     """
@@ -298,8 +303,10 @@ class LocalMeasurers:
     def measure(
         self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
     ) -> None:
-        """Measure candidates into the sink; `taken` may end the sequence early. DeviceUnavailableError without a GPU
-        for GPU candidates."""
+        """Measure candidates into the sink; `taken` may end the sequence early.
+
+        DeviceUnavailableError without a GPU for GPU candidates.
+        """
         gpu = [c for c in found if on_gpu(c)]
         if gpu:
             self._gpu.measure(taken(gpu))

@@ -49,8 +49,10 @@ def _plain(value: Any) -> Plain:
 
 
 def _source(template: Template, call: Call) -> str:
-    """Hash of the executed text: call, weight preparations and helpers. For generated kernels the identity, which
-    contains the terms and the emitter version."""
+    """Hash of the executed text: call, weight preparations and helpers.
+
+    For generated kernels the identity, which contains the terms and the emitter version.
+    """
     if template.space is not None:
         return template.identity
     named = replace(call, names={**{o: o for o in template.operands}, "scratch": "scratch", "out": "out"})

@@ -214,8 +214,10 @@ class CpuWorkerProcess:
 def started(
     module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = (), count: int = 1
 ) -> subprocess.Popen[str]:
-    """A worker process that runs a module of this package, with line-based pipes. It has the memory limit of one of
-    `count` workers. WorkerError if it cannot be started."""
+    """A worker process that runs a module of this package, with line-based pipes.
+
+    It has the memory limit of one of `count` workers. WorkerError if it cannot be started.
+    """
     keep_compiled()
     path = os.pathsep.join(p for p in sys.path if p)
     known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **limited_environment(count),

@@ -1,5 +1,6 @@
-"""Measurement and tuning of kernels on a GPU: schedules compile in a process pool; device processes check and time
-them.
+"""Measurement and tuning of kernels on a GPU: schedules compile in a process pool.
+
+Device processes check and time them.
 
 Each candidate is measured with the schedules that its search proposes (schedule_search.py). Several candidates are in
 flight: while schedules of some compile, ready schedules of others run, in any order. Schedules that need too many
@@ -187,8 +188,10 @@ class GpuMeasurer:
             raise fault
 
     def _over(self, kernel: Measured | None) -> int:
-        """Remove a kernel that is fully measured from those in flight and queue its rows. Returns the number removed (0
-        or 1)."""
+        """Remove a kernel that is fully measured from those in flight and queue its rows.
+
+        Returns the number removed (0 or 1).
+        """
         if kernel is None:
             return 0
         self._count(kernel)
@@ -322,8 +325,10 @@ class GpuMeasurer:
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:
-        """Extend an exhausted search by as many schedules again; whether there are any. Searches that ended early are
-        left alone."""
+        """Extend an exhausted search by as many schedules again; whether there are any.
+
+        Searches that ended early are left alone.
+        """
         if candidate.is_view or candidate.template.space is None:
             return False
         search = self._search(candidate.template, candidate.call)
@@ -385,8 +390,10 @@ class GpuMeasurer:
         return Timing(tuple(only.cold), only.accuracy or {})
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
-        """Measure the device limits (bandwidths, peak rates, launch gap), store and return the rows. WorkerError on
-        failure."""
+        """Measure the device limits (bandwidths, peak rates, launch gap), store and return the rows.
+
+        WorkerError on failure.
+        """
         self._call_back()
         reply = self.processes[0].ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
@@ -440,8 +447,10 @@ class GpuMeasurer:
         return kernel
 
     def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
-        """The search of a kernel, starting with the best schedules of similar kernels; shorter if one of these was
-        searched."""
+        """The search of a kernel, starting with the best schedules of similar kernels.
+
+        Shorter if one of these was searched.
+        """
         most = self._most.get(key_of(template, call).digest, self.schedules) if self._most else self.schedules
         search = search_of(template, call, most, self.sink.snapshot)
         known = dict(self._alike.get(kind_of(template, call), {}))  # a copy, because another thread may add to it
@@ -453,8 +462,7 @@ class GpuMeasurer:
         return search
 
     def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
-        """Emit and compile calls of a kernel unless done speculatively; queues an event for each when it can be
-        judged."""
+        """Emit and compile calls of a kernel unless done speculatively; queue an event for each that can be judged."""
         for call in calls:
             place = (kernel.digest, key_of_schedule(call.schedule))
             one = self._early.pop(place, None)
@@ -503,8 +511,7 @@ class GpuMeasurer:
         return None
 
     def _hand_out(self) -> None:
-        """Fill the queue of each device process, preferring kernels it has open, then kernels that no process has
-        open."""
+        """Fill the queue of each device process, preferring its open kernels, then kernels that no process has open."""
         for process in self.processes:
             for _ in range(HANDED - sum(p is process for p in self._handed.values())):
                 own = (i for i, (k, _) in enumerate(self._waiting) if k.process is process)
@@ -526,8 +533,10 @@ class GpuMeasurer:
         return kernel.process or self.processes[0]
 
     def _next(self, later: Iterator[Ahead]) -> Event:
-        """The next event; meanwhile idle compilers get speculative work. WorkerError if nothing happens for too
-        long."""
+        """The next event; meanwhile idle compilers get speculative work.
+
+        WorkerError if nothing happens for too long.
+        """
         until = time.monotonic() + START_S + COMPILE_S
         while time.monotonic() < until:
             if self._ended is not None and self._ended():
@@ -587,8 +596,10 @@ class GpuMeasurer:
         self._waiting.append((kernel, spilled))
 
     def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Cutoff | None) -> list[Schedule]:
-        """The schedules that a kernel's search proposes after a round. If the kernel is given up, its remaining
-        schedules fail."""
+        """The schedules that a kernel's search proposes after a round.
+
+        If the kernel is given up, its remaining schedules fail.
+        """
         for one in kernel.trials:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
             search.told(one.call.schedule, us)
@@ -654,8 +665,10 @@ def _capability(device: str) -> int:
 
 
 def _refuse_elsewhere() -> None:
-    """DeviceUnavailableError if the setting `gpu` describes another GPU than this machine's: times would be stored
-    under its name."""
+    """DeviceUnavailableError if the setting `gpu` describes another GPU than this machine's.
+
+    Times would be stored under its name.
+    """
     wanted = gpu_machine() if settings.current().gpu else None  # otherwise do not query the driver yet
     if wanted is not None and wanted != (here := machine_here()):
         raise DeviceUnavailableError(

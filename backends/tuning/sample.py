@@ -429,8 +429,7 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
 
 
 def sample(template: Template, seed: int = 0, dtype: str = "float32", attempts: int = 3000) -> Call | None:
-    """A small random legal call of a template, deterministic per seed; None if none was found in `attempts`
-    attempts."""
+    """A small random legal call of a template, deterministic per seed; None if `attempts` attempts find none."""
     rng = random.Random(f"{template.name}-{seed}-{dtype}")
     for _ in range(attempts):
         try:

@@ -1,5 +1,6 @@
-"""Autotuning search over the schedules of one kernel: ranked guesses first, then local search by single-parameter
-moves.
+"""Autotuning search over the schedules of one kernel.
+
+Ranked guesses first, then local search by single-parameter moves.
 
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
 further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);
@@ -85,8 +86,10 @@ class ScheduleSearch:
 
     @property
     def room(self) -> int:
-        """Number of schedules that may still be proposed. Failures do not count towards `count`, up to as many
-        again."""
+        """Number of schedules that may still be proposed.
+
+        Failures do not count towards `count`, up to as many again.
+        """
         return min(self.count - len(self.measured), 2 * self.count - len(self.known))
 
     @property

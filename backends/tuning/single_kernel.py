@@ -11,8 +11,10 @@ from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
-from ...extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
+from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.meaning import output_terms
+from ...extract.model.plan import Plan, Step, Value
+from ...extract.model.pricing import Priced
 from ..program.emission import emit_for, executed
 from ..registry import backend
 from ..runtime.marshalling import array_of, tensor_of

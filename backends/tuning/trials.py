@@ -107,8 +107,10 @@ class Measured:
         return self.moves[1]
 
     def judge(self, one: Trial) -> bool:
-        """Whether a compiled trial should run now. Records failures, excess resources, duplicate binaries and
-        spills."""
+        """Whether a compiled trial should run now.
+
+        Records failures, excess resources, duplicate binaries and spills.
+        """
         reply = one.compiled.result() if one.compiled is not None else None
         if one.failure is not None or reply is None:
             return one.failure is None
@@ -175,8 +177,11 @@ def search_of(
 def _by_learnt(
     snapshot: Snapshot, key: KernelKey, work: Work, ranked: Sequence[dict[str, int]]
 ) -> list[dict[str, int]]:  # fmt: skip
-    """Ranked schedules reordered by the device's learnt model, if there is one. The earlier of two schedules of the ranking
-    model stays ahead unless the other is predicted to be faster by RANK_WEIGHT for each place between them."""
+    """Ranked schedules reordered by the device's learnt model, if there is one.
+
+    The earlier of two schedules of the ranking model stays ahead unless the other is predicted to be faster by
+    RANK_WEIGHT for each place between them.
+    """
     if not snapshot.learnt.models:
         return list(ranked)
     factors = snapshot.learnt.of([key.with_schedule(s).columns for s in ranked], [work] * len(ranked))

@@ -9,7 +9,9 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.pattern import Name, PatternCall, Var
 from ...errors import NoPlanError
-from ...extract.model.kernel import Backend, Call, Operand, Plan, Priced, Step, Strides, Template, Value, contiguous
+from ...extract.model.kernel import Backend, Call, Operand, Strides, Template, contiguous
+from ...extract.model.plan import Plan, Step, Value
+from ...extract.model.pricing import Priced
 from ..runtime.views import view_strides
 from .single_kernel import run_template
 

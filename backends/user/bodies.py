@@ -21,7 +21,7 @@ SETUP = {
 
 
 def launch_of(kernel: Kernel, known: Mapping[str, Any]) -> Launch:
-    """What a body returns for given sizes, types, constants and choices, as a Launch. KernelError for anything else."""
+    """The `Launch` that a kernel's function returns for values of its parameters. KernelError for any other result."""
     try:
         found = kernel.body(**{n: known[n] for n in kernel.parameters})
     except Exception as error:
@@ -56,8 +56,11 @@ class Body:
         return f"user:{self.file.digest}:{self.kernel.name}:{fixed}"
 
     def known(self, call: Call) -> dict[str, Any]:
-        """Values of all names that the body may ask for. At free sizes, only Python kernels work, and only those without
-        sizes in their parameters and conditions; KernelError for others."""
+        """Sizes, types, constants and choices of a call by name: arguments for the kernel's function.
+
+        At free sizes, only Python kernels work, and only those without sizes in their parameters and conditions;
+        KernelError for others.
+        """
         chosen = {n: v for n, v in call.schedule.items() if n in self.kernel.choices}
         fixed = self.choices if self.choices is not None else (chosen or self.kernel.variants()[0])
         found = self.kernel.known(call)

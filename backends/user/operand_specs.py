@@ -16,8 +16,11 @@ _AXIS = re.compile(r"\d+|\*?[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """Permitted types of an operand. `dtype`: a dtype, or a name of the kernel's `types`. `axes`: a size, a name, or a
-    starred name for any number of axes, at most one of these."""
+    """Permitted types of an operand.
+
+    `dtype`: a dtype, or a name of the kernel's `types`. `axes`: a size, a name, or a starred name for any number of
+    axes, at most one of these.
+    """
 
     dtype: str
     axes: tuple[int | str, ...]
@@ -50,8 +53,10 @@ def operand_spec(name: str, text: str) -> OperandSpec:
 def bound(
     specs: Mapping[str, OperandSpec], types: Mapping[str, tuple[str, ...]], given: Mapping[str, Type]
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Sizes (tuples for starred names) and dtypes by name, such that the operands have their specified types; None if they
-    cannot have them, or if a size is not a number."""
+    """Sizes (tuples for starred names) and dtypes by name, such that the operands have their specified types.
+
+    None if they cannot have them, or if a size is not a number.
+    """
     found: dict[str, Any] = {}
     for name, spec in specs.items():
         kind = given.get(name)

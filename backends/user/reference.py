@@ -19,7 +19,7 @@ from ...egraph.ir.dims import DimExpr, dim
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.pattern import Env, attr_variables, evaluate, parse_guard, parse_terms, variables
 from ...errors import KernelError, TensorGraphsError
-from ...extract.model.kernel import OUTPUT_SEPARATOR
+from ...extract.model.library_kernel import OUTPUT_SEPARATOR
 from .declare import Kernel
 
 RANKS = 5  # starred axes are traced with 0 to 4 axes
@@ -28,8 +28,11 @@ LONGEST = 20_000  # characters of a pattern
 
 @dataclass(frozen=True)
 class ReferenceForm:
-    """A pattern of a reference. `when`: guards. `derived`: attribute variables with their value as an expression in the
-    operands' sizes. `ranks`: for each starred name the number of axes; empty if the pattern holds for every number."""
+    """A pattern of a reference.
+
+    `when`: guards. `derived`: attribute variables with their value as an expression in the operands' sizes. `ranks`:
+    for each starred name the number of axes; empty if the pattern holds for every number.
+    """
 
     pattern: str
     when: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...egraph.ir.pattern import Fact, PatternCall, Term, shared
 from ...errors import ShapeError, TensorGraphsError
-from ...extract.model.kernel import Call, LibraryKernel, Template, identify
+from ...extract.model.kernel import Call, Template
+from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.meaning import output_terms
 from .bodies import SETUP, Body
 from .declare import BACKENDS, PYTHON, Kernel
@@ -98,7 +99,7 @@ def _applies(
 
 
 def executed_file(template: Template) -> KernelFile | None:
-    """The file that programs with a kernel execute: that of a user kernel in Python; None for others."""
+    """The user's file that programs with this kernel execute at load; None unless it is a user kernel in Python."""
     return template.file if isinstance(template, UserKernel) and template.kernel.language in PYTHON else None
 
 

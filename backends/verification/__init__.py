@@ -1,5 +1,4 @@
-"""Numerical verification: inputs suited to each op, comparison per element and slice, rounding sensitivity, reference
-    runs in Torch.
+"""Numerical verification: suited inputs, comparison per element and slice, rounding sensitivity, Torch references.
 
 In: a graph and results.
 Out: errors in units of what is allowed.

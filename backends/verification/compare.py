@@ -152,8 +152,9 @@ class MeasuredErrors:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Relative Frobenius errors, as (that of the result, that of the baseline). Errors at subnormal magnitude count
-        as zero.
+        """Relative Frobenius errors, as (that of the result, that of the baseline).
+
+        Errors at subnormal magnitude count as zero.
         """
         if not self.flat.total:
             return 0.0, 0.0

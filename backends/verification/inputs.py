@@ -72,8 +72,10 @@ def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
 
 
 def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds: Sequence[str]) -> None:
-    """Set roles by propagating inputs through the graph: through views and casts, integer arithmetic, and
-    sign-preserving ops."""
+    """Set roles by propagating inputs through the graph.
+
+    Through views and casts, integer arithmetic, and sign-preserving ops.
+    """
     moved: dict[int, frozenset[str]] = {}
     whole: dict[int, frozenset[str]] = {}
     signs: dict[int, frozenset[str]] = {}
@@ -174,8 +176,10 @@ FEW = 1 << 20  # maximum axis size whose indices are shuffled
 
 
 def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
-    """Random integers below a bound, arranged like a Latin square: no duplicates along an axis of at most `bound`
-    elements."""
+    """Random integers below a bound, arranged like a Latin square.
+
+    No duplicates along an axis of at most `bound` elements.
+    """
     if math.prod(shape) == 0:
         return np.zeros(shape, np.int64)
     steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
@@ -272,8 +276,7 @@ def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: 
 
 
 def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """The values with NaN, infinities, signed zeros and denormal numbers mixed in: for bitwise comparison of
-    programs."""
+    """The values with NaN, infinities, signed zeros and denormals mixed in: for bitwise comparison of programs."""
     found = {}
     for name, x in values.items():
         if dtypes.is_float(dtypes.name_of(x.dtype)):

@@ -1,5 +1,7 @@
-"""Rounding sensitivity of a graph's values: float64 runs in which every computed value gets random noise of its dtype's
-rounding magnitude (stochastic arithmetic, as in Monte Carlo arithmetic).
+"""Rounding sensitivity of a graph's values.
+
+Float64 runs in which every computed value gets random noise of its dtype's rounding magnitude (stochastic arithmetic,
+as in Monte Carlo arithmetic).
 
 Where the runs agree, a value is well conditioned and must match. Where they differ (an argmax of nearly equal numbers,
 the floor of a sum near an integer, a difference of nearly equal sums, a row of NaN, a value that a cast cannot hold),
@@ -65,8 +67,10 @@ class Disturbed:
         return xp.maximum(self.moved[k], gap)
 
     def _run(self, number: int) -> list[Any]:
-        """One run. Odd runs use the previous run's noise with opposite sign, which separates values that are equal up
-        to rounding."""
+        """One run.
+
+        Odd runs use the previous run's noise with opposite sign, which separates values that are equal up to rounding.
+        """
         if self.device:
             from .torch_reference import evaluate_tensors
 

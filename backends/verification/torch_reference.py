@@ -30,8 +30,9 @@ Function = Callable[..., Any]
 
 
 def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = True) -> torch.Tensor:
-    """The value of a term. `wide`: floats in float64, else in their own dtypes. `values`: params by name, on one
-    device.
+    """The value of a term.
+
+    `wide`: floats in float64, else in their own dtypes. `values`: params by name, on one device.
 
     UsageError for a leaf without a value or an op without a Torch function.
     """

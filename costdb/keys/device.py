@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -124,6 +125,8 @@ def _gpu_machine(chosen: str) -> MachineKey:
 @lru_cache(maxsize=1)
 def gpu_facts() -> dict[str, Any]:
     """Properties of the first NVIDIA GPU from Torch; empty if there is none. The driver version has no patch level."""
+    if "torch" not in sys.modules and not _has_driver():  # without importing Torch, which takes seconds
+        return {}
     try:
         import torch
     except ImportError:
@@ -145,6 +148,17 @@ def gpu_facts() -> dict[str, Any]:
         "driver": _nvidia_driver(),
         "cuda": torch.version.cuda,
     }
+
+
+def _has_driver() -> bool:
+    """Whether CUDA's driver library can be loaded, which Torch needs for any GPU; True where its name is not known."""
+    if sys.platform != "linux":
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _nvidia_driver() -> str:

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import TypeAlias
 
 from ...errors import UsageError
+from ...wording import with_article
 from .device import device_key, driver_key, toolchain_key
 from .source import source_hash
 
@@ -32,8 +33,9 @@ _LONGEST_TEXT = 2000
 
 @dataclass(frozen=True)
 class Work:
-    """Compulsory work of a kernel, whatever its implementation: `flops` arithmetic operations, `bytes` of memory
-    traffic.
+    """Compulsory work of a kernel, whatever its implementation.
+
+    `flops` arithmetic operations, `bytes` of memory traffic.
 
     UsageError if negative or not finite.
     """
@@ -49,8 +51,9 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelKey:
-    """Everything a kernel's time depends on. Equal keys have equal digests; `name` and `family` are not part of the
-    digest.
+    """Everything a kernel's time depends on.
+
+    Equal keys have equal digests; `name` and `family` are not part of the digest.
 
     `kernel` is the structural hash of the body without shapes, `source` the `source_hash` of the code, `emitter` the
     version of the code generator, `schedule` the tuning parameters (a mapping is sorted). Lists become tuples,
@@ -131,7 +134,7 @@ def canonical(value: object, label: str = "value") -> Plain:
     if isinstance(value, Sequence):
         return tuple(canonical(part, label) for part in value)
     raise UsageError(
-        f"key field {label!r} cannot hold a {type(value).__name__}",
+        f"key field {label!r} cannot hold {with_article(type(value).__name__)}",
         where="KernelKey",
         hint="use texts, numbers, and sequences or mappings of them",
     )

@@ -1,5 +1,7 @@
-"""Normalised source text and its hash: texts that differ only in comments, blank lines or docstrings get equal
-hashes."""
+"""Normalised source text and its hash.
+
+Texts that differ only in comments, blank lines or docstrings get equal hashes.
+"""
 
 from __future__ import annotations
 

@@ -325,8 +325,11 @@ def _read_shard(shard: shards.ShardFile) -> tuple[str, pa.Table | None]:
 def _insert(
     connection: duckdb.DuckDBPyConnection, good: Sequence[tuple[shards.ShardFile, pa.Table]], facts: list[ShardFact]
 ) -> None:
-    """Record shards, and insert the valid rows of the good ones. A batch is validated as one table, and shard by shard
-    only if rows are refused: validation takes as long for one row as for thousands."""
+    """Record shards, and insert the valid rows of the good ones.
+
+    A batch is validated as one table, and shard by shard only if rows are refused: validation takes as long for one row
+    as for thousands.
+    """
     import pyarrow as pa
 
     tables = [table for _, table in good]

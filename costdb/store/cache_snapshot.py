@@ -50,8 +50,10 @@ def names(file: Path, version: str) -> frozenset[str]:
 
 
 def write(file: Path, version: str, rows: pa.Table, held: Sequence[str]) -> None:
-    """Replace the cache snapshot by `rows`, which are all rows of the shards `held`. Raises OSError if it cannot be
-    written."""
+    """Replace the cache snapshot by `rows`, which are all rows of the shards `held`.
+
+    Raises OSError if it cannot be written.
+    """
     import pyarrow as pa
 
     facts = {_VERSION: version.encode(), _SHARDS: json.dumps(list(held)).encode()}

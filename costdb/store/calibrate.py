@@ -1,5 +1,7 @@
-"""Calibration probes of the roofline: on a CPU memory bandwidths, float32 flops rate and NumPy call overhead. GPU
-probes run in backends/tuning/gpu_calibrate.py; `calibration_rows` turns their results into rows of the store."""
+"""Calibration probes of the roofline: on a CPU memory bandwidths, float32 flops rate and NumPy call overhead.
+
+GPU probes run in backends/tuning/gpu_calibrate.py; `calibration_rows` turns their results into rows of the store.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ _ORDER = 768
 
 
 def measure(threads: int = 0, *, seconds: float = 0.6) -> list[TimingRow]:
-    """Timings of a large copy, a large read, a copy in cache, a float32 GEMM and a tiny ufunc, measured within
-    `seconds`."""
+    """Timings of a large copy, a large read, a copy in cache, a float32 GEMM and a tiny ufunc.
+
+    All within `seconds`.
+    """
     random = np.random.default_rng(0)
     large, target = random.random(_LARGE, dtype=np.float32), np.zeros(_LARGE, dtype=np.float32)
     small, near = large[:_SMALL].copy(), np.zeros(_SMALL, dtype=np.float32)
@@ -83,8 +87,7 @@ def _key(name: str, threads: int) -> KernelKey:
 
 
 def _sample(call: Callable[[], object], repeats: int, seconds: float) -> tuple[float, ...]:
-    """Samples in µs per call: at least three, at most 50, of `repeats` calls each, after one warm-up, within
-    `seconds`."""
+    """Samples in µs per call: 3 to 50, of `repeats` calls each, after one warm-up, within `seconds`."""
     call()
     samples: list[float] = []
     deadline = time.perf_counter() + seconds * 0.7

@@ -161,8 +161,10 @@ class Store:
                 self._warn(f"the starter rows in {path} cannot be used: {error}")
 
     def _add_team(self, snapshot: Snapshot) -> tuple[str, ...]:
-        """Add the rows of the team's store that the setting `team` names; returns the names of their shards. If it cannot be
-        read, there is a warning."""
+        """Add the rows of the team's store that the setting `team` names; returns the names of their shards.
+
+        If it cannot be read, there is a warning.
+        """
         named = settings.current().team if self._starter is not None else ""
         if not named:
             return ()

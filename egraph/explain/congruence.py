@@ -104,8 +104,9 @@ class Congruence:
         return [*forth, *reversed(back)]
 
     def links(self, term: Tensor) -> Iterator[Link]:
-        """All one-step links from a term: equations, congruent terms, and constants equal after rounding to their
-        dtype.
+        """All one-step links from a term.
+
+        Equations, congruent terms, and constants equal after rounding to their dtype.
         """
         if self._alike is None:
             self._alike = {}

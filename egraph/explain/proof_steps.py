@@ -19,16 +19,18 @@ CONSTANT, GAP = "rounding of a constant", "no rule found"
 
 @dataclass
 class Chain:
-    """A chain of equal terms. `reasons[i]` = (rule name, forward, before, after) leads from `terms[i]` to `terms[i +
-    1]`.
+    """A chain of equal terms.
+
+    `reasons[i]` = (rule name, forward, before, after) leads from `terms[i]` to `terms[i + 1]`.
     """
 
     terms: list[Tensor]
     reasons: list[tuple[str, bool, Tensor, Tensor]] = field(default_factory=list)
 
     def push(self, reason: tuple[str, bool, Tensor, Tensor], term: Tensor) -> None:
-        """Append a step. A step back to an earlier term removes the steps in between. Raises TooDeep beyond
-        MOST_STEPS.
+        """Append a step.
+
+        A step back to an earlier term removes the steps in between. Raises TooDeep beyond MOST_STEPS.
         """
         place = next((i for i, t in enumerate(self.terms) if t is term), None)
         if place is not None:
@@ -102,8 +104,9 @@ class Unfolding:
             chain.push(reason, term)
 
     def lift(self, a: Tensor, b: Tensor, chain: Chain) -> None:
-        """Rewrite the operands of a term one by one. A pair of subterms that occurs several times is rewritten at all
-        occurrences.
+        """Rewrite the operands of a term one by one.
+
+        A pair of subterms that occurs several times is rewritten at all occurrences.
         """
         self.proofs.closure.add(a)
         inner, order = _parts(self.proofs, a, b)

@@ -84,8 +84,9 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
 
 
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group; 16-bit floats accumulate
-    in float32.
+    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group.
+
+    16-bit floats accumulate in float32.
     """
     n, groups, pads = x.ndim - 2, attrs["groups"], attrs["pads"]
     wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
@@ -227,8 +228,10 @@ def _call(c: str, cuda: str, triton: str) -> TargetText:
 
 
 def _vectorized(name: str, triton: str, module: str = "jnp") -> TargetText:
-    """A function of one float that backends/ir/c_math.py defines for float32. `triton`: text. `module`: that of the
-    function in JAX."""
+    """A function of one float that backends/ir/c_math.py defines for float32.
+
+    `triton`: text. `module`: that of the function in JAX.
+    """
     jax = f"{module}.{name}({{0}})"
     return TargetText(f"{name}_f({{0}})", f"{name}({{0}})", cuda=f"op::{name}({{0}})", triton=triton, jax=jax)
 

@@ -48,8 +48,9 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockInstance:
-    """One occurrence of a block: the model's values for the block's leaves and outputs. `block` is an index into
-    `Blocks.unique`.
+    """One occurrence of a block: the model's values for the block's leaves and outputs.
+
+    `block` is an index into `Blocks.unique`.
     """
 
     block: int
@@ -176,8 +177,9 @@ class _Listing:
         return _Listing(order, fixed, set(roots), {n: i for i, n in enumerate(order)}, readers)
 
     def _shared(self, max_nodes: int) -> list[Tensor]:
-        """Values that several repeats read in the same way: at two distant indices of which one depends on the other,
-        or far from the definition.
+        """Values that several repeats read in the same way.
+
+        At two distant indices of which one depends on the other, or far from the definition.
         """
         found = []
         for value, reads in self.readers.items():
@@ -402,8 +404,9 @@ def _piece(listing: _Listing, names: dict[Any, int], start: int, end: int) -> _P
 
 
 def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[_Piece]:
-    """Merge adjacent intervals: strongly connected ones up to the limit, then weakly connected ones up to half the
-    limit.
+    """Merge adjacent intervals.
+
+    Strongly connected ones up to the limit, then weakly connected ones up to half the limit.
 
     Merged pieces are then searched for in pieces that occur once, such as a layer's first part after the embedding.
     """

@@ -22,8 +22,9 @@ from ...errors import ShapeError
 @total_ordering
 @dataclass(frozen=True)
 class Atom:
-    """Factor of a dimension's terms: a named size (`op` is 'size') with its range, or an opaque floor quotient or
-    remainder of two dimensions.
+    """Factor of a dimension's terms.
+
+    A named size (`op` is 'size') with its range, or an opaque floor quotient or remainder of two dimensions.
     """
 
     op: str
@@ -89,8 +90,9 @@ class DimExpr:
     __rmul__ = __mul__
 
     def _exact_quotient(self, other: Dim) -> Dim | None:
-        """The exact polynomial quotient, if the divisor is one term that divides every term (or equals self); otherwise
-        None.
+        """The exact polynomial quotient, if the divisor is one term that divides every term (or equals self).
+
+        Otherwise None.
         """
         divisor = DimExpr.of(other)
         if len(divisor.terms) != 1:
@@ -176,8 +178,9 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 
 def dim(name: str, *, min: int = 1, max: int = 32768) -> DimExpr:
-    """A symbolic dimension for sizes that are not fixed yet. `min` and `max` bound the sizes that it may be
-    bound to.
+    """A symbolic dimension for sizes that are not fixed yet.
+
+    `min` and `max` bound the sizes that it may be bound to.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")

@@ -89,8 +89,9 @@ def summed(dtype: str) -> str:
 
 @cache
 def name_of(dtype: Any) -> str:
-    """Canonical dtype name for a name, a NumPy, ml_dtypes or torch dtype, or a Python type. ShapeError for anything
-    else.
+    """Canonical dtype name for a name, a NumPy, ml_dtypes or torch dtype, or a Python type.
+
+    ShapeError for anything else.
     """
     text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if text in _TABLE:
@@ -102,9 +103,7 @@ def name_of(dtype: Any) -> str:
 
 
 def promote(a: str, b: str) -> str:
-    """Common dtype of two operands: the higher category wins, then the wider type; float16 with bfloat16
-    gives float32.
-    """
+    """Common dtype of two operands: higher category first, then wider type; float16 with bfloat16 gives float32."""
     if a == b:
         return a
     if {a, b} == {"float16", "bfloat16"}:

@@ -312,8 +312,10 @@ class Graph:
         updates: Mapping[str, Tensor] | None = None,
         name: str = "graph",
     ) -> Graph:
-        """A graph from expressions. Inputs are ordered by first use unless given. Raises UsageError for unlisted inputs
-        and BadModelError for clashing names.
+        """A graph from expressions.
+
+        Inputs are ordered by first use unless given. Raises UsageError for unlisted inputs and BadModelError for
+        clashing names.
         """
         structure: Any
         if isinstance(outputs, Tensor):
@@ -340,8 +342,7 @@ class Graph:
         return graph
 
     def check(self) -> None:
-        """Raise BadModelError if there is no output, leaf names clash, or bound data does not match the declared shape or
-        dtype.
+        """Raise BadModelError for a graph without outputs, leaf names that clash, or data of another shape or dtype.
 
         Raises ShapeError if a state and its update have different types.
         """
@@ -386,8 +387,9 @@ class Graph:
         return {name: atom for n in self.inputs for d in n.shape for name, atom in dims.symbols(d).items()}
 
     def bind(self, sizes: Mapping[str, Dim]) -> Graph:
-        """This graph with named dimensions replaced by sizes or other expressions. UsageError names unknown
-        dimensions.
+        """This graph with named dimensions replaced by sizes or other expressions.
+
+        UsageError names unknown dimensions.
         """
         free = self.free_dims
         unknown = sorted(set(sizes) - set(free))
@@ -410,8 +412,9 @@ class Graph:
         return replace(graph, inputs=tuple(fresh[n] for n in self.inputs))
 
     def digest(self) -> str:
-        """Structural hash (hex). Operands of commutative ops are sorted; leaf names are included, weight
-        data is not.
+        """Structural hash (hex).
+
+        Operands of commutative ops are sorted; leaf names are included, weight data is not.
         """
         total = hashlib.blake2b(digest_size=16)
         for root in self.roots:

@@ -14,16 +14,18 @@ Attrs = Mapping[str, Any]
 
 
 class Along(NamedTuple):
-    """Index along one operand axis: `offset` plus the sum of factor * (result index) over `terms`, pairs (result axis,
-    factor).
+    """Index along one operand axis.
+
+    `offset` plus the sum of factor * (result index) over `terms`, pairs (result axis, factor).
     """
 
     terms: tuple[tuple[int, Any], ...]
     offset: Any = 0
 
     def at(self, index: Sequence[Any]) -> Any:
-        """The index along the operand axis for a result index, whose entries may be of any type with `*` and `+` by
-        sizes.
+        """Index along the operand axis for a result index.
+
+        Its entries may be of any type that can be multiplied by and added to sizes.
         """
         found: Any = None
         for axis, factor in self.terms:
@@ -90,8 +92,9 @@ def flip(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
 
 
 def windows(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
-    """Index map of sliding windows: position i, element j (index along the new last axis) reads stride * i + dilation *
-    j.
+    """Index map of sliding windows.
+
+    Position i, element j (index along the new last axis) reads stride * i + dilation * j.
     """
     rank, axis = len(shapes[0]), attrs["axis"]
     return _along_axis(rank, axis, Along(((axis, attrs["stride"]), (rank, attrs["dilation"]))))

@@ -214,8 +214,9 @@ class Op:
 
     @property
     def moves(self) -> bool:
-        """Whether the op only moves elements: each result element is an operand element or a constant, at an index
-        independent of data.
+        """Whether the op only moves elements.
+
+        Each result element is an operand element or a constant, at an index independent of data.
         """
         return self.kind in ("view", "layout")
 
@@ -226,8 +227,10 @@ class Op:
 
     @property
     def fusion_role(self) -> str:
-        """Role in fused kernels: "cheap" (few operand elements and little arithmetic for an element), "rows" (reduction),
-        "product", "written" (a kernel may end with it, into a tensor in memory) or "opaque" (a kernel by itself).
+        """Role in fused kernels: "cheap", "rows", "product", "written" or "opaque".
+
+        cheap: few operand elements and little arithmetic per element. rows: a reduction. written: a kernel may end with
+        it, into a tensor in memory. opaque: always a kernel by itself.
         """
         derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
         return self.fused_as or derived
@@ -270,8 +273,9 @@ def register(op: Op) -> Op:
 
 
 def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
-    """Attributes completed with defaults, in table order and as canonical Python types. ShapeError for unknown or
-    missing ones.
+    """Attributes completed with defaults, in table order and as canonical Python types.
+
+    ShapeError for unknown or missing ones.
     """
     unknown = set(attrs) - set(op.attrs)
     if unknown:

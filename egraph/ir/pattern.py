@@ -31,8 +31,10 @@ from .ops import OPS, Type
 # ---------------------------------------------------------------- attribute expressions
 @dataclass(frozen=True)
 class Name:
-    """Variable in an attribute expression: an attribute variable, or a tensor variable as an argument of `size`,
-    `rank`, `shape`, `weight` and similar functions.
+    """Variable in an attribute expression.
+
+    An attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
+    functions.
     """
 
     name: str
@@ -70,8 +72,9 @@ class Var:
 
 @dataclass(frozen=True)
 class Literal:
-    """Scalar constant of a pattern (a `full` of this value). On a right side `like` names the tensor that gives rank
-    and dtype.
+    """Scalar constant of a pattern (a `full` of this value).
+
+    On a right side `like` names the tensor that gives rank and dtype.
     """
 
     value: float
@@ -175,8 +178,9 @@ def evaluate(attr: Attr, env: Env) -> Any:
 
 
 def holds(guards: Sequence[Attr], env: Env) -> bool:
-    """Whether all guards hold under a binding. A guard that cannot be evaluated (such as an index out of range) does
-    not hold.
+    """Whether all guards hold under a binding.
+
+    A guard that cannot be evaluated (such as an index out of range) does not hold.
     """
     try:
         return all(bool(evaluate(g, env)) for g in guards)
@@ -362,8 +366,9 @@ def attr_variables(term: Term) -> list[str]:
 
 
 def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
-    """Instantiate a term: substitute tensors for its variables. `attrs` gives attribute variables; sizes come from the
-    tensors.
+    """Instantiate a term: substitute tensors for its variables.
+
+    `attrs` gives attribute variables; sizes come from the tensors.
 
     Literals without `like` take rank and dtype of a sibling operand. ShapeError if operands do not fit.
     """

@@ -1,4 +1,4 @@
-"""Composite ops of quantized weights: `unpack` (numbers of a few bits packed in bytes) and `dequantize` (scales and zero points).
+"""Composite ops of quantized weights: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` (scales and zero points).
 
 Numbers are packed along one axis in units of `block` bytes. With n = 8 // bits numbers a byte, the first `block` numbers of
 a unit are the lowest bits of its bytes, the next `block` numbers the next bits, and so on. `block=1` therefore keeps
@@ -48,8 +48,9 @@ def _e2m1(u: Tensor) -> Tensor:
     {"bits": "int", "form": "str", "axis": "int", "block": "int", "dtype": "dtype"}, {"block": 1, "dtype": "float32"}, fused_as="cheap", flops=3,
 )  # fmt: skip
 def unpack(x: Tensor, bits: int, form: str, axis: int, block: int, dtype: str) -> Tensor:
-    """Numbers of `bits` bits (2 or 4) in bytes x along an axis, in units of `block` bytes, as floats
-    (`form`: unsigned, signed, e2m1).
+    """Numbers of `bits` bits (2 or 4), packed in bytes x along an axis in units of `block` bytes, as floats.
+
+    `form`: unsigned, signed or e2m1.
 
     x: uint8 [..., n, ...] -> `dtype` [..., n * (8 // bits), ...]; n is a multiple of `block`.
     """

@@ -19,8 +19,9 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def unrolled(x: Tensor, state: Tensor, w: Tensor, **attrs: Any) -> Tensor | None:
-    """The `recurrent` node unrolled into simpler ops; None if it has more than UNROLLED cells or a symbolic number of
-    steps.
+    """The `recurrent` node unrolled into simpler ops.
+
+    None if it has more than UNROLLED cells or a symbolic number of steps.
     """
     steps = x.shape[0]
     if isinstance(steps, DimExpr) or steps * attrs["layers"] * attrs["directions"] > UNROLLED:

@@ -27,8 +27,9 @@ Growth = OneOf["collects", "rearranges", "expands"]
 
 @dataclass(frozen=True)
 class Rule:
-    """Rewrite rule: `left` may be replaced by `right` wherever all guards in `when` hold. pattern.py defines the
-    syntax.
+    """Rewrite rule: `left` may be replaced by `right` wherever all guards in `when` hold.
+
+    pattern.py defines the syntax.
 
     A rule with several left sides (a merge) has as many right sides: all left sides must match at once, and each left
     side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,
@@ -79,8 +80,9 @@ class Rule:
         )
 
     def check(self) -> None:
-        """Raise RuleError if the rule is malformed: unbound variables, different numbers of left and right sides, or a
-        left side that is a bare variable.
+        """Raise RuleError if the rule is malformed.
+
+        Unbound variables, different numbers of left and right sides, or a left side that is a bare variable.
         """
         if len(self.lefts) != len(self.rights):
             raise RuleError(f"{len(self.lefts)} left sides, {len(self.rights)} right sides", where=self.name)

@@ -1,6 +1,4 @@
-"""Size conditions of a graph with symbolic dimensions: dimension ranges and the constraints that its ops
-put on sizes.
-"""
+"""Size conditions of a graph with symbolic dimensions: dimension ranges and the constraints of its ops."""
 
 from __future__ import annotations
 
@@ -33,8 +31,9 @@ NEEDS: dict[str, Callable[[Tensor], Iterator[tuple[Dim, Dim]]]] = {
 
 
 def conditions(graph: Graph) -> list[str]:
-    """Python expressions over the dimension names that must be true, without duplicates. Conditions that hold for all
-    sizes in the declared ranges are omitted.
+    """Python expressions over the dimension names that must be true, without duplicates.
+
+    Conditions that hold for all sizes in the declared ranges are omitted.
     """
     found: dict[str, None] = {}
     for name, atom in sorted({n: a for i in graph.inputs for d in i.shape for n, a in symbols(d).items()}.items()):

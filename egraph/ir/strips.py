@@ -22,8 +22,9 @@ _ALONG = ("slice", "concat", "pad")  # ops that act along their attribute `axis`
 
 @dataclass(frozen=True)
 class Strip:
-    """A slice of a root as an expression over slices of leaves. `reads`: input name of each sliced leaf -> (leaf,
-    axis).
+    """A slice of a root as an expression over slices of leaves.
+
+    `reads`: input name of each sliced leaf -> (leaf, axis).
     """
 
     term: Tensor
@@ -32,8 +33,9 @@ class Strip:
 
 @dataclass(frozen=True)
 class Axes:
-    """For each value that a strip of `root` along `axis` depends on, the axis along which that value is sliced. Built
-    by `axes_of`.
+    """For each value that a strip of `root` along `axis` depends on, the axis along which that value is sliced.
+
+    Built by `axes_of`.
     """
 
     root: Tensor

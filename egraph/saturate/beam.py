@@ -16,8 +16,9 @@ from .term_cost import Pricing
 
 
 def kill_rules(ops: Sequence[str]) -> Iterator[str]:
-    """Egglog commands that subsume chosen e-nodes: relations `k_op` (round, operand handles, attributes), filled by
-    row.
+    """Egglog commands that subsume chosen e-nodes.
+
+    Relations `k_op` (round, operand handles, attributes), filled by row.
     """
     yield "(ruleset r_kill)"
     for op in ops:
@@ -30,8 +31,9 @@ def kill_rules(ops: Sequence[str]) -> Iterator[str]:
 
 
 def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing) -> list[float]:
-    """Tree cost of every e-node of an engine view, using the cheapest e-node of each operand; infinite if an operand
-    has no finite cost.
+    """Tree cost of every e-node of an engine view, using the cheapest e-node of each operand.
+
+    Infinite if an operand has no finite cost.
     """
     cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
     weight, shape, dtype, ops = (arrays[k].tolist() for k in ("weight", "shape", "dtype", "op"))
@@ -80,8 +82,9 @@ def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_c
 def victims(
     arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing, k: int
 ) -> list[int]:
-    """Rows of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the cheapest of
-    their op in it.
+    """Rows of the e-nodes that beam pruning drops.
+
+    Neither among the `k` cheapest of their e-class nor the cheapest of their op in it.
 
     Ties are broken by op name, then by row index.
     """

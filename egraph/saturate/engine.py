@@ -80,8 +80,9 @@ _UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def rule_seconds(report: Any, measured: float) -> dict[str, float]:
-    """Seconds per rule, parsed from the report's text, because the report's numbers are a thousand times too small in
-    egglog 13.2.
+    """Seconds per rule, parsed from the text of the report.
+
+    The report's numbers are a thousand times too small in egglog 13.2.
 
     Scaled down in proportion if their sum exceeds the measured time.
     """
@@ -121,9 +122,7 @@ class Shapes:
         self.known: dict[Any, bool] = {}
 
     def stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
-        """Whether some e-node of an op has, for each (operand index, op), an e-node of that op in that operand's
-        e-class.
-        """
+        """Whether some e-node of an op has for each (operand index, op) an e-node of that op in the operand class."""
         key = (op, *map(tuple, operands))
         if key not in self.known:
             self.known[key] = op in self.number and self._stands(op, operands)
@@ -146,9 +145,7 @@ class _Numbered(dict[Any, int]):
 
 
 class Engine:
-    """One e-graph: `start` loads a block, `step` runs one round and returns its view, `prune` drops e-nodes of that
-    view.
-    """
+    """One e-graph: `start` loads a block, `step` runs one round and returns its view, `prune` drops its e-nodes."""
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
@@ -177,9 +174,7 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def declare(self, program: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Create an e-graph with a program's declarations (see `program.EgglogProgram.declaration`), unless
-        already declared.
-        """
+        """Create an e-graph with a program's declarations (`EgglogProgram.declaration`), unless already declared."""
         begin = time.perf_counter()
         if self.key != program["key"]:
             self.key, self.loaded = "", False  # unset while commands may fail: a half-declared e-graph is never reused
@@ -209,8 +204,9 @@ class Engine:
                 self.run(f'(input {name} "{path}")')
 
     def step(self) -> tuple[dict[str, Any], Arrays]:
-        """One round: all rules once, then shapes, costs and pruning. Returns the view, unless it has too many live
-        e-nodes.
+        """One round: all rules once, then shapes, costs and pruning.
+
+        Returns the view, unless it has too many live e-nodes.
         """
         begin = time.perf_counter()
         report = self.run(f"(run-schedule (run {self.ready()}))")[0].report
@@ -228,8 +224,9 @@ class Engine:
         return header, arrays
 
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-        """Apply all rules once, without a view; the result's `equal` tells whether both handles of every pair are in
-        one e-class.
+        """Apply all rules once, without a view.
+
+        The result's `equal` tells whether both handles of every pair are in one e-class.
         """
         report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions

@@ -30,8 +30,9 @@ SNAP = 2.0**-21  # relative distance within which a graph's constant is identifi
 
 # ---------------------------------------------------------------- attribute values as ids
 def number_key(value: float) -> Any:
-    """Key under which two numeric attribute values are the same constant: the bits as a double, or the int if not
-    exact.
+    """Key under which two numeric attribute values are the same constant.
+
+    The bits as a double, or the int if not exact.
     """
     wide = float(value)
     return struct.pack("<d", wide) if wide == value or wide != wide else int(value)
@@ -76,8 +77,9 @@ class Interner:
         return self._float_ids[key]
 
     def alias(self, value: float, target: int) -> None:
-        """Give a number an existing id: a model's constant, rounded to its dtype, then equals the rule's exact
-        constant.
+        """Give a number an existing id.
+
+        A model's constant, rounded to its dtype, then equals the rule's exact constant.
         """
         self._float_ids.setdefault(number_key(value), target)
 
@@ -175,8 +177,9 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Egglog commands per rank: vectors of ones, transpositions, the identity permutation, element counts, the
-    broadcast rule.
+    """Egglog commands per rank.
+
+    Vectors of ones, transpositions, the identity permutation, element counts, the broadcast rule.
     """
     for r in ranks:
         ones = vec_of(["1"] * r)
@@ -194,8 +197,9 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Egglog declarations of an op: constructor, loader and type laws; `guarded` adds the status table that pruning
-    needs.
+    """Egglog declarations of an op: constructor, loader and type laws.
+
+    `guarded` adds the status table that pruning needs.
     """
     entry, sig = OPS[op], signature(op)
     sorts = " ".join(SORTS[k] for k in sig)
@@ -233,9 +237,7 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
 
 
 def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
-    """Loaders of the tables `i_op` (the graph's own nodes, protected from pruning) and `h_op` (handles
-    assigned later).
-    """
+    """Loaders of the tables `i_op` (the graph's own nodes, never pruned) and `h_op` (handles assigned later)."""
     names = [f"v{i}" for i in range(len(sig))]
     columns = " ".join(["i64"] * (len(sig) + 1))
     body = "".join(f" (= d{i} (Attr v{i}))" for i, k in enumerate(sig) if k == "D")

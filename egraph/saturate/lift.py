@@ -72,9 +72,7 @@ def is_prime(n: int) -> bool:
 
 
 def telling(n: int) -> bool:
-    """Whether n has a prime factor greater than 5, so that it is unlikely to be a number that a model contains by
-    itself.
-    """
+    """Whether n has a prime factor greater than 5, so that models are unlikely to contain it as a number."""
     for p in (2, 3, 5):
         while n and n % p == 0:
             n //= p
@@ -93,8 +91,7 @@ def _choices(atom: Atom, wanted: int, below: bool = False) -> list[int]:
 
 
 def generic_sizes(graph: Graph, wanted: Mapping[str, int], *, below: bool = False) -> dict[str, int]:
-    """Sizes near the wanted ones at which the graph's expressions are distinguishable from its numbers and from each
-    other.
+    """Sizes near the wanted ones, such that values of the graph's size expressions and its numbers are all distinct.
 
     Returns the assignment with fewest ambiguities among ATTEMPTS tries. ShapeError if the graph is invalid at all tried
     sizes. `below`: prefer sizes that are not larger than the wanted ones, which fill as many tiles.
@@ -197,8 +194,9 @@ class Numbers:
         return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
 
     def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
-        """Fill value in symbolic sizes as (numerator, size): 131.0 is (T, 1), 1/131 is (1.0, T). None if no size occurs
-        in it.
+        """Fill value in symbolic sizes as (numerator, size): 131.0 is (T, 1), 1/131 is (1.0, T).
+
+        None if no size occurs in it.
         """
         if isinstance(value, bool) or not isfinite(value) or not value or value in self.simple:
             return None
@@ -268,8 +266,9 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
 
 
 def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
-    """Indices of e-nodes that hold and whose operands are computable from such e-nodes. ShapeError if a root is not
-    computable.
+    """Indices of e-nodes that hold and whose operands are computable from such e-nodes.
+
+    ShapeError if a root is not computable.
     """
     off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
     users: dict[int, list[int]] = {}

@@ -33,8 +33,9 @@ class Narrow:
     slack: float = inf
 
     def keeps(self, view: EGraphView, pricing: Pricing) -> Bools:
-        """Boolean mask of the e-nodes of a view that the filter keeps. The original graph's e-nodes and the best of
-        each e-class are always kept.
+        """Boolean mask of the e-nodes of a view that the filter keeps.
+
+        The original graph's e-nodes and the best of each e-class are always kept.
         """
         price = node_prices(view, pricing)
         best, _ = view.cheapest(price)

@@ -474,8 +474,9 @@ Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op
 
 
 def shapes(rule: Rule) -> list[Shape]:
-    """Op shapes that must occur in an e-graph for a rule to match: each call of its left sides with the ops of its
-    operands.
+    """Op shapes that must occur in an e-graph for a rule to match.
+
+    Each call of its left sides with the ops of its operands.
     """
     found: dict[Shape, None] = {}
     for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall)):

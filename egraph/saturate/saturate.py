@@ -243,8 +243,9 @@ class _Saturation:
         return session.request(method, payload, Bounds(seconds, self.limits.bytes, self.stop))
 
     def rounds(self, session: SaturationSession) -> str:
-        """Run rounds until nothing changes or a limit is reached; returns the reason. Each view contains the e-nodes of
-        the previous one.
+        """Run rounds until nothing changes or a limit is reached; returns the reason.
+
+        Each view contains the e-nodes of the previous one.
         """
         if not self.limits.iterations:
             return "iterations"

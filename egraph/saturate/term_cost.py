@@ -100,8 +100,9 @@ class Pricing(Protocol):
         ...
 
     def formula(self, op: Op) -> Cost:
-        """Cost of an op over the types of its result and operands. E-nodes that depend on weights alone are free
-        regardless.
+        """Cost of an op over the types of its result and operands.
+
+        E-nodes that depend on weights alone are free regardless.
         """
         ...
 
@@ -161,8 +162,9 @@ def contraction_flops(op: Op) -> Cost | None:
 
 
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
-    """Egglog commands that maintain the least tree cost of each e-class and subsume e-nodes that exceed it by more than
-    `slack`.
+    """Egglog commands for the least tree cost of each e-class.
+
+    They also subsume e-nodes that exceed it by more than `slack`.
 
     `r_cost` relaxes `best` downwards to a fixpoint; `r_dom` marks dominated e-nodes, once per round; `r_sub` subsumes
     those that are not protected; `r_reach`, `r_new` and `r_gc` delete new e-nodes that are unreachable from the roots

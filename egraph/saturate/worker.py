@@ -78,8 +78,9 @@ def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> 
 
 
 def serve() -> None:
-    """Main loop of the worker: one reply per request. egglog stays on this thread, because its objects are bound to a
-    thread.
+    """Main loop of the worker: one reply per request.
+
+    egglog stays on this thread, because its objects are bound to a thread.
     """
     import signal
 
@@ -122,8 +123,10 @@ class SaturationWorker:
         self.last_words = ""  # stderr tail of the process that ended last
 
     def prepare(self) -> None:
-        """Start the process if it is not running, and wait until it is ready. A process that owes a reply, because Ctrl-C
-        came between the request and the reply, is replaced."""
+        """Start the process if it is not running, and wait until it is ready.
+
+        A process that owes a reply, because Ctrl-C came between the request and the reply, is replaced.
+        """
         if self.process is not None and (self.owing or self.process.poll() is not None):
             self.kill()
         self.begin()

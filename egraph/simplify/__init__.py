@@ -1,5 +1,4 @@
-"""Graph cleanups that always pay: identities, view and constant folding, widening of 16-bit floats, canonical
-    attention masks.
+"""Graph cleanups that always pay: identities, folding, widening of 16-bit floats, canonical attention masks.
 
 In: a graph.
 Out: an equivalent smaller graph.

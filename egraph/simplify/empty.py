@@ -8,8 +8,7 @@ from ..ir.graph import Graph, Tensor, make, rebuild
 
 
 def without_empty(graph: Graph) -> Graph:
-    """Return the graph (concrete sizes) with every empty value, and every max or min over 0 elements, replaced by a
-    fill.
+    """The graph (concrete sizes) with fills for every empty value and every max or min over 0 elements.
 
     The max over 0 elements is -inf (or the smallest integer), the min is inf (or the largest integer). Kernels do not
     handle empty operands: NumPy and Torch raise an error for such reductions.

@@ -55,8 +55,9 @@ def _bounded(mask: Tensor) -> bool:
 
 
 def _values(formula: Tensor) -> Matrix | None:
-    """Values of a mask formula as a matrix, if equal for all batches and heads; None if not, or if there are too many
-    elements.
+    """Values of a mask formula as a matrix, if equal for all batches and heads.
+
+    None if not, or if there are too many elements.
     """
     while formula.op == "broadcast_to" and formula.args[0].shape[-2:] == formula.shape[-2:]:
         formula = formula.args[0]
@@ -68,9 +69,7 @@ def _values(formula: Tensor) -> Matrix | None:
 
 
 def _spelling(hidden: Matrix) -> Tensor | None:
-    """Canonical formula of the mask that hides these elements; None if no known form matches or some row
-    sees nothing.
-    """
+    """Canonical formula of the mask that hides these elements; None without a known form, or if some row sees nothing."""
     rows, columns = hidden.shape
     count, first = np.count_nonzero(hidden, axis=1), hidden.argmin(axis=1)
     last = columns - 1 - hidden[:, ::-1].argmin(axis=1)
@@ -93,8 +92,9 @@ def _spelling(hidden: Matrix) -> Tensor | None:
 
 
 def _edge(place: Matrix, inner: Matrix) -> int | None:
-    """Offset of the edge ahead of its row, taken at the first row whose edge is not the matrix border; None if there is
-    none.
+    """Offset of the edge ahead of its row, taken at the first row whose edge is not the matrix border.
+
+    None if there is none.
     """
     row = int(inner.argmax())
     return int(place[row]) - row if inner[row] else None
@@ -140,8 +140,9 @@ class _Masks:
         return make(node.op, said, dict(node.attrs), data=node.data)
 
     def _spelled(self, mask: Tensor) -> tuple[Tensor, bool] | None:
-        """Returns (canonical formula of the hidden elements, whether the mask is true for visible elements); None if
-        not recognized.
+        """Returns (canonical formula of the hidden elements, whether the mask is true for visible elements).
+
+        None if not recognized.
         """
         if mask not in self.spellings:
             self.spellings[mask] = self._new_spelling(mask)
@@ -213,8 +214,9 @@ class _Masks:
         return condition in self.known or (condition.op == "broadcast_to" and condition.args[0] in self.known)
 
     def _summand(self, x: Tensor) -> Tensor | None:
-        """An additive mask as -inf for hidden scores, and as a canonical `where` if it is 0 elsewhere; None if not
-        recognized.
+        """An additive mask as -inf for hidden scores, and as a canonical `where` if it is 0 elsewhere.
+
+        None if not recognized.
         """
         if x.op in ("cast", "broadcast_to"):
             inner = self._summand(x.args[0])

@@ -34,8 +34,9 @@ Rule = Callable[["Simplifier", str, tuple[Tensor, ...], dict[str, Any]], Tensor 
 
 
 def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES) -> Graph:
-    """An equivalent simplified graph; the same object if nothing changed. Constant folding is limited to `fold_bytes`
-    per value.
+    """An equivalent simplified graph; the same object if nothing changed.
+
+    Constant folding is limited to `fold_bytes` per value.
     """
     run = Simplifier(exact, fold_bytes)
     roots = [run.visit(r) for r in graph.roots]
@@ -44,8 +45,9 @@ def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES)
 
 @dataclass
 class Simplifier:
-    """State of one simplification pass: the memo of simplified nodes and the canonical operand order of commutative
-    ops.
+    """State of one simplification pass.
+
+    The memo of simplified nodes and the canonical operand order of commutative ops.
     """
 
     exact: bool = False
@@ -95,9 +97,7 @@ class Simplifier:
 
 # ---------------------------------------------------------------- constant folding
 def _full(shape: Shape, value: Any, dtype: str) -> Tensor:
-    """A fill node with its value in canonical form: float, 0/1 for bool, or an int wrapped to the range of
-    the dtype.
-    """
+    """A fill node with its value in canonical form: float, 0/1 for bool, or an int wrapped to the dtype's range."""
     kind = dtypes.category(dtype)
     low = int(dtypes.least(dtype)) if kind == "int" else 0
     written = (
@@ -574,8 +574,9 @@ def _windows(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, 
 
 
 def _gather(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Gather from a fill is a fill; at a constant index it is a slice; at few runs of consecutive indices a concat of
-    slices.
+    """Gather from a fill is a fill; at a constant index it is a slice.
+
+    At few runs of consecutive indices a concat of slices.
     """
     x, index = args
     shape = make(op, args, attrs).shape

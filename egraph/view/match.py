@@ -84,8 +84,9 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """The binding as environment for attribute expressions: facts in place of e-classes, attribute names without
-        '@'.
+        """The binding as environment for attribute expressions.
+
+        Facts in place of e-classes, attribute names without '@'.
         """
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
@@ -94,8 +95,9 @@ Then = Callable[[], None]
 
 
 class _Search:
-    """A pattern compiled to a chain of steps; each step calls the next one once per way to succeed (backtracking
-    search).
+    """A pattern compiled to a chain of steps.
+
+    Each step calls the next one once per way to succeed (backtracking search).
 
     Variables and the e-nodes chosen for inner calls have numbered slots, so nothing is copied during the search.
     Matching is a large part of the time to find kernel candidates.
@@ -130,8 +132,9 @@ class _Search:
         return len(self.slots) - 1
 
     def _call(self, term: PatternCall, here: int) -> None:
-        """Steps that match the e-node in a slot: attributes, then operands from left to right, then computed
-        attributes.
+        """Steps that match the e-node in a slot.
+
+        Attributes, then operands from left to right, then computed attributes.
         """
         for i, (_, attr) in enumerate(term.attrs):
             self._attr(attr, here, i)
@@ -229,8 +232,9 @@ def _set(slots: list[Any], place: int, value: Callable[[], Any]) -> Callable[[Th
 
 @memo(4096)
 def rounded(value: float, dtype: str) -> float:
-    """A number rounded to a dtype, so that 0.1 in a model and 0.1 in a pattern are equal in float32. NaN if an integer
-    dtype cannot represent the number.
+    """A number rounded to a dtype, so that 0.1 in a model and 0.1 in a pattern are equal in float32.
+
+    NaN if an integer dtype cannot represent the number.
     """
     if dtypes.category(dtype) != "float":
         return float(value) if float(value).is_integer() else float("nan")

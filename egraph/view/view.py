@@ -153,8 +153,9 @@ class EGraphView:
         return all(choice[r] >= 0 for r in self.roots)
 
     def term(self, choice: Sequence[int] | Mapping[int, int], cls: int) -> Tensor:
-        """The term of an e-class under a choice of one e-node per e-class. ExtractionError on a cycle or a missing
-        choice.
+        """The term of an e-class under a choice of one e-node per e-class.
+
+        ExtractionError on a cycle or a missing choice.
         """
         built: dict[int, Tensor] = {}
         return _build(self, choice, cls, built)
@@ -170,9 +171,7 @@ class EGraphView:
         return leaf if leaf is not None else make(self.op[node], operands, dict(self.attrs[node]))
 
     def to_json(self, cost: Sequence[float] | None = None) -> dict[str, Any]:
-        """The egraph-serialize format: nodes with op, children (node ids), eclass and cost; e-classes with
-        their type.
-        """
+        """The egraph-serialize format: nodes (op, children's ids, eclass, cost) and e-classes with types."""
         names = [f"n{i}" for i in range(len(self))]
         first = [int(self.nodes_of(c)[0]) if len(self.nodes_of(c)) else -1 for c in range(self.n_classes)]
         nodes = {
@@ -347,9 +346,7 @@ class _Glue:
 
     @staticmethod
     def _template(view: EGraphView) -> _Template:
-        """The part of a block's view to copy per instance: everything except leaves that stand for values
-        of the model.
-        """
+        """The part of a block's view to copy per instance: all except leaves that stand for values of the model."""
         seams = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
         own = {i: v for i, v in view.tensors.items() if v.op not in LEAVES[:3]}
         keep = np.array([i for i in range(len(view)) if i not in view.tensors or i in own], np.int64)
@@ -506,8 +503,9 @@ def merged(views: Sequence[EGraphView]) -> SaturationReport:
 
 
 def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
-    """The view of the whole model, joined from views of its blocks: each occurrence of a block gets a copy of the
-    block's view.
+    """The view of the whole model, joined from views of its blocks.
+
+    Each occurrence of a block gets a copy of the block's view.
 
     Shared values are merged. Linear in the size of the result. The roots are those of `blocks.graph`. Values that no
     block computes (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. Congruence

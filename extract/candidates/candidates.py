@@ -8,7 +8,7 @@ add layouts, at most `MAX_LAYOUTS` per class. Intermediate values of a fused ker
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice, product
 from typing import Any, NamedTuple, TypeVar
@@ -34,119 +34,15 @@ from ..model.kernel import (
     Vertex,
     contiguous,
 )
-from ..model.scc import strongly_connected_components
+from .hypergraph import Hypergraph, ViewStrides, in_value_order, reachable
 from .image_layouts import ImageLayout, KernelImageLayouts, image_layout_indices
 
 # More than any graph seen has: a cut would depend on the rest of the e-graph, so that a larger e-graph could lose
 # kernels.
+T = TypeVar("T")
 MAX_LAYOUTS = 16  # per class, including the row-major layout
 # size of the first batch of matches that backends prepare, and of the largest (batches double)
 FIRST_BATCH_MATCHES, MAX_BATCH_MATCHES = 64, 2000
-
-T = TypeVar("T")
-
-#: Layout of a view of an operand, or None where the view needs a copy (see backends/runtime/views.py).
-ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
-
-
-class NumberedHypergraph(NamedTuple):
-    """A hypergraph of candidate kernels as integer ids.
-
-    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without given ones. The outputs
-    of a multi-output candidate form a bundle, with ids after those of the vertices.
-    """
-
-    vertices: dict[Vertex, int]
-    made: list[int]
-    needs: list[tuple[int, ...]]
-    roots: list[int]
-    bundles: list[tuple[int, ...]]  # bundle -> its vertices
-
-    @property
-    def size(self) -> int:
-        """Number of ids: vertices and bundles."""
-        return len(self.vertices) + len(self.bundles)
-
-    @property
-    def parts(self) -> Iterator[tuple[int, int]]:
-        """Pairs (vertex, id of a bundle that contains the vertex)."""
-        for number, bundle in enumerate(self.bundles, len(self.vertices)):
-            yield from ((v, number) for v in bundle)
-
-    def outputs(self, candidate: int) -> tuple[int, ...]:
-        """The vertices that a candidate writes."""
-        made = self.made[candidate] - len(self.vertices)
-        return self.bundles[made] if made >= 0 else (self.made[candidate],)
-
-
-@dataclass
-class Hypergraph:
-    """The problem of choosing kernels: vertices (values in layouts), candidate kernels (hyperedges from input to output
-    vertices), and root vertices, which a plan must produce.
-    """
-
-    view: EGraphView
-    candidates: list[Candidate]
-    given: dict[int, Strides]  # classes available without a kernel (inputs, states, weights) -> layout
-    roots: list[Vertex]
-    stats: dict[str, int] = field(default_factory=dict)
-    types: Sequence[Type] = ()  # storage type of each class, if any differs from the view's types
-
-    def type_of(self, cls: int) -> Type:
-        """The type of a class in memory."""
-        return self.types[cls] if self.types else self.view.types[cls]
-
-    @cached_property
-    def numbered(self) -> NumberedHypergraph:
-        """The hypergraph as integer ids, assigned in candidate order, inputs before the output."""
-        numbers: dict[Vertex, int] = {}
-        known = numbers.get
-        unneeded = {Vertex(c, s) for c, s in self.given.items()}
-        outputs: list[tuple[int, ...]] = []
-        needs = []
-        for candidate in self.candidates:
-            kids = set()
-            for _, vertex in candidate.inputs:
-                number = known(vertex)
-                if number is None:
-                    if vertex in unneeded:
-                        continue
-                    number = numbers[vertex] = len(numbers)
-                kids.add(number)
-            needs.append(tuple(sorted(kids)))
-            outputs.append(tuple([numbers.setdefault(v, len(numbers)) for v in candidate.outputs]))
-        roots = [numbers.setdefault(r, len(numbers)) for r in dict.fromkeys(self.roots)]
-        bundles = dict.fromkeys([o for o in outputs if len(o) > 1])
-        place = {bundle: len(numbers) + n for n, bundle in enumerate(bundles)}
-        made = [o[0] if len(o) == 1 else place[o] for o in outputs]
-        return NumberedHypergraph(numbers, made, needs, roots, list(bundles))
-
-    @cached_property
-    def alike(self) -> list[int]:
-        """Group id per candidate, equal for candidates with equal inputs and outputs; ids count in order of first
-        occurrence.
-        """
-        groups: dict[tuple[int, tuple[int, ...]], int] = {}
-        return [groups.setdefault(key, len(groups)) for key in zip(self.numbered.made, self.numbered.needs)]
-
-    @cached_property
-    def calls(self) -> tuple[list[int], list[int]]:
-        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a view).
-
-        Repeated layers make the same call many times.
-        """
-        first: dict[tuple[int, int], int] = {}
-        found: list[int] = []
-        which: list[int] = []
-        for i, c in enumerate(self.candidates):
-            if c.is_view:
-                which.append(-1)
-                continue
-            number = first.setdefault((id(c.template), id(c.call)), len(first))
-            if number == len(found):
-                found.append(i)
-            which.append(number)
-        return found, which
 
 
 def candidate_hypergraph(
@@ -177,8 +73,10 @@ def given_classes(view: EGraphView) -> frozenset[int]:
 
 
 class _Match(NamedTuple):
-    """A template matched at a class: operand classes and values of attribute variables; `more` are the classes of
-    further outputs."""
+    """A template matched at a class: operand classes and values of attribute variables.
+
+    `more` are the classes of further outputs.
+    """
 
     template: Template
     cls: int
@@ -188,8 +86,11 @@ class _Match(NamedTuple):
 
 
 class _BoundForm(NamedTuple):
-    """One binding of a match to layouts: `picks` is the layout index of each operand, `made` the strides of the output
-    (None: row-major), `weights` the weight-only operands."""
+    """One binding of a match to layouts.
+
+    `picks` is the layout index of each operand, `made` the strides of the output (None: row-major), `weights` the
+    weight-only operands.
+    """
 
     picks: tuple[int, ...]
     call: Call
@@ -265,10 +166,10 @@ class _HypergraphBuilder:
         copies = [c for cls, layouts in self.layouts.items() for s in layouts[1:] for c in self._copies(cls, s)]
         found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
-        kept = _reachable(Hypergraph(self.view, found, self.given, roots))
+        kept = reachable(Hypergraph(self.view, found, self.given, roots))
         if any(c.more for c in kept):
-            ordered = _in_order(Hypergraph(self.view, kept, self.given, roots))
-            kept = _reachable(Hypergraph(self.view, ordered, self.given, roots))
+            ordered = in_value_order(Hypergraph(self.view, kept, self.given, roots))
+            kept = reachable(Hypergraph(self.view, ordered, self.given, roots))
         vertices = {v for c in kept for v in c.outputs}
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         stats |= {"left_out": int(self.left_out)}
@@ -295,8 +196,10 @@ class _HypergraphBuilder:
             yield item
 
     def _prepared(self, todo: Sequence[int], matches: Sequence[_Match]) -> Iterator[int]:
-        """Indices of matches of generated kernels, batch by batch, after their backends have prepared the batch. The
-        first batch is small: it has the largest kernels, and a batch interrupted by the time limit is lost."""
+        """Indices of matches of generated kernels, batch by batch, after their backends have prepared the batch.
+
+        The first batch is small: it has the largest kernels, and a batch interrupted by the time limit is lost.
+        """
         begin, count = 0, FIRST_BATCH_MATCHES
         while begin < len(todo):
             part = todo[begin : begin + count]
@@ -305,8 +208,11 @@ class _HypergraphBuilder:
             begin, count = begin + count, min(2 * count, MAX_BATCH_MATCHES)
 
     def _generated(self) -> Iterator[_Match]:
-        """Fused kernels that backends generate for the view. Generators choose fusion groups relative to the whole
-        e-graph, so those of the original graph come first: rewriting then removes none of them."""
+        """Fused kernels that backends generate for the view.
+
+        Generators choose fusion groups relative to the whole e-graph, so those of the original graph come first:
+        rewriting then removes none of them.
+        """
         seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
         own = self.view.own
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
@@ -321,7 +227,9 @@ class _HypergraphBuilder:
 
     def _other_layout_vertices(self, matches: Iterable[_Match]) -> Iterator[Vertex]:
         """Vertices of classes that generated kernels may write in a layout other than row-major, in that layout.
-        Consumers are bound in both layouts from the start."""
+
+        Consumers are bound in both layouts from the start.
+        """
         for match in matches:
             template, cls = match.template, match.cls
             if template.layout is not None and cls not in self.turned:
@@ -346,8 +254,10 @@ class _HypergraphBuilder:
         self._kinds.pop(made.cls, None)
 
     def _matches(self, template: Template) -> Iterator[_Match]:
-        """Matches of a template. Further outputs are looked up by the variables that the first output binds; RuleError
-        if they use others."""
+        """Matches of a template.
+
+        Further outputs are looked up by the variables that the first output binds; RuleError if they use others.
+        """
         beside = [self._found(term) for term in template.terms[1:]]
         for names, _ in beside:
             if unbound := {*names} - {*self._bound_names(template.term)}:
@@ -413,8 +323,10 @@ class _HypergraphBuilder:
                 yield self._view(node, made, source)
 
     def _view_strides_of(self, node: int, source: Vertex) -> Strides | None:
-        """Strides of a view e-node's value as a view of a vertex; None if the storage dtypes differ or a copy is needed. A cast between
-        equal storage dtypes is a view."""
+        """Strides of a view e-node's value as a view of a vertex.
+
+        None if the storage dtypes differ or a copy is needed. A cast between equal storage dtypes is a view.
+        """
         if self.types[source.cls].dtype != self.types[int(self.view.cls[node])].dtype:
             return None
         if self.view.op[node] == "cast":
@@ -443,8 +355,10 @@ class _HypergraphBuilder:
         return found
 
     def _kind(self, cls: int) -> int:
-        """Id of everything about an operand's class that affects its bindings: type, layouts, whether it is given or a
-        weight."""
+        """Id of everything about an operand's class that affects its bindings.
+
+        Type, layouts, whether it is given or a weight.
+        """
         found = self._kinds.get(cls)
         if found is None:
             lies = tuple(self._layouts_of(cls)), self.turned.get(cls), cls in self.given
@@ -453,8 +367,10 @@ class _HypergraphBuilder:
         return found
 
     def _bound(self, match: _Match) -> list[Candidate]:
-        """The candidates of a match over the available operand layouts. Matches with equal keys (repeated layers) share
-        one list of bindings."""
+        """The candidates of a match over the available operand layouts.
+
+        Matches with equal keys (repeated layers) share one list of bindings.
+        """
         template, cls, operands, _, others = match
         row_major = self._row_major(cls)
         more = tuple([self._row_major(c) for c in others])
@@ -484,8 +400,10 @@ class _HypergraphBuilder:
         return (id(match.template), match.attrs, places, *[self._kind(c) for c in match.operands])
 
     def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
-        """The class's vertices as inputs of an operand. Candidates share these tuples, to keep the number of objects
-        that the cyclic garbage collector traverses small."""
+        """The class's vertices as inputs of an operand.
+
+        Candidates share these tuples, to keep the number of objects that the cyclic garbage collector traverses small.
+        """
         found = self._inputs.setdefault((operand, cls), [])
         if len(found) < len(self._layouts_of(cls)):
             found += [(operand, v) for v in self._vertices_of(cls)[len(found) :]]
@@ -518,8 +436,10 @@ class _HypergraphBuilder:
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:
-        """Yield the layout combinations in which a match is bound: (layout index of each operand, operand vertices,
-        output vertices)."""
+        """Yield the layout combinations in which a match is bound.
+
+        (layout index of each operand, operand vertices, output vertices).
+        """
         template, cls, operands, _, more = match
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
@@ -576,8 +496,10 @@ class _HypergraphBuilder:
     def _call(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call | None:
-        """The call of a template on the given vertices, or None if the template does not apply. Equal calls are one
-        object."""
+        """The call of a template on the given vertices, or None if the template does not apply.
+
+        Equal calls are one object.
+        """
         key = self._call_key(template, attrs, chosen, outputs)
         if key not in self._calls:
             call = self._call_of(template, attrs, chosen, outputs)
@@ -607,9 +529,11 @@ class _HypergraphBuilder:
 
 
 def _layout_combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """Combinations of layout indices, one index per operand, without repetition, in this order: all operands' first
-    layouts, all second, … (three slices of one product are all views of it); one operand in another layout than its
-    first; mixed ones."""
+    """Combinations of layout indices, one index per operand, without repetition, in this order.
+
+    All operands' first layouts, all second, … (three slices of one product are all views of it); one operand in another
+    layout than its first; mixed ones.
+    """
     if not all(options):
         return
     alike = [tuple(o[min(k, len(o) - 1)] for o in options) for k in range(max(map(len, options), default=0))]
@@ -623,58 +547,3 @@ def _canonical_strides(strides: Strides, shape: Sequence[int]) -> Strides:
     strides."""
     row_major = contiguous(shape)
     return tuple(w if d == 1 else s for s, w, d in zip(strides, row_major, shape))
-
-
-def _in_order(graph: Hypergraph) -> list[Candidate]:
-    """The candidates without multi-output ones that contradict the value order: all inputs of such a kernel must
-    precede all its outputs, in the order given by the single-output kernels. A kernel that makes a table read by every
-    layer together with a value of the last layer would put all layers into one cycle, for which no plan can be proved
-    optimal."""
-    numbered = graph.numbered
-    below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
-    for made, needs in zip(numbered.made, numbered.needs):
-        if made < len(below):
-            below[made] += needs
-    of, members = strongly_connected_components(below)
-    level = [0] * len(members)
-    for n, member in enumerate(members):  # components come children first
-        level[n] = 1 + max([level[of[k]] for v in member for k in below[v] if of[k] != n], default=0)
-    return [
-        c for i, c in enumerate(graph.candidates)
-        if not c.more or min(level[of[v]] for v in numbered.outputs(i)) > max([level[of[k]] for k in numbered.needs[i]], default=0)
-    ]  # fmt: skip
-
-
-def _reachable(graph: Hypergraph) -> list[Candidate]:
-    """Candidates that some root may use and whose inputs can all be produced."""
-    numbered, needs = graph.numbered, graph.numbered.needs
-    size, count = len(numbered.vertices), len(needs)
-    waiting: list[list[int]] = [[] for _ in range(size)]
-    makers: list[list[int]] = [[] for _ in range(size)]
-    for i, kids in enumerate(needs):
-        for v in kids:
-            waiting[v].append(i)
-    missing = [len(kids) for kids in needs]
-    ready = [i for i, n in enumerate(missing) if not n]
-    while ready:
-        i = ready.pop()
-        for v in numbered.outputs(i):
-            if not makers[v]:
-                for j in waiting[v]:
-                    missing[j] -= 1
-                    if not missing[j]:
-                        ready.append(j)
-            makers[v].append(i)
-    wanted, seen, keep = list(numbered.roots), bytearray(size), bytearray(count)
-    for v in wanted:
-        seen[v] = 1
-    while wanted:
-        for i in makers[wanted.pop()]:
-            keep[i] = 1
-            for v in needs[i]:
-                if not seen[v]:
-                    seen[v] = 1
-                    wanted.append(v)
-    for i in range(count):  # drop kernels with an output that nothing can read: a smaller kernel omits it
-        keep[i] = keep[i] and all(seen[v] for v in numbered.outputs(i))
-    return [c for c, kept in zip(graph.candidates, keep) if kept]

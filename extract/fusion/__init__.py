@@ -1,5 +1,4 @@
-"""Fusion groups: which e-class terms one generated kernel computes (single-output, multi-output, consumer and maximal
-    fusion).
+"""Fusion groups: terms that one kernel computes (single-output, multi-output, consumer and maximal fusion).
 
 In: an e-graph view.
 Out: fusion groups as terms.

@@ -1,5 +1,7 @@
-"""Consumer fusion of slices: kernels that compute one value and the consumers of its slices (queries, keys and values
-of one GEMM, rotated, and written into caches).
+"""Consumer fusion of slices.
+
+Kernels that compute one value and the consumers of its slices (queries, keys and values of one GEMM, rotated, and
+written into caches).
 
 The kernel that computes a value may store its slices separately (fusion/multi_output.py). The consumers of a slice are often
 cheap: another layout, a rotation, a row of a cache. If a slice is needed only for one later value, which elementwise
@@ -30,8 +32,9 @@ MAX_CONSUMER_LEAVES = 16  # operands of a group: biases and norms of each result
 
 
 class LaterValue(NamedTuple):
-    """A value computed from a slice by its consumers: class, term over leaves (`start` stands for the slice), class per
-    leaf.
+    """A value computed from a slice by its consumers.
+
+    Class, term over leaves (`start` stands for the slice), class per leaf.
     """
 
     cls: int

@@ -54,8 +54,11 @@ MAX_SHARED_ON_PATH = 1  # largest number of values with other consumers on a pat
 
 @dataclass(frozen=True)
 class _ClassGroups:
-    """The fusion groups of a class. steps: e-nodes of the groups, in the order of growth, by which the groups are mapped to
-    similar classes · shared: classes that growing these groups added to `FusionGroups.shared`."""
+    """The fusion groups of a class.
+
+    steps: e-nodes of the groups, in the order of growth, by which the groups are mapped to similar classes · shared:
+    classes that growing these groups added to `FusionGroups.shared`.
+    """
 
     cls: int
     groups: tuple[FusionGroup, ...]
@@ -192,8 +195,10 @@ class FusionGroups:
         return [n for n in self._by_class[cls][: 2 * MAX_START_NODES] if self._cost(n) * self._share(n) <= limit]
 
     def _share(self, node: int) -> float:
-        """Share of its operand that a slice is; 1 for other e-nodes. The other slices may be needed too, and then share
-        the operand's cost."""
+        """Share of its operand that a slice is; 1 for other e-nodes.
+
+        The other slices may be needed too, and then share the operand's cost.
+        """
         if self.view.op[node] != "slice":
             return 1.0
         return self.elements(int(self.view.cls[node])) / max(self.elements(self.kids[node][0]), 1)
@@ -223,8 +228,10 @@ class FusionGroups:
 
     @cached_property
     def packed(self) -> dict[int, int]:
-        """Weight-only class -> e-node that computes the class from fewer bytes than it has: dequantizations, views of these, and
-        what they read. Empty without a dequantization of weights."""
+        """Weight-only class -> e-node that computes the class from fewer bytes than it has.
+
+        Dequantizations, views of these, and what they read. Empty without a dequantization of weights.
+        """
         view, weight = self.view, self.view.weight
         if not any(op == "dequantize" and weight[view.cls[n]] for n, op in enumerate(view.op)):
             return {}
@@ -413,8 +420,10 @@ class FusionGroups:
         return iter(self)
 
     def __iter__(self) -> Iterator[FusionGroup]:
-        """Yield every group, each term once; statistics that groups read get groups as well. Of repeated blocks only the
-        groups of active instances (repeated_blocks.py)."""
+        """Yield every group, each term once; statistics that groups read get groups as well.
+
+        Of repeated blocks only the groups of active instances (repeated_blocks.py).
+        """
         order = dict.fromkeys(self.reachable())
         starts = RepeatedBlocks.of(self.view).is_active
         todo = [c for c in order if c not in self.unstarted and starts(c)]
@@ -464,8 +473,10 @@ class FusionGroups:
         return [r for r in policies if not r.products or products]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
-        """Groups of one policy, the largest first: with at most MAX_SHARED_ON_PATH values with other consumers on a path, then with
-        fewer."""
+        """Groups of one policy, the largest first.
+
+        With at most MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer.
+        """
         whole = FusionGrowth(self, cls, policy)
         found = whole.grown(node)
         if whole.met <= MAX_SHARED_ON_PATH:

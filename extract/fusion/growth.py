@@ -49,8 +49,10 @@ class FusionGrowth:
     inside: set[int] = field(default_factory=set)
 
     def grown(self, node: int) -> FusionGroup | None:
-        """The fusion group that starts with an e-node; None if it is too large, trivial, a duplicate or has fewer
-        products than the policy asks for."""
+        """The fusion group that starts with an e-node.
+
+        None if it is too large, trivial, a duplicate or has fewer products than the policy asks for.
+        """
         self.inside = self.groups.inside(node, self.policy.products) | {self.cls}
         try:
             root = self.root = self._node(node, 0, 0, False, self.policy.spread_bare)

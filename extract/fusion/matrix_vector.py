@@ -13,8 +13,9 @@ MAX_VECTOR_REDUCTION = 64  # longest reduction that counts as short: one tile ho
 
 
 def vector_product_extent(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, int] | None:
-    """Extent of a `matmul` that is fused as a reduction: (number of results, reduction length, stride between its
-    elements).
+    """Extent of a `matmul` that is fused as a reduction.
+
+    (number of results, reduction length, stride between its elements).
 
     For a product in which one side is a vector and the reduction is short, or of length 1 (an outer product); None for
     other operand shapes.

@@ -1,5 +1,6 @@
-"""WHOLE: maximal fusion. All elementwise operations, views and reductions of one extent, cut into as few kernels as
-possible.
+"""WHOLE: maximal fusion.
+
+All elementwise operations, views and reductions of one extent, cut into as few kernels as possible.
 
 Ordinary fusion groups (groups.py) are small, numerous, and grown from every value. A program of hundreds of small
 operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
@@ -9,7 +10,8 @@ Values are recomputed only where that is cheaper than memory traffic: views, ind
 values, and disjoint slices.
 
 A part too large for one kernel (`refused`) is cut in two where the fewest values cross, recursively. Time is linear in
-the number of values."""
+the number of values.
+"""
 
 from __future__ import annotations
 
@@ -298,8 +300,9 @@ class MaximalFusion:
 
     @cached_property
     def unstarted(self) -> set[int]:
-        """Classes at which no ordinary fusion group starts: inside large parts, and not a result of a part or of a
-        small piece.
+        """Classes at which no ordinary fusion group starts.
+
+        Inside large parts, and not a result of a part or of a small piece.
         """
         pieces = [p for members in self.large for p in self.pieces(members, PIECE_WEIGHTS[-1])]
         cut = [r for p in pieces if len(r := self.results(p)) <= MAX_OPEN_RESULTS]
@@ -308,8 +311,9 @@ class MaximalFusion:
 
     @cached_property
     def unread(self) -> set[int]:
-        """Classes that no ordinary fusion group reads: inside large parts, and neither stored by a kernel nor views of
-        stored ones.
+        """Classes that no ordinary fusion group reads.
+
+        Inside large parts, and neither stored by a kernel nor views of stored ones.
         """
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
@@ -338,9 +342,7 @@ class MaximalFusion:
         return [p for half in self.halves(members) for p in self.pieces(half, size)]
 
     def halves(self, members: list[int]) -> list[list[int]]:
-        """The two runs of values before and after a cut near the middle, where the crossing values have the fewest
-        elements.
-        """
+        """Values in two runs, before and after a cut near the middle at which the fewest elements cross."""
         if len(members) < 2:
             return []
         place = {c: n for n, c in enumerate(members)}
@@ -385,8 +387,9 @@ class MaximalFusion:
 
 
 def classes_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
-    """The view without rewritten forms of the values in its large parts: these keep the cheapest and the original
-    e-nodes.
+    """The view without rewritten forms of the values in its large parts.
+
+    These keep the cheapest and the original e-nodes.
 
     Classes are unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of
     which saves operations.

@@ -40,8 +40,9 @@ POINTWISE_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if n
 
 @dataclass(frozen=True)
 class MultiOutputGroup:
-    """A multi-output fusion group: output classes as terms over shared leaves (term, class); `policy` is that of the
-    first output's group.
+    """A multi-output fusion group: output classes as terms over shared leaves (term, class).
+
+    `policy` is that of the first output's group.
     """
 
     classes: tuple[int, ...]
@@ -241,8 +242,9 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
-        """Selection of multi-output groups: the `MAX_SIDE_CHOICES` that read the fewest bytes, and the one with the
-        cheapest operands.
+        """Selection of multi-output groups.
+
+        The `MAX_SIDE_CHOICES` that read the fewest bytes, and the one with the cheapest operands.
 
         The others may need a kernel for a norm or statistic.
         """
@@ -279,8 +281,9 @@ class MultiOutputFusion:
         return sorted(s for s in found.values() if self._is_model_value(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> DerivedClass | None:
-        """Nearest class that the model needs and that derives from a class: the class itself, a view of it, or it plus
-        a bias.
+        """Nearest class that the model needs and that derives from a class.
+
+        The class itself, a view of it, or it plus a bias.
 
         Within MAX_STEPS_FROM_SLICE e-nodes; None if there is none.
         """

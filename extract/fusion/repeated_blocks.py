@@ -22,8 +22,9 @@ Owner = tuple[int, int]  # (instance, index of the class in the block's view)
 
 @dataclass(frozen=True, eq=False)
 class RepeatedBlocks:
-    """The instances of a view's blocks: `blocks[n]` is the block of instance n, `places[n]` its classes in the block's order
-    (-1: not in the view)."""
+    """The instances of a view's blocks.
+
+    `blocks[n]` is the block of instance n, `places[n]` its classes in the block's order (-1: not in the view)."""
 
     blocks: Sequence[int]
     places: Sequence[Sequence[int]]
@@ -31,7 +32,7 @@ class RepeatedBlocks:
 
     @classmethod
     def of(cls, view: EGraphView) -> RepeatedBlocks:
-        """Those of a view, cached on it."""
+        """The instances of a view's blocks; computed once per view."""
         found = view.__dict__.get(ATTRIBUTE)
         if found is None:
             places = [classes.tolist() for _, classes in view.instances]
@@ -41,7 +42,7 @@ class RepeatedBlocks:
 
     @cached_property
     def owners(self) -> dict[int, list[Owner]]:
-        """Class -> the places where it occurs."""
+        """Class -> its occurrences, as (instance, position in the block's order)."""
         found: dict[int, list[Owner]] = {}
         for n, classes in enumerate(self.places):
             for x, c in enumerate(classes):
@@ -82,17 +83,19 @@ class RepeatedBlocks:
 
     @cached_property
     def active(self) -> frozenset[int]:
-        """The instances that fusion groups start in."""
+        """Instances in which fusion groups start: the first one of each context."""
         return frozenset(those[0] for those in self.alike.values())
 
     def is_active(self, cls: int) -> bool:
-        """Whether fusion groups start at a class: one of an active instance, or of none."""
+        """Whether fusion groups start at a class: it belongs to an active instance or to no instance."""
         owners = self.owners.get(cls)
         return owners is None or any(n in self.active for n, _ in owners)
 
     def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
-        """The classes of a kernel that was found in an active instance (its first result first), in each other instance of the
-        same context."""
+        """For each other instance of the context, the classes there that correspond to a kernel's classes.
+
+        `classes`: those of a kernel found in an active instance, its first result first.
+        """
         sources = {n for n, _ in self.owners.get(classes[0], ()) if n in self.active}
         for source in sorted(sources):
             for n in self.alike[self.contexts[source]]:

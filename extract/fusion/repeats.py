@@ -102,8 +102,9 @@ class RepeatedSubgraphs:
         return found
 
     def image(self, steps: Iterable[OutlineStep], cls: int, other: int) -> dict[int, int] | None:
-        """Corresponding classes of another occurrence of a subgraph: those reached by the steps from `cls` -> those
-        below `other`.
+        """Corresponding classes of another occurrence of a subgraph.
+
+        Those reached by the steps from `cls` -> those below `other`.
 
         None if there is no correspondence.
         """

@@ -75,8 +75,10 @@ class ChosenConsumers:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """Number of consumers of each class; a root counts one more. Consumers of a view count as consumers of its
-        source."""
+        """Number of consumers of each class; a root counts one more.
+
+        Consumers of a view count as consumers of its source.
+        """
         found = {cls: int(cls in self.view.roots) for cls in self.order}
         for cls in reversed(self.order):
             shows = self.choice[cls] >= 0 and OPS[self.view.op[self.choice[cls]]].kind == "view"
@@ -85,9 +87,7 @@ class ChosenConsumers:
         return found
 
     def beside(self, cls: int, other: int) -> bool:
-        """Whether `cls` has at least two consumers, and a consumer path from the roots avoids `other` (which does not
-        dominate it).
-        """
+        """Whether `cls` has two or more consumers and a path of consumers from the roots that avoids `other`."""
         if self.count.get(cls, 0) < 2:
             return False
         while cls not in (-1, other):

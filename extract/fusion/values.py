@@ -1,5 +1,6 @@
-"""Classification of values for maximal fusion (fusion/maximal.py): fusable values, reductions, and values that every consumer
-recomputes because that is cheaper than memory traffic.
+"""Classification of values for maximal fusion (fusion/maximal.py).
+
+Fusable values, reductions, and values that every consumer recomputes because that is cheaper than memory traffic.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
 In: declarations of backends.
 Out: typed records.
-Imports: egraph.ir, egraph.saturate, egraph.view, errors, processes.
+Imports: egraph.ir, egraph.saturate, egraph.view, errors, processes, wording.
 """

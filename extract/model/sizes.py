@@ -1,5 +1,8 @@
-"""Kernel calls in free (symbolic) sizes: lifting a call at generic sizes, binding it to concrete sizes, and checking
-whether a kernel's code differs only in its numbers."""
+"""Kernel calls in free (symbolic) sizes.
+
+Lifting a call at generic sizes, binding it to concrete sizes, and checking whether a kernel's code differs only in its
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +102,7 @@ def _lifted_operand(numbers: Numbers, o: Operand) -> Operand:
 
 
 def holds_at_all_sizes(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:
-    """Whether a kernel applies at the other sizes too, and its code in free sizes equals the code written for each of
-    them."""
+    """Whether a kernel applies at the other sizes, with the same code as the code in free sizes there."""
     if template.source is not None or template.space is not None:
         return False  # generated for specific sizes
     names = {o: f"_{o}_" for o in (*template.operands, "out", "scratch")}

@@ -16,8 +16,10 @@ from ...egraph.view.view import EGraphView
 
 
 def narrow_types(view: EGraphView) -> list[Type]:
-    """The storage type of each class: the model's 16-bit dtype for float32 values with rows longer than one element;
-    the view's types if no leaf is 16-bit."""
+    """The storage type of each class: the model's 16-bit dtype for float32 values with rows longer than one element.
+
+    The view's types if no leaf is 16-bit.
+    """
     leaves = [i for i, op in enumerate(view.op) if op in LEAVES]
     counts: dict[str, int] = {}
     for i in leaves:

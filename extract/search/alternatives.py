@@ -84,8 +84,10 @@ def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice
 
 
 def _solved(choice: Choice, us: Sequence[float], seconds: float) -> Choice | None:
-    """The cheapest choice found at other costs of the candidates, with the prices of the given one; None if there is
-    none."""
+    """The cheapest choice found at other costs of the candidates, with the prices of the given one.
+
+    None if there is none.
+    """
     rows = EncodedHypergraph(choice.hypergraph, us, choice.budgets)
     try:
         found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)

@@ -10,8 +10,9 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 
-from ..candidates.candidates import Hypergraph
-from ..model.kernel import Candidate, Priced, Pricer
+from ..candidates.hypergraph import Hypergraph
+from ..model.kernel import Candidate
+from ..model.pricing import Priced, Pricer
 
 CallToken = tuple[int, int]  # identities of template and call: candidates share equal calls
 
@@ -33,8 +34,9 @@ class CandidateIndex:
 
 
 class CostCutoff:
-    """Cost cutoffs in µs of candidates, which fall while others are measured; calling the object returns a candidate's
-    cutoff.
+    """Cost cutoffs in µs of candidates, which fall while others are measured.
+
+    Calling the object returns a candidate's cutoff.
 
     `register` adds a measurement in flight. `ended`: whether measuring is over. `limited`: plans have budgets, which
     may need a slow kernel, so cutoffs are infinite. `index`: index of the hypergraph, if it exists already.
@@ -88,8 +90,10 @@ class CostCutoff:
 
 
 def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
-    """Least tree cost of each vertex and bundle from given values (Knuth's generalisation of Dijkstra's algorithm); inf
-    if there is no derivation."""
+    """Least tree cost of each vertex and bundle from given values (Knuth's generalisation of Dijkstra's algorithm).
+
+    Inf if there is no derivation.
+    """
     numbered = hypergraph.numbered
     nodes = [(m, n, c) for m, n, c in zip(numbered.made, numbered.needs, cost) if c < math.inf]
     nodes += [

@@ -1,9 +1,11 @@
-"""Lazy pricing: prices of a hypergraph's candidates; the prices of generated kernels are computed while others are
-measured.
+"""Lazy pricing: prices of a hypergraph's candidates.
+
+The prices of generated kernels are computed while others are measured.
 
 The price lookup key of a kernel covers everything that its time depends on; for the thousands of generated kernels of a
 whole model the keys take seconds. Generated kernels must be compiled before they run, library kernels need not: library
-kernels are priced immediately, and generated kernels cost infinity until their keys exist."""
+kernels are priced immediately, and generated kernels cost infinity until their keys exist.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from collections.abc import Callable
 from contextvars import copy_context
 from threading import Thread
 
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Candidate, Priced, Pricer
+from ..model.kernel import Candidate
+from ..model.pricing import Priced, Pricer
 
 MIN_LAZY_CALLS = 2000  # least number of calls for lazy pricing: fewer take less time than a round
 VIEW_US = 0.01  # a view is resolved when the program is bound; the price only breaks ties towards fewer views
@@ -57,8 +60,10 @@ class LazyPrices:
             self._thread.start()
 
     def wait(self, ended: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until all candidates are priced or `ended` returns True; returns whether more candidates have a price
-        now."""
+        """Wait until all candidates are priced or `ended` returns True.
+
+        Returns whether more candidates have a price now.
+        """
         while self._not_priced and self._thread is not None and self._thread.is_alive():
             if ended():
                 return False

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TypeVar
 
-from ..candidates.candidates import Hypergraph
-from ..model.kernel import Candidate, Measurer, Priced
+from ..candidates.hypergraph import Hypergraph
+from ..model.kernel import Candidate
+from ..model.pricing import Measurer, Priced
 from .cutoff import CallToken, CandidateIndex, CostCutoff, call_token
 
 MIN_CERTAINTY = 0.85  # a measured interval whose low end is below this share of its value is measured once more
@@ -28,8 +29,9 @@ Later = Sequence[tuple[Candidate, bool]]  # (candidate, whether a first look is 
 
 @dataclass(frozen=True)
 class MeasurementRequest:
-    """Candidates to measure now, as indices; whether a first look (few schedules) at each is enough; what may come
-    later.
+    """Candidates to measure now, as indices, and what may follow.
+
+    Also whether a first look (few schedules) at each is enough.
 
     Idle compilers may start with the later ones.
     """
@@ -66,8 +68,10 @@ class MeasurementState:
         self.index = CandidateIndex(self.hypergraph)
 
     def optimistic_us(self, prices: Sequence[Priced]) -> list[float]:
-        """Optimistic price of each candidate in µs: the low end of the interval until a first look, then the time
-        expected after tuning."""
+        """Optimistic price of each candidate in µs.
+
+        The low end of the interval until a first look, then the time expected after tuning.
+        """
         return per_call(
             self.hypergraph, prices, lambda c, p: p.low if self.is_open(c, p) else p.us * self.expected_share(c)
         )
@@ -111,8 +115,10 @@ class MeasurementState:
     def measure(
         self, wanted: Sequence[Candidate], cutoff: CostCutoff, first_look: bool, later: Later, leave: bool = True
     ) -> None:  # fmt: skip
-        """Measure candidates until the deadline; `later` may come after them. With `leave`, the slowest measurements,
-        of this and of earlier calls, stay in flight while there is other work."""
+        """Measure candidates until the deadline; `later` may come after them.
+
+        With `leave`, the slowest measurements, of this and of earlier calls, stay in flight while there is other work.
+        """
         assert self.measurer is not None
         for candidate, _ in self.in_flight.values():
             cutoff.register(candidate)

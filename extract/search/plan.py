@@ -1,5 +1,4 @@
-"""From chosen candidate kernels to a plan: values, steps in execution order, and expressions that compute the
-weights."""
+"""From chosen candidate kernels to a plan: values, steps in execution order, and expressions of the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ from ...egraph.ir.graph import Graph, Tensor, make
 from ...egraph.simplify.widen import as_dtype
 from ...egraph.view.view import EGraphView
 from ...errors import NoPlanError
-from ..model.kernel import Plan, Step, Value, Vertex, contiguous
+from ..model.kernel import Vertex, contiguous
+from ..model.plan import Plan, Step, Value
 from .search import Choice
 
 

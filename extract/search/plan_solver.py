@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...errors import ExtractionError, NoPlanError
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Candidate, Priced
+from ..model.kernel import Candidate
+from ..model.pricing import Priced
 from ..solve.budgets import Budget
 from ..solve.problem import Extraction
 from ..solve.solve import solve
@@ -96,8 +97,9 @@ class PlanSolver:
         return self.stop() or time.monotonic() > self.closing_until
 
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
-        """The cheapest plan at given costs in µs, as (candidates in execution order, extraction); warm-started from a
-        known plan.
+        """The cheapest plan at given costs in µs, as (candidates in execution order, extraction).
+
+        Warm-started from a known plan.
 
         NoPlanError if none exists or none was found in time.
         """
@@ -132,7 +134,7 @@ class PlanSolver:
         return self.pessimistic
 
     def solve_likely(self, prices: Sequence[Priced]) -> list[int]:
-        """The cheapest plan if all kernels take what is expected; empty if none was found in time."""
+        """The cheapest plan at expected kernel times; empty if none was found in time."""
         try:
             return self.solve([p.us for p in prices], QUICK_SOLVE_S, self.chosen)[0]
         except NoPlanError:
@@ -154,9 +156,11 @@ class PlanSolver:
     def solve_final(
         self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False
     ) -> Extraction:  # fmt: skip
-        """Set `chosen` to the plan to return, the cheapest at pessimistic costs. With `settled`, unmeasured kernels
-        outside the last plan are excluded, if that leaves a plan. The lower bound is the minimum with that of the
-        optimistic costs."""
+        """Set `chosen` to the plan to return, the cheapest at pessimistic costs.
+
+        With `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan. The lower bound is
+        the minimum with that of the optimistic costs.
+        """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
         try:

@@ -27,8 +27,9 @@ from heapq import nsmallest
 from itertools import islice
 
 from ...errors import NoPlanError
-from ..candidates.candidates import Hypergraph
-from ..model.kernel import Candidate, Priced, Vertex
+from ..candidates.hypergraph import Hypergraph
+from ..model.kernel import Candidate, Vertex
+from ..model.pricing import Priced
 from ..solve.problem import Extraction
 from .cutoff import CallToken, call_token, tree_costs
 from .measurement_state import (
@@ -83,8 +84,9 @@ class AcquisitionPolicy:
         return found, request
 
     def request(self, prices: Sequence[Priced], optimistic: MeasurementRequest, *, first: bool) -> MeasurementRequest:
-        """The next candidates to measure, given the request of the optimistic plan. `first`: whether this is the first
-        round.
+        """The next candidates to measure, given the request of the optimistic plan.
+
+        `first`: whether this is the first round.
         """
         if first:
             sure = [*self.without_compiler(prices), *self.likely(prices)] if optimistic.first_look else []
@@ -107,15 +109,21 @@ class AcquisitionPolicy:
         return optimistic
 
     def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the cheapest plan that needs no compiler, then library kernels that replace several of
-        its kernels at once: unmeasured ones are priced at bounds, by which two kernels may seem cheaper than one."""
+        """Unmeasured candidates of the cheapest plan without compiled kernels, then rival library kernels.
+
+        Rivals replace several kernels of that plan at once: unmeasured ones are priced at bounds, by which two kernels
+        may seem cheaper than one.
+        """
         plan = self.plans.solve_without_compiler(prices)
         sure = self.unmeasured(plan, prices)
         return [*sure, *islice(self.library_rivals(plan, prices), MAX_RIVALS)] if sure else []
 
     def library_rivals(self, plan: Sequence[int], prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured library kernels that replace several kernels of a plan, and whose optimistic time is at most RIVAL times
-        the predicted time of these; the largest savings first, equal calls once."""
+        """Unmeasured library kernels that replace several kernels of a plan, the largest savings first.
+
+        Only those whose optimistic time is at most RIVAL times the predicted time of the replaced kernels; equal calls
+        once.
+        """
         candidates, numbered, own = self.hypergraph.candidates, self.hypergraph.numbered, set(plan)
         costs = [p.us if c.is_view or i in own else math.inf for i, (c, p) in enumerate(zip(candidates, prices))]
         tree, last = tree_costs(self.hypergraph, costs), {numbered.made[i]: prices[i].us for i in plan}
@@ -130,8 +138,11 @@ class AcquisitionPolicy:
         return [i for _, i in sorted(found.values())]
 
     def likely(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well: from measurements
-        of the kernel elsewhere, or of its relatives. (The optimistic plan differs from one round to the next.)"""
+        """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well.
+
+        From measurements of the kernel elsewhere, or of its relatives. (The optimistic plan differs from one round to
+        the next.)
+        """
         known = {i for i, p in enumerate(prices) if p.origin in ("shipped", "predicted") and p.high <= NARROW * p.low}
         if not known:
             return []
@@ -161,8 +172,9 @@ class AcquisitionPolicy:
         return MeasurementRequest(first_look=False)
 
     def first_look_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for first looks with their stakes: unmeasured ones of a plan, and unmeasured alternatives that may
-        be faster.
+        """Candidates for first looks with their stakes.
+
+        Unmeasured ones of a plan, and unmeasured alternatives that may be faster.
 
         Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
         time, that of an alternative the possible saving divided by its rank: only one alternative is used.
@@ -188,8 +200,9 @@ class AcquisitionPolicy:
         return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
 
     def tuning_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for tuning with their stakes: those of a plan with untried schedules, and their nearest
-        alternatives.
+        """Candidates for tuning with their stakes.
+
+        Those of a plan with untried schedules, and their nearest alternatives.
 
         Untried schedules are left after a first look, an interrupted tuning, or a tuning cut off by the cost cutoff.
         """
@@ -218,8 +231,9 @@ class AcquisitionPolicy:
         return _largest_first(found)
 
     def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
-        """Kernels of the pessimistic plan to tune before further first looks: those with the largest stakes, and
-        alternatives.
+        """Kernels of the pessimistic plan to tune before further first looks.
+
+        Those with the largest stakes, and alternatives.
 
         Empty if tuning had its share of the schedules. The shares of tuning and of first looks are proportional to
         their possible gains.
@@ -252,8 +266,10 @@ class AcquisitionPolicy:
 
 
 def _batch(stakes: Stakes, min_stake: float) -> list[int]:
-    """Candidates with a stake of at least `min_stake`, filled up to ROUND_KERNELS with the next ones; empty if none has
-    such a stake."""
+    """Candidates with a stake of at least `min_stake`, filled up to ROUND_KERNELS with the next ones.
+
+    Empty if none has such a stake.
+    """
     large = sum(stake >= min_stake for stake in stakes.values())
     return list(stakes)[: max(large, ROUND_KERNELS)] if large else []
 

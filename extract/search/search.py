@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import NoPlanError
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Measurer, Priced, Pricer
+from ..model.pricing import Measurer, Priced, Pricer
 from ..solve.budgets import Budget
 from ..solve.problem import Extraction
 from .cutoff import CostCutoff
@@ -109,8 +109,9 @@ def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
     progress: Callable[[str], None] | None = None,
 ) -> int:  # fmt: skip
-    """Measure the kernels that a search would, so that a later search finds the results; returns the number of calls
-    measured.
+    """Measure the kernels that a search would, so that a later search finds the results.
+
+    Returns the number of calls measured.
 
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
     NoPlanError as for `search`.
@@ -208,8 +209,10 @@ class _SearchRun:
             self.state.measure(now, cutoff, request.first_look, request.later, leave=not last)
 
     def close(self, seconds: float) -> None:
-        """Final phase: choose the pessimistic plan and, within CLOSING_S, measure its unmeasured kernels. `seconds`
-        limits the last solve."""
+        """Final phase: choose the pessimistic plan and, within CLOSING_S, measure its unmeasured kernels.
+
+        `seconds` limits the last solve.
+        """
         state, plans = self.state, self.plans
         self.pricing.end()
         if not self.over and all(state.is_final(i, self.prices[i]) for i in plans.chosen):

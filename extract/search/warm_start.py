@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ExtractionError
-from ..candidates.candidates import Hypergraph
+from ..candidates.hypergraph import Hypergraph
 from ..solve.problem import Extraction, IntArray, relative_gap
 from .encoding import EncodedHypergraph
 
@@ -57,8 +57,9 @@ def candidate_rounds(hypergraph: Hypergraph) -> list[int]:
 
 
 def nested_rounds(age: Sequence[int]) -> list[int]:
-    """Saturation rounds at which smaller problems end: the members of NESTED_ROUNDS before the last round, and the last
-    but one.
+    """Saturation rounds at which smaller problems end.
+
+    The members of NESTED_ROUNDS before the last round, and the last but one.
     """
     found = sorted(set(age))[:-1]
     return sorted({*found[-1:], *(step for step in NESTED_ROUNDS if step in found)})
@@ -68,8 +69,9 @@ def warm_solve(
     make: Callable[[Sequence[float]], EncodedHypergraph], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
     seconds: float, deterministic: bool = False, known: Sequence[int] = (), nested: bool = True,
 ) -> tuple[EncodedHypergraph, Extraction]:  # fmt: skip
-    """Solve a problem in `seconds`, warm-started from the candidates `known`; returns (problem, cheapest extraction
-    found).
+    """Solve a problem in `seconds`, warm-started from the candidates `known`.
+
+    Returns (problem, cheapest extraction found).
 
     If `known` is empty and there is no proof, with `nested` also from smaller problems, in less than `seconds` more.
     The result is never dearer than `known`, nor than any smaller problem solved on the way. `make` builds the problem

@@ -1,7 +1,6 @@
-"""Solvers of the extraction problem: greedy, local search, frontier DP, CP-SAT, HiGHS, k best; presolve and lower
-    bounds.
+"""Solvers of the extraction problem: greedy, local search, frontier DP, CP-SAT, HiGHS, k best; presolve, lower bounds.
 
 In: a problem in arrays.
 Out: a choice with a proven lower bound.
-Imports: errors, extract.model, plain, settings, writing.
+Imports: errors, extract.model, plain, settings, wording, writing.
 """

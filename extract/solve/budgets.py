@@ -32,8 +32,10 @@ class Budget:
             raise UsageError(f"a budget must be a number >= 0, not {self.most}", where=f"{self.name} limit")
 
     def limit(self, of: Sequence[float], candidates: Sequence[int]) -> Limit:
-        """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel). `of`: use of
-        each candidate."""
+        """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel).
+
+        `of`: use of each candidate.
+        """
         return Limit(self.name, np.array([of[i] if i >= 0 else 0.0 for i in candidates], np.float64), self.most)
 
 
@@ -54,8 +56,7 @@ def _bytes(candidate: Candidate, weights: bool) -> float:
 
 
 def error_budget(most: float, known: Uses) -> Budget:
-    """Error budget: the relative rounding errors of the kernels (Frobenius norm, against float64) sum to at most
-    `most`.
+    """Limit on the sum of the kernels' relative rounding errors (Frobenius norm, against float64): at most `most`.
 
     The sum bounds the plan's error to first order if no step amplifies. `known` returns the error of each candidate; it
     should return 0 for unmeasured kernels, so that they are tried before they are rejected.
@@ -73,8 +74,10 @@ def rounding_budget(most: float, known: Uses) -> Budget:
 
 
 def undominated(group: Sequence[int], cost: Sequence[float], uses: Sequence[Sequence[float]]) -> list[int]:
-    """Pareto-optimal candidates of a group with equal inputs and outputs: no other candidate is as good in cost and in
-    every budget."""
+    """Pareto-optimal candidates of a group with equal inputs and outputs.
+
+    No other candidate is as good in cost and in every budget.
+    """
     kept: list[int] = []
     for i in sorted(group, key=lambda i: (cost[i], *[of[i] for of in uses])):
         if not any(all(of[k] <= of[i] for of in uses) for k in kept):

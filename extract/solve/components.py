@@ -14,8 +14,9 @@ from .problem import IntArray, ProblemRows
 
 @dataclass(frozen=True)
 class Component:
-    """One independent component of a problem, and its identical copies: `copies[i][r]` is the input row of row r in
-    copy i.
+    """One independent component of a problem, and its identical copies.
+
+    `copies[i][r]` is the input row of row r in copy i.
 
     `key` is the canonical form: two parts with equal keys are the same problem, row by row.
     """

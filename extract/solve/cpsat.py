@@ -58,8 +58,10 @@ MAX_CONSTRAINT_SUM = 1e18
 
 
 class Encoding:
-    """The CP-SAT model of a problem: variables, constraints and levels, without an objective. Also the base of
-    k-best."""
+    """The CP-SAT model of a problem: variables, constraints and levels, without an objective.
+
+    Also the base of k-best.
+    """
 
     def __init__(self, rows: ProblemRows, *, implications: bool = True) -> None:
         from ortools.sat.python import cp_model
@@ -126,8 +128,11 @@ class Encoding:
                 m.add_hint(self.level[c], depth[c])
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Constrain the total use of the chosen rows to at most `most`. Uses are floored to fine integer units: no
-        allowed solution is lost, but a found one may exceed the limit by rounding; callers check."""
+        """Constrain the total use of the chosen rows to at most `most`.
+
+        Uses are floored to fine integer units: no allowed solution is lost, but a found one may exceed the limit by
+        rounding; callers check.
+        """
         for x, u in zip(self.x, use):
             if u > most * (1 + LIMIT_ROUNDING):
                 self.model.add_bool_and(x.negated())

@@ -44,8 +44,9 @@ def class_graph(items: Items) -> list[set[int]]:
 
 
 def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
-    """Must set of each class as a bitset: the classes in every acyclic derivation of it; 0 for classes without a
-    derivation.
+    """Must set of each class as a bitset: the classes in every acyclic derivation of it.
+
+    0 for classes without a derivation.
 
     Greatest fixpoint, computed in one pass over the components (children first), with iteration inside each component.
     None if `expired` (polled) returns True: unfinished sets are too large.

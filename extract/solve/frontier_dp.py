@@ -95,8 +95,11 @@ def narrow_order(rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> Resoluti
 
 
 class _Ordering:
-    """Greedy ordering of components (groups). `fresh`: number of classes that resolving a group would open; `waiting`:
-    number of unresolved groups that read it; `opened`: open class -> step at which it was opened."""
+    """Greedy ordering of components (groups).
+
+    `fresh`: number of classes that resolving a group would open; `waiting`: number of unresolved groups that read it;
+    `opened`: open class -> step at which it was opened.
+    """
 
     def __init__(self, rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> None:
         below: list[set[int]] = [set() for _ in range(rows.n_classes)]
@@ -301,8 +304,10 @@ class FrontierDP:
             first = last + 1
 
     def _bytes(self, order: ResolutionOrder, cuts: Sequence[int]) -> int:
-        """Estimated bytes of the narrowest search: bitsets as wide as a piece, for its rows and BEAM_WIDTH labels per
-        class."""
+        """Estimated bytes of the narrowest search.
+
+        Bitsets as wide as a piece, for its rows and BEAM_WIDTH labels per class.
+        """
         total = first = 0
         for last in cuts:
             classes = [c for group in order.groups[first : last + 1] for c in group]
@@ -339,9 +344,12 @@ class FrontierDP:
     def search(
         self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
     ) -> LabelSearchResult:
-        """The cheapest rows, exact if no label was dropped (a bucket exceeded `width`, the total limits were exceeded,
-        or most of the time to `deadline` on time.perf_counter() was over). No solution if `stop` returns True, the
-        deadline passed, or a component has too many derivations."""
+        """The cheapest rows, exact if no label was dropped; no solution if the search was ended.
+
+        Labels are dropped if a bucket exceeds `width`, the total limits are exceeded, or most of the time to `deadline`
+        (time.perf_counter()) is over. There is no solution if `stop` returns True, the deadline passed, or a component
+        has too many derivations.
+        """
         began = time.perf_counter()
         steps = sum([len(piece.rows) for piece in self.pieces])
         run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop, steps)
@@ -408,8 +416,11 @@ def _permuted(mask: int, places: Sequence[int]) -> int:
 
 @dataclass
 class _Run:
-    """Progress of one search. `left`: classes still to be resolved; `whole`: no label was dropped; otherwise `since`:
-    (time, classes left) when dropping began."""
+    """Progress of one search.
+
+    `left`: classes still to be resolved; `whole`: no label was dropped; otherwise `since`: (time, classes left) when
+    dropping began.
+    """
 
     width: int
     hurry: float
@@ -423,8 +434,10 @@ class _Run:
     bytes: int = 0  # bytes of all labels so far
 
     def through(self, piece: FrontierPiece, labels: Labels) -> PieceLabels:
-        """Search one piece. TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has
-        too many derivations."""
+        """Search one piece.
+
+        TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has too many derivations.
+        """
         self.bits = top = piece.after + len(piece.rows)
         buckets: list[dict[int, Label]] = [
             {} for _ in range(top + 1)
@@ -477,8 +490,10 @@ class _Run:
 
 
 def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
-    """Expand each label waiting for bit b by the derivations of its needed classes in b's component; `at`: buckets by
-    bit length."""
+    """Expand each label waiting for bit b by the derivations of its needed classes in b's component.
+
+    `at`: buckets by bit length.
+    """
     inside = piece.groups[b]
     alone = inside == 1 << b
     moves = piece.moves(inside) if alone else []

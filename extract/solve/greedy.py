@@ -116,8 +116,9 @@ class _Weights:
 def one_pass(
     rows: ProblemRows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
 ) -> list[int] | None:
-    """Greedy DAG cost: classes are finalised in order of DAG cost; each row is costed once, from bitset differences of
-    its children.
+    """Greedy DAG cost: classes are finalised in order of DAG cost.
+
+    Each row is costed once, from bitset differences of its children.
 
     None if the bitsets would exceed MAX_BITSET_BYTES, or when `expired` (polled every 512 classes) returns True.
     """
@@ -243,8 +244,7 @@ def best_greedy(
     quick: bool = False,
     expired: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[int], str]:
-    """The cheapest of the greedy extractions and of `extra` choices, as (cost, chosen rows children first, name of the
-    method).
+    """The cheapest of greedy extractions and of `extra` choices, as (cost, rows children first, method's name).
 
     `quick`: tree cost only. (inf, [], "") if a root has no finite term.
     """

@@ -52,8 +52,9 @@ def k_best(
     deterministic: bool = False,
     stop: Callable[[], bool] | None = None,
 ) -> Iterator[Extraction]:
-    """At most `count` distinct extractions in rising cost, none more expensive than (1 + max_gap) times the first; an
-    iterator.
+    """At most `count` distinct extractions in rising cost, none more expensive than (1 + max_gap) times the first.
+
+    An iterator.
 
     `min_distance`: number of classes whose choice must differ from every earlier extraction (an unused class counts).
     `diversity`: minimum difference from every earlier extraction, in 0..1, as a share of the nodes flagged by `kernels`
@@ -152,8 +153,10 @@ class _CostWindow:
         model.add(sum([x[r] * (common - DIVERSITY_UNITS * (r in taken)) for r in kernels]) >= 0)
 
     def next(self, seconds: float) -> Extraction | None:
-        """The cheapest extraction not yet excluded, which is then excluded; None if there is none or the time was too
-        short."""
+        """The cheapest extraction not yet excluded, which is then excluded.
+
+        None if there is none or the time was too short.
+        """
         from ortools.sat.python import cp_model
 
         began = time.perf_counter()

@@ -72,9 +72,11 @@ def topological(rows: ProblemRows, prefer: list[int] | None = None) -> tuple[lis
 
 
 def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list[int]) -> list[int]:
-    """Positions assigned from the top down: a class is ready when all its parents are placed. Among ready classes,
-    those with one row come first (they leave the frontier without branching: kernels with several outputs), then the
-    last one in `order`."""
+    """Positions assigned from the top down: a class is ready when all its parents are placed.
+
+    Among ready classes, those with one row come first (they leave the frontier without branching: kernels with several
+    outputs), then the last one in `order`.
+    """
     rank = [0] * len(order)
     for n, c in enumerate(order):
         rank[c] = n
@@ -97,7 +99,10 @@ def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list
 
 
 class LabelSetting:
-    """Label-setting search of a problem, with any beam width. `acyclic`: the class order loses no row."""
+    """Label-setting search of a problem, with any beam width.
+
+    `acyclic`: whether every row's children precede its class in the order, so that no row had to be left out.
+    """
 
     def __init__(self, rows: ProblemRows, prefer: list[int] | None = None) -> None:
         self.rows = rows

@@ -224,8 +224,10 @@ def _cheapest(problem: Problem, choices: Sequence[IntArray]) -> IntArray | None:
 
 
 def _greedies(problem: Problem, expired: Callable[[], bool]) -> list[IntArray]:
-    """Greedy solutions at cost + price * use (as a share of each limit), over a ladder of prices; nodes that exceed a
-    limit alone are left out, and the last rung minimizes use alone."""
+    """Greedy solutions at cost + price * use (as a share of each limit), over a ladder of prices.
+
+    Nodes that exceed a limit alone are left out, and the last rung minimizes use alone.
+    """
     rows = problem.rows
     live = np.array(problem.live)
     share = np.zeros(len(live))

@@ -64,11 +64,13 @@ def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[
 
 
 class _Swaps:
-    """One pass. `count[c]`: rows of the solution (and roots) that read class c; `place`: topological position in the
-    solution.
+    """One pass.
+
+    `count[c]`: rows of the solution (and roots) that read class c; `place`: topological position in the solution.
 
     A row is tried only if its children lie below its class in that order, which keeps the solution acyclic. Passes
-    alternate between orders that place classes as low and as high as possible, because each forbids other moves."""
+    alternate between orders that place classes as low and as high as possible, because each forbids other moves.
+    """
 
     def __init__(self, rows: ProblemRows, chosen: Sequence[int], *, upwards: bool) -> None:
         self.rows, self.cost, self.kids = rows, rows.cost, rows.kids
@@ -119,8 +121,10 @@ class _Swaps:
             self.choice[c] = best
 
     def _release(self, kids: Sequence[int], released: list[int]) -> float:
-        """Remove reads, and recursively those of classes without remaining readers (noted in `released`); returns the
-        cost saved, inf if more than MAX_MOVE_READS classes are affected."""
+        """Remove reads, and recursively those of classes without remaining readers (noted in `released`).
+
+        Returns the cost saved, inf if more than MAX_MOVE_READS classes are affected.
+        """
         count, choice, cost = self.count, self.choice, self.cost
         saved = 0.0
         todo = list(kids)
@@ -136,9 +140,10 @@ class _Swaps:
         return saved
 
     def _add(self, row: int, top: float, limit: float, added: list[int]) -> float:
-        """Add the reads of a row and recursively of all classes to be made for it (noted in `added`); returns the cost,
-        inf if it reaches `limit`, or a class has no derivation or lies at `top` or above. New classes get positions
-        below `top`.
+        """Add the reads of a row and recursively of all classes to be made for it (noted in `added`).
+
+        Returns the cost, inf if it reaches `limit`, or a class has no derivation or lies at `top` or above. New classes
+        get positions below `top`.
 
         A class being added has position infinity until all its children have one: cyclic defaults are refused.
         """

@@ -131,8 +131,9 @@ class Presolver:
     def find_always_on(
         self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
     ) -> None:
-        """Find further always-on classes, by must sets (with `of_roots`: of the roots only) or by children common to
-        all rows.
+        """Find further always-on classes, by must sets or by children common to all rows.
+
+        `of_roots`: must sets of the roots only.
 
         Also drops rows that are necessarily cyclic.
         """
@@ -223,8 +224,7 @@ class Presolver:
         return _MustSums(self.must, weight) if self.must is not None and any(weight) else None
 
     def move_costs(self, keep_all: bool) -> None:
-        """Move the least cost of an always-on class to the constant, and that of a class with one reader to the
-        reader."""
+        """Move an always-on class's least cost to the constant, and that of a class with one reader to the reader."""
         readers = [0] * len(self.items)
         last: dict[int, Item] = {}
         for row in self.items:
@@ -356,13 +356,15 @@ def _without_supersets(row: list[Item]) -> list[Item]:
 
 
 def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[int], dict[int, set[int]]]:
-    """(classes replaced by their children, expansion of each replaced class through other replaced ones). `free`:
-    zero-cost classes with one row, without cycles because all have finite terms; `readers`: rows that read each class,
-    plus 1 for a root.
+    """(classes replaced by their children, expansion of each replaced class through other replaced ones).
+
+    `free`: zero-cost classes with one row, without cycles because all have finite terms; `readers`: rows that read each
+    class, plus 1 for a root.
 
     A class with several readers is replaced if its expansion adds at most MAX_FILL_IN_READS reads. The expansion of a replaced
     class with one reader that is replaced too is merged into the reader's and has no entry: all expansions together are
-    no larger than the rows were."""
+    no larger than the rows were.
+    """
     gone: set[int] = set()
     expanded: dict[int, set[int]] = {}
     seen: set[int] = set()
@@ -393,8 +395,9 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
 
 
 def detach(rows: ProblemRows, expired: Callable[[], bool] = lambda: False) -> PresolvedRows | None:
-    """First, cheap reduction of whole e-graphs to derivable, reachable and always-on classes; keeps all acyclic
-    solutions.
+    """First, cheap reduction of whole e-graphs to derivable, reachable and always-on classes.
+
+    Keeps all acyclic solutions.
 
     None if a root has no finite term. When `expired` returns True, always-on classes are found by a weaker test.
     """
@@ -420,8 +423,9 @@ def presolve(
     pinned: Collection[int] = (),
     expired: Callable[[], bool] = lambda: False,
 ) -> PresolvedRows:
-    """A problem after all reductions, to a fixpoint. Requires roots with finite terms and a solution of cost `upper`
-    (or inf).
+    """A problem after all reductions, to a fixpoint.
+
+    Requires roots with finite terms and a solution of cost `upper` (or inf).
 
     `keep_all`: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits);
     `pinned` rows then stay rows of exactly the solutions that use them. `expired`: polled; True ends the reductions

@@ -66,8 +66,9 @@ class ProblemRows:
         return found
 
     def walk(self, choice: Sequence[int]) -> list[int] | None:
-        """Rows chosen in the classes reachable from the roots, children first; None if the choice is incomplete or
-        cyclic.
+        """Rows chosen in the classes reachable from the roots, children first.
+
+        None if the choice is incomplete or cyclic.
 
         `choice[c]` is a row of class c, or -1.
         """
@@ -103,8 +104,9 @@ class ProblemRows:
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """Side constraint: the `use` (float64[n] >= 0, one entry per node) of the chosen nodes, each counted once, sums to
-    at most `most`.
+    """Side constraint: the `use` of the chosen nodes, each counted once, sums to at most `most`.
+
+    `use`: float64[n] >= 0, one entry per node.
 
     Both have the same unit. Examples: an error budget (errors add up to first order), and memory as the total bytes of
     all values written, which bounds the peak of every execution order.
@@ -172,8 +174,7 @@ class Problem:
         rank: Sequence[int] | None = None,
         limits: Sequence[Limit] = (),
     ) -> Problem:
-        """Problem from (class, child classes, cost) triples; `n_classes` defaults to the largest class index plus
-        one."""
+        """Problem from (class, child classes, cost) triples; `n_classes`: by default the largest class index plus one."""
         owners: list[int] = []
         kids: list[int] = []
         costs: list[float] = []
@@ -336,8 +337,9 @@ def reachable(problem: Problem, choice: Sequence[int] | IntArray) -> list[int]:
 
 
 def evaluate(problem: Problem, choice: Sequence[int] | IntArray) -> float:
-    """DAG cost of a choice (node per class, -1 unused): the sum over the classes reachable from the roots, rounded
-    once.
+    """DAG cost of a choice (node per class, -1 unused).
+
+    The sum over the classes reachable from the roots, rounded once.
 
     Raises ExtractionError on incomplete or cyclic choices.
     """

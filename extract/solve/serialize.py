@@ -19,6 +19,7 @@ from typing import Any
 from ... import settings
 from ...errors import ExtractionError
 from ...plain import is_file
+from ...wording import with_article
 from ...writing import named_path, write_bytes
 from ..model.gc_pause import gc_paused
 from .problem import Extraction, Problem, reachable
@@ -126,8 +127,10 @@ def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
 
 
 def memory_for(path: Path) -> int:
-    """Memory limit in bytes of a file's parsed objects: the setting `file_memory`, otherwise derived from the file
-    size."""
+    """Memory limit in bytes of a file's parsed objects.
+
+    The setting `file_memory`, otherwise derived from the file size.
+    """
     return settings.current().file_memory or max(MIN_FILE_MEMORY, MEMORY_PER_BYTE * path.stat().st_size)
 
 
@@ -194,7 +197,9 @@ def _member(document: Any, name: str, kind: type, where: str) -> Any:
     if not isinstance(document, Mapping) or name not in document:
         raise ExtractionError(f"no key {name!r} at the top level", where=where, hint="expected egraph-serialize JSON")
     if not isinstance(document[name], kind):
-        raise ExtractionError(f"{name} must be a {kind.__name__}, not {type(document[name]).__name__}", where=where)
+        raise ExtractionError(
+            f"{name} must be {with_article(kind.__name__)}, not {type(document[name]).__name__}", where=where
+        )
     return document[name]
 
 

@@ -245,8 +245,10 @@ class _Portfolio:
     def _frontier_dp(
         self, rows: ProblemRows, reduced: PresolvedRows, parts: list[Component], known: list[list[int]]
     ) -> tuple[list[int], float] | None:
-        """(rows, lower bound) from the frontier DP on each component; bound -1 if some component was solved without a
-        proof. None if a component is too wide, or there are too many."""
+        """(rows, lower bound) from the frontier DP on each component.
+
+        Bound -1 if some component was solved without a proof. None if a component is too wide, or there are too many.
+        """
         if len(parts) > FRONTIER_DP_PARTS:
             return None
         self.stats.update(components=sum(len(part.copies) for part in parts), distinct_components=len(parts))
@@ -380,8 +382,10 @@ class _Portfolio:
         )
 
     def _search(self) -> None:
-        """Exact search of the distinct leaves, small ones first; each gets a share of the remaining time, and unused
-        time goes to the leaves still open."""
+        """Exact search of the distinct leaves, small ones first.
+
+        Each gets a share of the remaining time, and unused time goes to the leaves still open.
+        """
         for again in (False, True):
             todo = sorted(
                 (leaf for leaf in self.memo.values() if not self._done(leaf)), key=lambda leaf: len(leaf.rows)

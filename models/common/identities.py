@@ -1,5 +1,4 @@
-"""Elementary functions composed of primitive ops, without intermediate overflow and accurate near zeros; integer
-division.
+"""Elementary functions and integer division composed of primitive ops, without overflow and accurate near zeros.
 
 "Without intermediate overflow" means that no intermediate value overflows unless the result itself does.
 """

@@ -33,7 +33,7 @@ class LazyPart:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A quantized weight [shape] of `dtype`: the params of its parts and `build`, from a leaf for each part to the matrix.
+    """A quantized weight [shape] of `dtype`: stored parts, and `build`, from their leaves to the matrix's expression.
 
     A lazy array source: `load` gives the expanded weight. Weights of equal `form` have equal expressions.
     """
@@ -60,7 +60,7 @@ class PackedWeight:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What weights that can be stacked have in common."""
+        """Stacking key: weights with equal keys can be stacked."""
         return (
             self.form,
             self.shape,

@@ -28,14 +28,14 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def check_form(form: str) -> str:
-    """The form. UsageError for another text."""
+    """The form itself if it is one of `FORMS`; raises UsageError for any other text."""
     if form not in FORMS:
         raise UsageError(f"quantize={form!r} is no form of quantized weights", hint=f"one of {', '.join(FORMS)}")
     return form
 
 
 def group_of(form: str, size: int) -> int:
-    """Numbers along K that share a scale: the largest usual group that divides K, or all."""
+    """Group size: numbers along K that share a scale, the largest usual size that divides K, or all of K."""
     if form == "fp8":
         return size
     groups = (MX_GROUP,) if form == "mxfp4" else (GROUP, GROUP // 2, GROUP // 4)
@@ -110,7 +110,7 @@ def dequantized(form: str, codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def numbers(form: str, codes: Tensor, axis: int = -1) -> Tensor:
-    """The expression of the numbers that codes stand for, without scales; 4-bit codes are packed along an axis."""
+    """The expression of decoded codes before scaling; 4-bit codes are packed along `axis`."""
     if form == "int8":
         return codes
     if form == "fp8":

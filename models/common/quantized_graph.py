@@ -24,8 +24,11 @@ SMALLEST = 1 << 12  # numbers from which a weight is quantized
 
 @dataclass(frozen=True)
 class Quantization:
-    """What quantization did. weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of
-    the quantized weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are."""
+    """Result of a quantization.
+
+    weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of the quantized
+    weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are.
+    """
 
     form: str
     weights: int
@@ -116,8 +119,10 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
 
 
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
-    """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs]. UnsupportedError if the
-    form does not fit the inputs."""
+    """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
+
+    UnsupportedError if the form does not fit the inputs.
+    """
     shape = tuple(int(n) for n in data.shape)
     outputs, inputs = shape if by_rows else shape[::-1]
     scales = (outputs, inputs // group_of(form, inputs))

@@ -30,7 +30,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufEncoding:
-    """How numbers are stored: `numbers` per block of `nbytes` bytes; dtype for plain numbers, else empty."""
+    """Storage of a tensor's numbers: `numbers` per block of `nbytes` bytes; `dtype` of plain numbers, else empty."""
 
     name: str
     numbers: int
@@ -51,8 +51,10 @@ FOREIGN = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file. shape: sizes, the last axis contiguous · data: the numbers, or for blocks their bytes [..., bytes of a
-    row]."""
+    """A tensor of a file.
+
+    shape: sizes, the last axis contiguous · data: the numbers, or for blocks their bytes [..., bytes of a row].
+    """
 
     shape: tuple[int, ...]
     encoding: GgufEncoding

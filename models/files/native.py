@@ -1,5 +1,6 @@
-"""The project's own model format: a safetensors file with the graph as JSON in its metadata, beside params and
-constants.
+"""The project's own model format.
+
+A safetensors file with the graph as JSON in its metadata, beside params and constants.
 
 The metadata entry `tensor_graphs` is JSON: nodes in topological order as [op, [operand indices], {attributes}], and the
 outputs, inputs, updates and structure as node indices. Param data are the tensors `param/<name>`, constants

@@ -1,5 +1,6 @@
-"""Strict, lazy reader and atomic writer of the safetensors format. Only headers are read here; data is memory-mapped on
-use.
+"""Strict, lazy reader and atomic writer of the safetensors format.
+
+Only headers are read here; data is memory-mapped on use.
 
 Layout (https://huggingface.co/docs/safetensors): 8 bytes little-endian header length, a JSON object name -> {dtype,
 shape, data_offsets}, then the data. Besides what the reference reader refuses, repeated keys are refused: the reference

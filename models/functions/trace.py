@@ -13,6 +13,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.ops import Type
 from ...errors import ShapeError, TraceError, UsageError
+from ...wording import with_article
 from . import numpy_calls
 from .numpy_array import Memory, expression, is_traced, traced
 
@@ -161,13 +162,15 @@ def _template(item: Any, path: str, outputs: list[Tensor], names: list[str]) -> 
     if item is None:
         return None
     if isinstance(item, tuple | list):
-        raise TraceError(f"the function returned a {type(item).__name__}", hint="return a plain tuple, list or dict")
+        raise TraceError(
+            f"the function returned {with_article(type(item).__name__)}", hint="return a plain tuple, list or dict"
+        )
     if isinstance(item, str | bytes | complex):
-        raise TraceError(f"the function returned a {type(item).__name__}, not tensors")
+        raise TraceError(f"the function returned {with_article(type(item).__name__)}, not tensors")
     try:
         outputs.append(t.as_tensor(np.asarray(item)))
     except (TypeError, ValueError, ShapeError) as error:
-        raise TraceError(f"the function returned a {type(item).__name__}, not tensors") from error
+        raise TraceError(f"the function returned {with_article(type(item).__name__)}, not tensors") from error
     names.append(path or "output")
     return len(outputs) - 1
 

@@ -38,9 +38,7 @@ class Architecture:
     copy: str = r"^lm_head\.weight$"  # copy of the embedding table stored for a tied head
 
     def without(self, config: Config) -> dict[str, str]:
-        """Return the patterns of tensors that the config's model class does not use, each with the reason for the
-        warning.
-        """
+        """Patterns of tensors that the config's model class does not use -> reason, for the warning."""
         tied = {self.copy: "the embedding table stands for it"} if config.flag("tie_word_embeddings", self.tied) else {}
         return {**self.unused, **tied, self.parts: f"no part of {config.model_class or 'this architecture'}"}
 

@@ -87,8 +87,10 @@ def rope_of(theta: float, size: int, scaling: Config, positions: int) -> Rope:
 
 
 def _longrope(base: np.ndarray[Any, Any], scaling: Config, positions: int) -> Rope:
-    """Return LongRoPE-scaled frequencies (arXiv 2402.13753): one factor per pair, one list of factors for sequences up
-    to the original length and one for longer ones."""
+    """Return LongRoPE-scaled frequencies (arXiv 2402.13753).
+
+    One factor per pair, one list of factors for sequences up to the original length and one for longer ones.
+    """
     original = scaling.size("original_max_position_embeddings", positions)
     near, far = (scaling.numbers(f"{name}_factor", len(base)) for name in ("short", "long"))
     ratio = scaling.number("factor", positions / original)

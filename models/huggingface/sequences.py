@@ -18,8 +18,9 @@ from .layers import heads, joined
 
 @dataclass(frozen=True)
 class Scoring:
-    """Options of a layer's attention: factor on scores, window (0: none), cap (0: none), a learned extra score per
-    query head.
+    """Options of a layer's attention.
+
+    Factor on scores, window (0: none), cap (0: none), a learned extra score per query head.
 
     The extra score may be None.
     """
@@ -129,8 +130,9 @@ def cache_positions(window: int, capacity: int, most: int) -> int:
 
 @dataclass
 class Cached:
-    """Token access to the next tokens of each row [B, T]; keys and values are written to caches before they are
-    attended to.
+    """Token access to the next tokens of each row [B, T].
+
+    Keys and values are written to caches before they are attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
     fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the last one, or with

@@ -25,8 +25,9 @@ def dtype_name(dtype: Any) -> str:
 
 
 def to_numpy(tensor: Any) -> np.ndarray[Any, Any]:
-    """Return a NumPy array that shares a torch tensor's memory and strides. Tensors on other devices are copied to the
-    host.
+    """Return a NumPy array that shares a torch tensor's memory and strides.
+
+    Tensors on other devices are copied to the host.
 
     Raises UnsupportedError for sparse or meta tensors and for unsupported dtypes.
     """

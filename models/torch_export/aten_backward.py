@@ -73,8 +73,9 @@ def _weight_gradient(
 
 # ---------------------------------------------------------------- pooling
 def max_pool_backward(n: int) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of max pooling over n axes: each result's gradient is added at the position of its
-    maximum. The last operand is the indices.
+    """Return a builder of the gradient of max pooling over n axes.
+
+    Each result's gradient is added at the position of its maximum. The last operand is the indices.
     """
 
     def build(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
@@ -137,8 +138,9 @@ def _spread(grad: Tensor, matrices: Sequence[Matrix]) -> Tensor:
 
 # ---------------------------------------------------------------- resampling
 def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of interpolation. `matrix`: (size, output size, whether corners are aligned, factor)
-    -> matrix [output size, size] of one axis.
+    """Return a builder of the gradient of interpolation.
+
+    `matrix`: (size, output size, whether corners are aligned, factor) -> matrix [output size, size] of one axis.
     """
 
     def build(

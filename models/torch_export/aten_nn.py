@@ -86,8 +86,9 @@ def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _turned(w: Tensor, groups: int) -> Tensor:
-    """Convert the weight of a transposed convolution to that of a plain one: [C_in, C_out/groups, *K] -> [C_out,
-    C_in/groups, *K].
+    """Convert the weight of a transposed convolution to that of a plain one.
+
+    [C_in, C_out/groups, *K] -> [C_out, C_in/groups, *K].
     """
     for axis in range(2, w.rank):
         w = t.flip(w, axis)

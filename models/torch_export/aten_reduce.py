@@ -19,8 +19,9 @@ Axes = int | Sequence[int] | None
 
 
 def _axes(x: Tensor, dim: Axes) -> Axes:
-    """Normalize reduction axes: None (all axes) for an empty list and for a 0-d tensor, which PyTorch lets have an axis
-    0.
+    """Normalize reduction axes.
+
+    None (all axes) for an empty list and for a 0-d tensor, which PyTorch lets have an axis 0.
     """
     return None if not x.rank or (dim is not None and not isinstance(dim, int) and not list(dim)) else dim
 

@@ -36,8 +36,9 @@ def seconds_of(budget: float | None) -> float:
 
 @contextmanager
 def bounded(title: str, seconds: float) -> Iterator[None]:
-    """Context manager in which torch traces on this thread, within bounds. The caller holds the lock of
-    `export.tracing`.
+    """Context manager in which torch traces on this thread, within bounds.
+
+    The caller holds the lock of `export.tracing`.
 
     Raises TooLargeError for a traced graph of more nodes than the setting `max_nodes`, ExportTimeError after `seconds`.
     Other threads' graphs are not affected.

@@ -71,8 +71,9 @@ def _differ(a: Dim, b: Dim) -> bool:
 
 
 def _step(parts: dict[str, int], examples: Mapping[str, int]) -> bool:
-    """Constrain the sizes whose examples are divisible by the next larger divisor; False if there is no further
-    divisor.
+    """Constrain the sizes whose examples are divisible by the next larger divisor.
+
+    False if there is no further divisor.
 
     `parts` (size name -> divisor) is updated; `examples` maps the names in question to their example sizes.
     """

@@ -103,8 +103,9 @@ def _renames(node: Any) -> bool:
 
 
 def _shared(node: Any) -> list[Any]:
-    """Return the nodes whose memory a node's result may alias: all operands, unless the result is known to be new
-    memory.
+    """Return the nodes whose memory a node's result may alias.
+
+    All operands, unless the result is known to be new memory.
     """
     import torch
 

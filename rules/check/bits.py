@@ -79,8 +79,10 @@ class _Floats:
         return z.If(z.fpIsNaN(x), x, z.If(z.fpIsNaN(y), y, found))
 
     def signed(self, name: str, x: Sequence[Any]) -> Any:
-        """Sound abstraction of a product, quotient or reciprocal: exact sign, magnitude an uninterpreted function of
-        the operands' magnitudes."""
+        """Sound abstraction of a product, quotient or reciprocal.
+
+        Exact sign, magnitude an uninterpreted function of the operands' magnitudes.
+        """
         z, sizes = self.z, [self.z.fpAbs(v) for v in x]
         found = z.Function(f"size of {name}", *[self.sort] * len(x), self.sort)(*sizes)
         self.facts += [z.Or(z.fpIsNaN(found), z.fpIsPositive(found))]
@@ -88,8 +90,10 @@ class _Floats:
         return z.If(reduce(z.Xor, map(z.fpIsNegative, x)), z.fpNeg(found), found)
 
     def apply(self, name: str, x: Sequence[Any]) -> Any:
-        """Formula for an atomic elementwise op applied to elements; uninterpreted if the op has no IEEE definition
-        here."""
+        """Formula for an atomic elementwise op applied to elements.
+
+        Uninterpreted if the op has no IEEE definition here.
+        """
         z, rounded = self.z, self.nearest
         if self.signs and name in ("mul", "div", "recip"):
             return self.signed(name, x)
@@ -131,8 +135,10 @@ class _Ints:
         return a == b
 
     def apply(self, name: str, x: Sequence[Any]) -> Any:
-        """Formula for an atomic elementwise op; sums and products wrap around. Raises Beyond if the op has no integer
-        encoding."""
+        """Formula for an atomic elementwise op; sums and products wrap around.
+
+        Raises Beyond if the op has no integer encoding.
+        """
         z = self.z
         lt, le = (lambda a, b: a < b, lambda a, b: a <= b) if self.signed else (z.ULT, z.ULE)
         laws: dict[str, Callable[..., Any]] = {
@@ -208,8 +214,10 @@ class _Elements:
 
 
 def prove_bits(rule: Rule) -> tuple[bool, str]:
-    """Tries to prove a one-way elementwise rule bitwise with z3. Returns (proved, what was proved or why it was
-    not)."""
+    """Tries to prove a one-way elementwise rule bitwise with z3.
+
+    Returns (proved, what was proved or why it was not).
+    """
     try:
         worlds, until = list(_formats(rule)), perf_counter() + SECONDS
         for _, *ways in worlds:
@@ -265,8 +273,9 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
 
 
 def _casts(rule: Rule, calls: Sequence[PatternCall]) -> Iterator[tuple[Any, ...]]:
-    """Yields (format name, encoding) for a rule that consists of casts alone: the formats that its only operand may
-    have.
+    """Yields (format name, encoding) for a rule that consists of casts alone.
+
+    The formats that its only operand may have.
 
     Raises Beyond if a cast's dtype is neither a named float format nor the operand's own, or if the rule has other
     ops.

@@ -131,8 +131,9 @@ def _show(x: Array) -> str:
 
 # ---------------------------------------------------------------- one instance
 class Filled(Protocol):
-    """Protocol of a rule with concrete types for its tensor variables: an `Instance`, or its counterpart for text
-    rules.
+    """Protocol of a rule with concrete types for its tensor variables.
+
+    An `Instance`, or its counterpart for text rules.
     """
 
     @property
@@ -180,8 +181,9 @@ class RuleTrial:
         return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 
     def exactly(self) -> bool:
-        """Compare both sides modulo each prime; False if the rule or the sampled values are outside of field
-        arithmetic.
+        """Compare both sides modulo each prime.
+
+        False if the rule or the sampled values are outside of field arithmetic.
 
         Raises Refuted for different results.
         """
@@ -243,9 +245,7 @@ class RuleTrial:
         return said
 
     def vanishes(self, at: Mapping[int, Array]) -> bool:
-        """Whether a product or quotient of nonzero numbers underflows float64's normal range, at a node in evaluation
-        order.
-        """
+        """Whether a product or quotient of nonzero numbers, at a node, underflows float64's normal range."""
         for node in self.order:
             if node.op in ("mul", "div", "recip") and dtypes.is_float(node.dtype):
                 there = np.logical_and.reduce(np.broadcast_arrays(*(at[id(a)] != 0 for a in node.args)))
@@ -418,8 +418,10 @@ def _proof(rule: Rule, seed: int, samples: int, suspects: list[Instance]) -> tup
 
 
 def _sure(rule: Rule, found: Instance, seed: int) -> float:
-    """Confidence in bits (`field.agreement`) that one instance holds: evaluated as given, then with exponentials, then
-    with redundant rectifiers removed."""
+    """Confidence in bits (`field.agreement`) that one instance holds.
+
+    Evaluated as given, then with exponentials, then with redundant rectifiers removed.
+    """
     try:
         trial = RuleTrial(rule, found, np.random.default_rng(seed))
     except (Refuted, *FAILURES):
@@ -463,8 +465,10 @@ def about_cost(guard: Attr) -> bool:
 
 
 def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> Verdict:
-    """The verdict on one given instance of a one-way rule, without checking its guards, on values of styles `style` and
-    `style + 1`."""
+    """Verdict on one instance of a one-way rule, on values of styles `style` and `style + 1`.
+
+    The rule's guards are not checked.
+    """
     counts, refuted = _judge(rule, iter((instance,)), seed, style)
     if refuted is not None:
         return Verdict("refuted", f"{rule.name}: {refuted.detail}", refuted.counterexample)

@@ -78,8 +78,7 @@ POINTS = 1 << 13  # grid points of an instance, one evaluation each
 
 
 def decides_at(order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether both sides of an instance are proved equal as piecewise linear functions of its elements, on the whole
-    grid.
+    """Whether both sides of an instance are proved equal as piecewise linear functions, on the whole grid.
 
     At least one maximum must reduce over several elements.
     """

@@ -22,8 +22,9 @@ SAMPLES = 24
 
 
 def key(rule: Rule) -> str:
-    """Hash of everything that a rule's verdict depends on: sides, guards, directions, and whether the rule claims to be
-    exact.
+    """Hash of everything that a rule's verdict depends on.
+
+    Sides, guards, directions, and whether the rule claims to be exact.
     """
     said = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
     return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
@@ -55,8 +56,9 @@ def table(rules: Sequence[Rule]) -> str:
 
 
 def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
-    """Check rules and write verdicts.json; returns statuses by rule name. `keep`: retain the stored verdicts of other
-    rules.
+    """Check rules and write verdicts.json; returns statuses by rule name.
+
+    `keep`: retain the stored verdicts of other rules.
     """
     rules, statuses = list(rules), {}
     found: dict[str, dict[str, str]] = {}

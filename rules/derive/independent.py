@@ -93,8 +93,7 @@ class IndependentRules:
     derived: tuple[Rule, ...]
 
     def table(self) -> str:
-        """Markdown table with, per family, the number of rules, one-way rules, shortcuts, derivable rules and kept
-        rules."""
+        """Markdown table of rules per family: all, one-way, shortcuts, derivable and kept rules."""
         every = (*self.kept, *self.derived)
         families = list(dict.fromkeys(r.family for r in sorted(every, key=lambda r: (r.phase, r.family))))
         rows = [(f, [r for r in every if r.family == f], [r for r in self.derived if r.family == f]) for f in families]

@@ -90,8 +90,9 @@ class Proof:
 
 
 class Prover:
-    """Equality prover with a rule set (default: all built-in rules); caches the egglog declarations per set of ops and
-    ranks.
+    """Equality prover with a rule set (default: all built-in rules).
+
+    Caches the egglog declarations per set of ops and ranks.
 
     A session keeps its last declaration, so consecutive claims over the same ops and ranks are proved fastest.
     """
@@ -179,8 +180,10 @@ class _Search:
         return Proof(reason == "proved", reason, self.rounds, time.perf_counter() - begin, self.nodes)
 
     def meet(self, claim: Claim, lowered: LoweredGraph, program: EgglogProgram, end: float) -> str:
-        """Saturates round by round until all pairs are equal, nothing changes, or a limit is reached; returns the
-        reason."""
+        """Saturates round by round until all pairs are equal, nothing changes, or a limit is reached.
+
+        Returns the reason.
+        """
         number = {n: i for i, n in enumerate(lowered.nodes)}
         pairs = [(number[a], number[b]) for a, b in claim]
         lowered = replace(lowered, equal=[*lowered.equal, *((number[a], number[b]) for a, b in self.told)])

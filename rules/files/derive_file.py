@@ -33,8 +33,7 @@ FAMILIES, EACH = 4, 2
 
 @dataclass(frozen=True)
 class Derived:
-    """Whether a rule of a file was derived, at how many instances, in how many wall-clock seconds and saturation
-    rounds.
+    """Result of deriving a rule: whether it was, at how many instances, in how many seconds and saturation rounds.
 
     `index` counts from 0 in file order. `detail` is "proved" or the reason why the search stopped.
     """
@@ -75,8 +74,10 @@ def _groups(claim: Claim) -> list[Tensor]:
 
 
 def _groups_constants(claim: Claim) -> bool:
-    """Whether a grouped convolution has a constant kernel: identity and averaging kernels are meant for all channels at
-    once."""
+    """Whether a grouped convolution has a constant kernel.
+
+    Identity and averaging kernels are meant for all channels at once.
+    """
     return any(all(leaf.op != "input" for leaf in topological([kernel])) for kernel in _groups(claim))
 
 

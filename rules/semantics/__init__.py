@@ -1,5 +1,4 @@
-"""Exact semantics for rule checking: random instances, evaluation modulo a prime, facts about functions, symbolic
-    sums.
+"""Exact semantics for rule checking: random instances, evaluation modulo a prime, symbolic sums.
 
 In: a rule.
 Out: instances and exact values.

@@ -85,8 +85,7 @@ class Functions:
         return 1, part
 
     def log(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """z3 term of log(x): the exponents of exponential factors, plus an uninterpreted logarithm of the other
-        factors.
+        """z3 term of log(x): exponents of exponential factors plus an uninterpreted logarithm of the others.
 
         The uninterpreted logarithm is normalized to arguments of at least 1.
         """

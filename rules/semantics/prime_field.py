@@ -78,8 +78,10 @@ _MODULAR: dict[str, Law] = {  # other laws than those of integers
 
 
 def field_law(op: str) -> Law | None:
-    """The function that computes an op of field arithmetic on residues, up to a multiple of the modulus; None for
-    other ops."""
+    """The function that computes an op of field arithmetic on residues, up to a multiple of the modulus.
+
+    None for other ops.
+    """
     entry = OPS[op]
     if entry.algebra != "ring" or entry.numpy is None:
         return _MODULAR.get(op)
@@ -112,8 +114,7 @@ def _mixed(x: Array, key: int) -> Array:
 
 
 def _function(name: str, x: Array, p: int, key: int) -> Array:
-    """A random function of residues that keeps the symmetry of the named function: odd, even, or even and zero at
-    zero."""
+    """A random function of residues that has the symmetry of the named function: odd, even, or even and zero at zero."""
 
     def at(y: Array) -> Array:
         return (
@@ -319,8 +320,10 @@ def weight(order: Sequence[Tensor]) -> int:
 
 
 def _evaluable(order: Sequence[Tensor]) -> bool:
-    """Whether all variables are floats, booleans, or integers that are used only as gather indices; such indices are
-    drawn at random."""
+    """Whether all variables are floats, booleans, or integers that are used only as gather indices.
+
+    Such indices are drawn at random.
+    """
 
     def plain(node: Tensor) -> bool:
         return dtypes.is_float(node.dtype) or node.dtype == "bool"

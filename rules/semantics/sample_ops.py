@@ -118,8 +118,9 @@ def reduce(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def along(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operand of an op along one axis: the result has its shape (or size 1 at the axis); the dtype may
-    differ.
+    """Draws the operand of an op along one axis: the result has its shape (or size 1 at the axis).
+
+    The dtype may differ.
     """
     entry, x = OPS[call.op], call.args[0]
     shape = want.shape
@@ -407,8 +408,10 @@ def _positions(s: Sampler, call: PatternCall, i: int, size: Any, kernel: Any) ->
 
 
 def _inputs(s: Sampler, call: PatternCall, wanted: Sequence[Sizes], kernel: Sequence[Any] | None) -> Iterator[Sizes]:
-    """Input sizes per spatial axis that give the wanted number of windows: all such sizes if the kernel is known, else
-    a random one."""
+    """Input sizes per spatial axis that give the wanted number of windows.
+
+    All such sizes if the kernel is known, else a random one.
+    """
     for i, d in enumerate(wanted):
         if d is None:
             yield frozenset((s.rng.choice((4, 5, 6)),))
@@ -475,8 +478,9 @@ def pool(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def attention(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of attention: q[..., T, D], k[..., S, D], v[..., S, E], mask[..., T, S]; leading sizes
-    broadcast.
+    """Draws the operands of attention: q[..., T, D], k[..., S, D], v[..., S, E], mask[..., T, S].
+
+    Leading sizes broadcast.
     """
     q, k, v, *mask = call.args
     rank = len(want.shape) if want.shape is not None else next(
@@ -535,8 +539,9 @@ def _index(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: Any) 
 
 
 def gather(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of a gather: x with one axis replaced by the axes of the indices; gather_elements keeps the
-    rank.
+    """Draws the operands of a gather: x with one axis replaced by the axes of the indices.
+
+    `gather_elements` keeps the rank.
     """
     x, index, *updates = call.args
     left = s.known(x) or s.term(x, Want((None,) * max(1, least_rank(x), s.rng.randint(1, 3)), want.dtype))

@@ -171,8 +171,10 @@ class Sampler:
             raise Reject from error
 
     def known(self, term: Term, rank: int | None = None) -> Type | None:
-        """The type of a subterm whose variables all have values, else None. Raises Reject if the subterm is ill
-        typed."""
+        """The type of a subterm whose variables all have values, else None.
+
+        Raises Reject if the subterm is ill typed.
+        """
         if isinstance(term, Var):
             return self.types.get(term.name)
         if isinstance(term, Literal):
@@ -330,8 +332,10 @@ class Sampler:
 
     # ------------------------------------------------------------ terms
     def term(self, term: Term, want: Want) -> Type:
-        """Samples the variables of a term that have no values yet, and returns its type. Raises Reject if the context does not
-        allow it."""
+        """Samples the variables of a term that have no values yet, and returns its type.
+
+        Raises Reject if the context does not allow it.
+        """
         found = self.known(term)
         if found is None:
             if isinstance(term, Var):

@@ -116,8 +116,10 @@ def _parts(attr: Attr) -> Iterator[Attr]:
 
 
 def _named(rule: Rule) -> int:
-    """The largest rank to check, derived from the number of axes that attributes and guards name. Raises Beyond if above
-    `RANKS`."""
+    """The largest rank to check, derived from the number of axes that attributes and guards name.
+
+    Raises Beyond if above `RANKS`.
+    """
     given = [
         (n, a)
         for side in (*rule.lefts, *rule.rights)

@@ -14,8 +14,9 @@ TERMS = 64  # per sum
 
 @dataclass(frozen=True)
 class Total:
-    """Symbolic sum: each term is (bound, body), the body summed over the bound (index variable, size) pairs from 0 to
-    size - 1.
+    """Symbolic sum of terms (bound, body).
+
+    A body is summed over its bound's pairs (index variable, size), each from 0 to size - 1.
     """
 
     terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
@@ -60,8 +61,7 @@ class Extreme:
     some: bool = False
 
     def map(self, f: Callable[[Any], Any], turned: bool = False) -> Extreme:
-        """Applies an increasing function to every body, or a decreasing one if `turned` (which swaps maximum and
-        minimum)."""
+        """Applies an increasing function to every body; a decreasing one if `turned`, which swaps max and min."""
         return Extreme(
             self.most != turned, tuple((bound, condition, f(body)) for bound, condition, body in self.terms), self.some
         )

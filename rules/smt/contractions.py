@@ -13,8 +13,9 @@ from .unknowns import IllTyped, SizeFacts, Sym
 
 
 class Contractions(LayoutSemantics):
-    """SMT semantics of reductions and contractions: one method per op of structures.CONTRACTIONS, which returns the
-    result.
+    """SMT semantics of reductions and contractions.
+
+    One method per op of structures.CONTRACTIONS, which returns the result.
     """
 
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:

@@ -99,8 +99,9 @@ class Elements(Sums):
         return cast(x, new)
 
     def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
-        """Index into an operand of an elementwise op: 0 along axes of size 1, unchanged along axes of the result's size
-        (`whole`).
+        """Index into an operand of an elementwise op.
+
+        0 along axes of size 1, unchanged along axes of the result's size (`whole`).
         """
         z = self.z
 

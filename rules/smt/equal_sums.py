@@ -29,8 +29,9 @@ class SumEquality(Unknowns):
         return [*self.facts.said, *self.given, *facts.said, *inside]
 
     def moved(self, value: Any, places: list[tuple[Any, Any]], swaps: list[tuple[Any, Any]] | None = None) -> Any:
-        """A sum or maximum with free indices substituted and bound indices renamed; appends the substitutions to
-        `swaps`.
+        """A sum or maximum with free indices substituted and bound indices renamed.
+
+        Appends the substitutions to `swaps`.
         """
         z, terms = self.z, []
         for bound, *rest in value.terms:

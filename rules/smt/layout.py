@@ -19,8 +19,9 @@ class LayoutSemantics(Elements):
     """SMT semantics of ops with an index map, of fills, index counters and gathers."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
-        """An op's axis attribute as a non-negative number. Raises Beyond if it is unknown, Reject if there is no such
-        axis.
+        """An op's axis attribute as a non-negative number.
+
+        Raises Beyond if it is unknown, Reject if there is no such axis.
         """
         axis = attrs["axis"]
         if self.z.is_expr(axis):
@@ -77,8 +78,9 @@ class LayoutSemantics(Elements):
 
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:
-        """Shape laws by name (structures.VIEW_LAWS), as functions of operands and attributes that add the law's
-        conditions to the facts.
+        """Shape laws by name (structures.VIEW_LAWS).
+
+        Functions of operands and attributes that add the law's conditions to the facts.
         """
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
@@ -151,8 +153,9 @@ class LayoutSemantics(Elements):
         return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
 
     def volume(self, shape: Sequence[Any]) -> Any:
-        """z3 term of the number of elements of a shape: an uninterpreted function, a multiple of the first and of the
-        last size.
+        """z3 term of the number of elements of a shape.
+
+        An uninterpreted function, a multiple of the first and of the last size.
         """
         z, number, n = self.z, self.z.IntSort(), len(shape)
         if not n:
@@ -186,8 +189,7 @@ class LayoutSemantics(Elements):
     def counted(
         self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts, inside: Any
     ) -> list[Any]:
-        """The index into shape `old` with the same linear position as index `i` of shape `new`, valid under the
-        condition `inside`."""
+        """The index into shape `old` with the linear position of index `i` of shape `new`, if `inside` holds."""
         z, number = self.z, self.z.IntSort()
 
         def count(shape: Sequence[Any], where: Sequence[Any]) -> Any:
@@ -204,9 +206,7 @@ class LayoutSemantics(Elements):
         return found
 
     def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
-        """Ways in which a reshape between two shapes may only add, drop or move axes of size 1, as (condition, kept
-        axes).
-        """
+        """Reshapes between two shapes that only add, drop or move axes of size 1, as (condition, kept axes)."""
         z, found = self.z, []
         axes = [[d for d, n in enumerate(s) if z.is_expr(n) or n != 1] for s in (old, new)]
         most = min(map(len, axes))

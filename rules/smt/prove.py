@@ -56,8 +56,10 @@ class _World(Contractions):
     """A rule at given ranks, axes and permutations: builds symbolic terms and decides whether the rule holds."""
 
     def term(self, term: Term, facts: SizeFacts, like: Sym | None = None) -> Sym:
-        """The symbolic value of a term; its type conditions are added to the facts. Raises Beyond for an unsupported
-        op."""
+        """The symbolic value of a term; its type conditions are added to the facts.
+
+        Raises Beyond for an unsupported op.
+        """
         if isinstance(term, Var):
             found = self.env[term.name]
             assert isinstance(found, Sym)
@@ -194,8 +196,7 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
 
 
 def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
-    """Number of patterns of ranks and axes at which z3 proves that both sides have equal types wherever the rule
-    matches.
+    """Number of patterns of ranks and axes at which z3 proves equal types of both sides wherever the rule matches.
 
     0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises Beyond if there are more
     than `questions` patterns.

@@ -34,8 +34,7 @@ DENOMINATOR = 1 << 20  # evaluated numbers are rounded to a fraction within 1e-1
 
 
 def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The roots with every constant array expressed by ops where possible, and average pools expressed as
-    convolutions."""
+    """The roots with constant arrays expressed by ops where possible, and average pools as convolutions."""
     closed: set[int] = set()
 
     def worked_out(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
@@ -148,8 +147,7 @@ def _worked_out(node: Tensor) -> Tensor | None:
 
 
 def mean_as_conv(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
-    """avg_pool(x, **attrs) of x[N, C, H, W] as a convolution by an identity kernel of ones, divided by the window
-    size."""
+    """avg_pool(x, **attrs) of x[N, C, H, W] as a convolution by an identity kernel of ones over the window size."""
     (height, width), channels = attrs["kernel"], x.shape[1]
     how = {"strides": attrs["strides"], "pads": attrs["pads"], "dilations": attrs["dilations"], "groups": 1}
     total = make("conv", (x, unit((channels, channels, height, width), x.dtype)), how)

@@ -31,8 +31,10 @@ class Sums(SumEquality):
     def largest(
         self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]], most: bool
     ) -> Extreme:
-        """The maximum (`most`) or minimum of `read()` over the indices. Raises Beyond unless the terms are finite
-        everywhere."""
+        """The maximum (`most`) or minimum of `read()` over the indices.
+
+        Raises Beyond unless the terms are finite everywhere.
+        """
         if not self.real:
             raise Beyond("a maximum of elements that nothing is known of")
         before = len(facts.undefined)

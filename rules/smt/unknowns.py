@@ -1,5 +1,7 @@
-"""Unknowns of an SMT proof (smt/prove.py): tensors with symbolic shapes, attributes, guards, assumptions, and solver
-queries."""
+"""Unknowns of an SMT proof (smt/prove.py).
+
+Tensors with symbolic shapes, attributes, guards, assumptions, and solver queries.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,9 @@ class Sym:
 
 @dataclass
 class SizeFacts:
-    """Formulas collected while a term is encoded: `said` are assumed or owed; where `undefined` ones hold, an element
-    has no finite value.
+    """Formulas collected while a term is encoded: `said` are assumed or owed.
+
+    Where `undefined` ones hold, an element has no finite value.
     """
 
     said: list[Any] = field(default_factory=list)
@@ -68,8 +71,7 @@ class SizeFacts:
 
 
 class Unknowns:
-    """The unknowns of a rule at given ranks, axes and permutations, and the values of attribute expressions over
-    them."""
+    """The unknowns of a rule at given ranks, axes and permutations, and the attribute expressions' values."""
 
     def __init__(
         self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool, until: float = inf

@@ -86,8 +86,10 @@ class InstancePool:
     rows: list[list[bool]] = field(default_factory=list)
 
     def add(self, one: Instance, right: bool | None = None) -> None:
-        """Labels an instance by evaluation (unless `right` is given) and keeps it; drops it if evaluation is
-        inconclusive."""
+        """Labels an instance by evaluation (unless `right` is given) and keeps it.
+
+        Drops it if evaluation is inconclusive.
+        """
         if right is None:
             status = judge(self.bare, one, seed=len(self.found)).status
             if status not in ("tested", "refuted"):
@@ -110,8 +112,7 @@ class InstancePool:
                 break
 
     def weakest(self) -> list[Attr] | None:
-        """The conjunction that excludes every failing instance and keeps the most passing ones; None if there is
-        none."""
+        """The conjunction that excludes all failing instances and keeps the most passing ones; None if there is none."""
         truth, right = np.array(self.rows, bool).T, np.array(self.right)
         distinct = list({row.tobytes(): i for i, row in reversed(list(enumerate(truth)))}.values())
         useful = sorted(i for i in distinct if not truth[i][~right].all() and truth[i][right].any())
@@ -120,8 +121,10 @@ class InstancePool:
 
 
 def _cover(keeps: Array, excludes: Array, count: int) -> list[int] | None:
-    """Indices of guards that exclude every failing instance and keep the most others; ties go to fewer, then to earlier
-    guards."""
+    """Indices of guards that exclude every failing instance and keep the most others.
+
+    Ties go to fewer, then to earlier guards.
+    """
     best: tuple[tuple[int, int, int], list[int]] | None = None
     looked = 0
 

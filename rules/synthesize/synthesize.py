@@ -87,8 +87,10 @@ class RuleCandidate:
 
     @property
     def rank(self) -> tuple[int, int, int, bool, int, str]:
-        """Sort key of candidates: small terms over few ops first, with many distinct variables in the same order on
-        both sides."""
+        """Sort key of candidates: small terms over few ops first.
+
+        Then many distinct variables in the same order on both sides.
+        """
         names, text = variables(self.left), render(self.left)
         return (
             self.size,
@@ -102,8 +104,10 @@ class RuleCandidate:
 
 @dataclass(frozen=True)
 class SynthesizedRules:
-    """A synthesized rule with its verdict and origin. `known`: whether existing rules derive it (None: not
-    compared)."""
+    """A synthesized rule with its verdict and origin.
+
+    `known`: whether existing rules derive it (None: not compared).
+    """
 
     rule: Rule
     verdict: Verdict
@@ -115,8 +119,10 @@ class SynthesizedRules:
 
 @dataclass
 class Synthesis:
-    """The result of a synthesis run. `counts` counts terms, equalities, candidates and their outcomes; `reached` is the
-    size completed per world."""
+    """The result of a synthesis run.
+
+    `counts` counts terms, equalities, candidates and their outcomes; `reached` is the size completed per world.
+    """
 
     ops: tuple[str, ...]
     size: int
@@ -479,8 +485,9 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
 
 
 def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
-    """Most general form of a candidate that passes the tests, as (left, right, guards); None if it fails under all
-    guards.
+    """Most general form of a candidate that passes the tests, as (left, right, guards).
+
+    None if it fails under all guards.
     """
     draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
     if not holds(draft.rule(), effort, world.home):
@@ -682,8 +689,9 @@ def synthesize(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Rules over `ops` found by enumeration: larger sides have at most `size` ops, and no rule is derivable from
-    others.
+    """Rules over `ops` found by enumeration.
+
+    Larger sides have at most `size` ops, and no rule is derivable from others.
 
     `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare with; each found rule records
     whether they derive it. `time_limit` (seconds) and `stop` end the search early with the rules found so far;

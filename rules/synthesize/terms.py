@@ -109,8 +109,10 @@ def along(term: Term, axis: Attr, new: Attr) -> Term:
 
 
 def replace_use(term: Term, old: str, new: str, which: int) -> Term:
-    """The term with use number `which` (from the left, from 0) of a variable renamed; unchanged if there are fewer
-    uses."""
+    """The term with use number `which` (from the left, from 0) of a variable renamed.
+
+    Unchanged if there are fewer uses.
+    """
     count = -1
 
     def walk(t: Term) -> Term:

@@ -206,8 +206,7 @@ _TRIED: dict[tuple[str, ...], Callable[[UniverseEntry], Iterator[dict[str, Attr]
 
 
 def _attributes(op: str) -> Callable[[UniverseEntry], Iterator[dict[str, Attr]]] | None:
-    """The generator of attribute values to try for an op, given its first operand; None if the op cannot be
-    enumerated."""
+    """Generator of attribute values to try for an op, given its first operand; None for an op not enumerated."""
     entry = OPS[op]
     if entry.law in (
         "gather",
@@ -303,8 +302,7 @@ def _hashed(op: str, arrays: Sequence[Array], p: int) -> Array:
 
 
 def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int) -> tuple[Array | None, bool]:
-    """(value of an atomic op modulo p, whether the op was interpreted); the value is None if the op is not
-    supported."""
+    """(value of an atomic op modulo p, whether the op was interpreted); None for an unsupported op."""
     if op in _RING:
         return _RING[op](attrs, *arrays) % p, True
     if op == "div":
@@ -327,8 +325,9 @@ def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int)
 
 @dataclass
 class TermValues:
-    """Evaluator of ops on the values of enumerated terms. Composites are decomposed; each decomposition is built once
-    per type.
+    """Evaluator of ops on the values of enumerated terms.
+
+    Composites are decomposed; each decomposition is built once per type.
     """
 
     plans: dict[Any, list[Any]] = field(default_factory=dict)
@@ -453,8 +452,7 @@ class Universe:
                         yield from self._add(entry, size)
 
     def _operands(self, op: str, size: int) -> Iterator[tuple[UniverseEntry, ...]]:
-        """Yields operand tuples with a given total size; constants occur only beside non-constants, in elementwise
-        ops."""
+        """Yields operand tuples of a total size; constants occur only beside non-constants, in elementwise ops."""
         arity = OPS[op].arity
         for split in product(range(size + 1), repeat=arity):
             if sum(split) == size:

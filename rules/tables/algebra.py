@@ -1,5 +1,7 @@
-"""Elementwise arithmetic rules: commutativity, associativity, distributivity, signs, reciprocals, exponentials,
-selection."""
+"""Elementwise arithmetic rules.
+
+Commutativity, associativity, distributivity, signs, reciprocals, exponentials, selection.
+"""
 
 from __future__ import annotations
 

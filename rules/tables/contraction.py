@@ -1,5 +1,7 @@
-"""Rules about matrix products and convolutions: associativity, linearity, scale factors that commute with contractions,
-merging and splitting."""
+"""Rules about matrix products and convolutions.
+
+Associativity, linearity, scale factors that commute with contractions, merging and splitting.
+"""
 
 from __future__ import annotations
 

@@ -69,8 +69,9 @@ NESTS = table("loops", "loop", [
 
 
 def _product(rank: int, skip: tuple[int, ...], shift: int) -> tuple[str, ...]:
-    """Guards: outside the axes `skip`, t has the broadcast sizes of x and y; axes after skip[0] are offset by `shift`
-    in t.
+    """Guards: outside the axes `skip`, t has the broadcast sizes of x and y.
+
+    Axes after skip[0] are offset by `shift` in t.
     """
     return tuple(
         f"t[{i + (shift if i > skip[0] else 0)}] == max(size(x, {i}), size(y, {i}))"
@@ -80,8 +81,9 @@ def _product(rank: int, skip: tuple[int, ...], shift: int) -> tuple[str, ...]:
 
 
 def _split_enters(op: str, rank: int, i: int) -> Rule:
-    """Rule: push a split of loop i into the operands of a pointwise op. Unused indices (size 1) have size 1 in both
-    parts.
+    """Rule: push a split of loop i into the operands of a pointwise op.
+
+    Unused indices (size 1) have size 1 in both parts.
     """
     own = "insert(replace(shape({0}), {1}, min(size({0}, {1}), t[{1}])), {2}, min(size({0}, {1}), t[{2}]))"
     left, right = (f"reshape({v}, shape={own.format(v, i, i + 1)})" for v in "xy")

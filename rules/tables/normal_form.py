@@ -1,5 +1,6 @@
-"""Rules towards a canonical form, for proofs only: concats and sums move out of contractions, constants and slices to
-the leaves.
+"""Rules towards a canonical form, for proofs only.
+
+Concats and sums move out of contractions, constants and slices to the leaves.
 
 Each is the expanding direction of a law whose collecting direction is applied to models elsewhere (or would apply
 endlessly there); on a model it would only create more and smaller kernels. Two terms that are equal by linearity and by

@@ -1,5 +1,6 @@
-"""Rules that synthesis found and the other tables lack (`tensor-graphs rules synthesize`; docs/synthesis.md records the
-runs).
+"""Rules that synthesis found (`tensor-graphs rules synthesize`) and the other tables lack.
+
+docs/synthesis.md records the runs.
 
 Each row is a rule from a run's output, named and oriented in the profitable direction. Where a run's axis or guard was
 narrower than necessary, the row states the general rule; it is checked like any other rule.

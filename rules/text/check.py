@@ -228,8 +228,10 @@ def _ones(family: Typing, value: Typed) -> set[int]:
 
 
 def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMBERS, until: float = inf) -> _Tally:
-    """Evaluates members of the families; raises Refuted with the first counterexample. One member is evaluated even
-    after `until`."""
+    """Evaluates members of the families; raises Refuted with the first counterexample.
+
+    One member is evaluated even after `until`.
+    """
     tally = _Tally()
     draw, rng = random.Random(seed), np.random.default_rng(seed)
     chosen = families.found if len(families.found) <= members else draw.sample(families.found, members)

@@ -1,5 +1,4 @@
-"""Linear equations between unknown integer sizes: affine expressions with rational coefficients, solved
-incrementally."""
+"""Linear equations between unknown integer sizes: affine, with rational coefficients, solved incrementally."""
 
 from __future__ import annotations
 
@@ -21,8 +20,10 @@ def quotient(a: Rational, b: Rational) -> Rational:
 
 @dataclass(frozen=True)
 class Affine:
-    """An affine expression: constant + sum of coefficient × unknown. `terms` is sorted by unknown and has no zero
-    coefficients."""
+    """An affine expression: constant + sum of coefficient × unknown.
+
+    `terms` is sorted by unknown and has no zero coefficients.
+    """
 
     terms: tuple[tuple[int, Rational], ...]
     constant: Rational
@@ -147,8 +148,10 @@ class System:
         self.given[pivot] = value
 
     def settle(self) -> None:
-        """Propagates the bounds of remainders: from 2 n - r = 2 m - s with r, s < 2 follow r = s and n = m. Raises
-        Inconsistent if no solution is left."""
+        """Propagates the bounds of remainders: from 2 n - r = 2 m - s with r, s < 2 follow r = s and n = m.
+
+        Raises Inconsistent if no solution is left.
+        """
         while any(self._settled(u) for u in list(self.given)):
             pass
         for u, expr in self.given.items():

@@ -1,5 +1,7 @@
-"""Polynomials over symbolic elements: monomials with factors at symbolic indices, summed over some of these (see
-`symbolic.py`)."""
+"""Polynomials over symbolic elements.
+
+Monomials with factors at symbolic indices, summed over some of these (see `symbolic.py`).
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from .tensat import TextApply, TextRule, nodes
 
 @dataclass(frozen=True)
 class AxisScope:
-    """Restriction of the shapes for which a text rule is read, where the format leaves the grouping of convolutions
-    open.
+    """Restriction of a text rule to some shapes, where the format leaves a convolution's groups open.
 
     `groups` lists the group counts to try. With `plain`, a convolution of two variables has one group. With `kin`, all
     kernel variables have the same shape. With `constants`, constant kernels have as many outputs as the variable

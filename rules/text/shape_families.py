@@ -20,8 +20,10 @@ PINNED = 1 << 18  # largest number of elements of a shape that a rule states exp
 
 @dataclass(frozen=True, eq=False)
 class Typing:
-    """A family of shapes at which a rule's sides are well typed: typed terms, and the equations between their unknown
-    sizes."""
+    """A family of shapes at which a rule's sides are well typed.
+
+    Typed terms, and the equations between their unknown sizes.
+    """
 
     terms: tuple[Typed, ...]  # all sides, left sides first
     pairs: tuple[tuple[Typed, Typed], ...]  # (left, right); empty if only left sides were typed
@@ -51,8 +53,10 @@ class Typing:
 
     @cached_property
     def ranges(self) -> dict[int, tuple[int, int | None]]:
-        """(smallest, largest) value of each free unknown, by interval propagation over single conditions; None means
-        unbounded."""
+        """(smallest, largest) value of each free unknown, by interval propagation over single conditions.
+
+        None means unbounded.
+        """
         system, low = self.system, dict(self.system.least)
         high: dict[int, int | None] = {u: system.most.get(u) for u in range(system.count)}
         conditions = [(e - system.least[u]) for u, e in system.given.items()]
@@ -94,8 +98,10 @@ class Typing:
     def instances(
         self, rng: random.Random, count: int, *, tries: int = 40, volume: int = 5000, work: int = WORK
     ) -> Iterator[TextInstance]:
-        """Yields up to `count` distinct small members (large ones if the rule states large shapes), with up to `tries`
-        draws each."""
+        """Yields up to `count` distinct members, small ones unless the rule states large shapes.
+
+        Each takes up to `tries` draws.
+        """
         seen = set()
         volume = max(volume, min(self.pinned, PINNED))
         for _ in range(count):

@@ -74,8 +74,10 @@ def typings(
 
 
 def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """Members of families with different sizes, ranks and parameters: at least two per family, `count` in total if
-    available."""
+    """Members of families with different sizes, ranks and parameters.
+
+    At least two per family, `count` in total if available.
+    """
     rng = random.Random(seed)
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]

@@ -28,8 +28,10 @@ class Open(Unprovable):
 
 @dataclass
 class Effort:
-    """Work limit for the symbolic proof of a rule: number of simplifications and printed products, and a deadline
-    (`perf_counter`)."""
+    """Work limit for the symbolic proof of a rule.
+
+    Number of simplifications and printed products, and a deadline (`perf_counter`).
+    """
 
     left: int = 15_000  # some thousands a second
     until: float = float("inf")
@@ -76,8 +78,10 @@ class Signs:
         return found
 
     def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
-        """Whether the expression is provably >= 0: a nonnegative combination of up to three facts and a nonnegative
-        constant."""
+        """Whether the expression is provably >= 0.
+
+        A nonnegative combination of up to three facts and a nonnegative constant.
+        """
         expr = self.reduce(expr)
         if not expr.terms:
             return expr.constant >= 0

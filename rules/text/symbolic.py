@@ -1,5 +1,6 @@
-"""Symbolic proofs of text rules for all sizes: both sides become sums of products over symbolic indices in a canonical
-form.
+"""Symbolic proofs of text rules for all sizes.
+
+Both sides become sums of products over symbolic indices in a canonical form.
 
 Under a `Typing` every axis has a symbolic size. Positions where axes are concatenated or split divide an axis into
 regions. `Regions` propagates these positions to all aligned axes, so that both sides are divided alike. Within a
@@ -168,8 +169,10 @@ class SymbolicProver:
         return tuple(m for m in found.values() if m.coefficient) or terms
 
     def rectified(self, first: Sum) -> Sum | None:
-        """relu of a sum with common nonnegative factors pulled out, or moved past a sign-preserving function; None if
-        neither applies."""
+        """relu of a sum with common nonnegative factors pulled out, or moved past a sign-preserving function.
+
+        None if neither applies.
+        """
         one, *others = first
         bound = {v for m in first for v in m.bound}
         left = [list(m.factors) for m in others]
@@ -269,8 +272,10 @@ class SymbolicProver:
         return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
 
     def stepped(self, at: IndexPolynomial, step: int | Affine, places: Affine) -> IndexPolynomial:
-        """step × an index with this number of positions; for an unknown step, the product is an index variable of its
-        own."""
+        """step × an index with this number of positions.
+
+        For an unknown step, the product is an index variable of its own.
+        """
         if not isinstance(step, Affine):
             return IndexPolynomial(Affine.of(0)).plus(at, step)
         whole = [v for v, c in at.parts if c == 1 and self.signs.zero(self.ranges[v] - places)]
@@ -456,8 +461,9 @@ class SymbolicProver:
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """A monomial without a guard that only restricts the range of a summation index: it is summed over that range
-        instead.
+        """A monomial without a guard that only restricts the range of a summation index.
+
+        It is summed over that range instead.
 
         For kernels padded with zeros.
         """
@@ -489,8 +495,10 @@ class SymbolicProver:
 
     # ------------------------------------------------------------ canonical form
     def canonical(self, terms: Sum, names: dict[int, str]) -> dict[str, Fraction]:
-        """Coefficient per monomial text, with canonical names for summation indices; monomials with coefficient 0 are
-        dropped."""
+        """Coefficient per monomial text, with canonical names for summation indices.
+
+        Monomials with coefficient 0 are dropped.
+        """
         found: dict[str, Fraction] = {}
         for m in map(self.known, self.simple(terms)):
             text = self.text(m, names)

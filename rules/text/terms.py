@@ -21,8 +21,9 @@ class NoMeaning(Exception):
 # ---------------------------------------------------------------- axes and typed terms
 @dataclass(eq=False)
 class TermAxis:
-    """One axis of a term of a text rule: its size, and the two parts if it is a concatenation. `open`: it may be cut
-    anywhere, once.
+    """One axis of a term of a text rule: its size, and the two parts if it is a concatenation.
+
+    `open`: it may be cut anywhere, once.
     """
 
     size: Affine
@@ -69,8 +70,10 @@ def subterms(terms: Iterable[Typed]) -> list[Typed]:
 
 # ---------------------------------------------------------------- choices
 class Choices:
-    """Backtracking enumeration: answers to questions asked in a fixed order; `next` moves to the next untried
-    combination."""
+    """Backtracking enumeration: answers to questions asked in a fixed order.
+
+    `next` moves to the next untried combination.
+    """
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -102,8 +105,7 @@ class Choices:
 
 
 def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS per first
-    factor."""
+    """Yields factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS a first factor."""
     if count < 2:
         yield from [(number,) * count] if count or number == 1 else []
         return
@@ -114,8 +116,10 @@ def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
-    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank); None if
-    it is none."""
+    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank).
+
+    None if it is none.
+    """
     if isinstance(value, tuple):
         return value if sorted(value) == list(range(len(value))) else None
     assert isinstance(value, int)

@@ -1,5 +1,6 @@
-"""tensor_graphs: a tensor superoptimizer. E-graph rewriting generates equivalent programs, measured kernel costs select
-one.
+"""tensor_graphs: a tensor superoptimizer.
+
+E-graph rewriting generates equivalent programs, measured kernel costs select one.
 
     import tensor_graphs as tg
 
@@ -71,8 +72,9 @@ class _Extract(ModuleType):
 
 
 class _Package(ModuleType):
-    """Module class of this package. The import system assigns the subpackage `extract` here; the assignment makes it
-    callable.
+    """Module class of this package.
+
+    The import system assigns the subpackage `extract` here; the assignment makes it callable.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

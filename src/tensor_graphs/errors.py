@@ -180,16 +180,15 @@ class CostStoreError(TensorGraphsError):
 
 
 class WorkerError(TensorGraphsError):
-    """Error for a worker process that died, exceeded its deadline or answered nonsense, where its work cannot be done
-    without it.
-    """
+    """Error for a necessary worker process that died, exceeded its deadline or sent a malformed reply."""
 
     code = "worker"
 
 
 class ExtractionError(TensorGraphsError):
-    """Error for an e-graph that cannot be extracted: malformed, negative or NaN costs, or a root without a finite-cost
-    term.
+    """Error for an e-graph that cannot be extracted.
+
+    Malformed, negative or NaN costs, or a root without a finite-cost term.
     """
 
     exit_code, code = 3, "extraction"

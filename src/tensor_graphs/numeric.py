@@ -81,8 +81,9 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None, causal: bool = False,
     window: int = 0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Return scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v for q[..., T, D], k[..., S, D], v[..., S, E] ->
-    [..., T, E].
+    """Return scaled dot-product attention: softmax(scale * q @ k.T + mask) @ v.
+
+    q[..., T, D], k[..., S, D], v[..., S, E] -> [..., T, E].
 
     `window` and `softcap`: 0 disables them. `scale` defaults to 1/sqrt(D); UsageError if D is a free dimension and `scale` is None. `mask` is additive. A row
     that the mask hides completely (by -inf) is NaN, as its softmax is; `scaled_dot_product_attention` in a Torch module

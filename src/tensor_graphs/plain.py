@@ -51,8 +51,10 @@ def is_file(path: Path) -> bool:
 
 
 def file_identity(file: Path | int) -> tuple[int, ...]:
-    """Device, inode, size in bytes and time of the last change (ns) of a file (path or descriptor): equal as long as it is neither
-    replaced nor written. Two writes within a few milliseconds may have the same time. OSError if it cannot be looked at.
+    """Device, inode, size in bytes and time of the last change (ns) of a file (path or descriptor).
+
+    Equal as long as it is neither replaced nor written. Two writes within a few milliseconds may have the same time.
+    OSError if it cannot be looked at.
     """
     facts = os.stat(file)
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns

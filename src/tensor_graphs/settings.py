@@ -74,8 +74,9 @@ def _number(variable: str, text: str, most: int) -> int:
 
 @contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Context manager with changed settings: `with settings.override(backend="numpy"): ...`. UsageError for unknown
-    names.
+    """Context manager with changed settings: `with settings.override(backend="numpy"): ...`.
+
+    UsageError for unknown names.
     """
     if unknown := sorted(changes.keys() - {f.name for f in fields(Settings)}):
         raise UsageError(f"no settings are called {unknown}", hint=f"they are {[f.name for f in fields(Settings)]}")
@@ -87,8 +88,7 @@ def override(**changes: Any) -> Iterator[Settings]:
 
 
 def home() -> Path:
-    """The cache folder, created with mode 0700; a temporary folder of this process if it is not writable or not
-    known."""
+    """The cache folder, created with mode 0700; a temporary folder of this process if unwritable or unknown."""
     configured = current().home
     folder = Path(configured) if configured else _cache_folder()
     with suppress(OSError):

@@ -1,5 +1,6 @@
-"""Atomic, durable writing of output files and folders: at every moment the complete old or the complete new version
-exists.
+"""Atomic, durable writing of output files and folders.
+
+At every moment the complete old or the complete new version exists.
 
 Content is written next to its target under a hidden name, synced to disk and renamed. A writer holds a lock on its
 hidden file, so what a killed process left is recognized by its free lock and removed by the next writer or reader.
@@ -35,8 +36,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOT
 
 # ---------------------------------------------------------------- names
 def named_path(path: str | os.PathLike[str]) -> Path:
-    """A path that the file system can name. UsageError for what is no path, NUL characters, lone surrogates, and names that
-    are too long.
+    """A path that the file system can name.
+
+    UsageError for what is no path, NUL characters, lone surrogates, and names that are too long.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(found := os.fspath(path), bytes):
         raise UsageError(f"a {type(path).__name__} is no path", hint="give a str or a pathlib.Path")
@@ -150,8 +152,10 @@ def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]
 
 
 def _followed(path: Path | str) -> Path:
-    """The path with all links followed. OSError for a link that the operating system does not follow: one that leads to
-    itself, or another user's in a sticky folder such as /tmp (`realpath` alone would follow the latter).
+    """The path with all links followed.
+
+    OSError for a link that the operating system does not follow: one that leads to itself, or another user's in a
+    sticky folder such as /tmp (`realpath` alone would follow the latter).
     """
     with contextlib.suppress(FileNotFoundError):
         os.stat(path)
@@ -215,8 +219,9 @@ def _take_over(descriptor: int, target: Path) -> None:
 
 @contextlib.contextmanager
 def undone_on_failure(path: Path) -> Iterator[None]:
-    """Context manager for replacing `path` and then another file that belongs to it: if the block fails, `path` is
-    restored.
+    """Context manager for replacing `path` and then another file that belongs to it.
+
+    If the block fails, `path` is restored.
 
     If the process is killed in the block, `kept_versions` finds the older file.
     """
@@ -402,6 +407,7 @@ def remove_abandoned(path: Path) -> bool:
 
 def _abandoned(path: Path, locks: contextlib.ExitStack) -> bool:
     """Whether no process holds the lock of a hidden file or folder; the lock is then held until `locks` are released.
+
     Without locks: whether it is old.
     """
     facts = os.lstat(path)

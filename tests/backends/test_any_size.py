@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.backends.cuda.emit.sizes import _constant
-from tensor_graphs.backends.generate.any_size import NoForm, Text, held_out, probes
 from tensor_graphs.backends.generate.size_fit import fit, value_at
+from tensor_graphs.backends.generate.size_probes import held_out, probes
+from tensor_graphs.backends.generate.size_text import NoForm, Text
 
 ONE, TWO = {"T": (1, 4096)}, {"B": (1, 64), "T": (1, 2048)}
 Function = Callable[[dict[str, int]], int]

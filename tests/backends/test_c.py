@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
@@ -232,7 +232,7 @@ def body(seed: int) -> tuple[kir.Kernel, Call, dict[str, Array]] | None:
         return None
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None)
 @given(st.lists(st.integers(0, 1 << 30), min_size=12, max_size=12, unique=True))
 def test_random_bodies_are_what_the_specification_says(seeds: list[int]) -> None:
     found = {f"f{i}": b for i, s in enumerate(seeds) if (b := body(s)) is not None}

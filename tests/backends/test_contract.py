@@ -16,7 +16,7 @@ from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.device import TargetDevice
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.model.kernel import LibraryKernel
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 
 
 class Toy(BackendBase):

@@ -35,7 +35,8 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.fusion.groups import FusionGroups
-from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Priced, PricerBase, Strides, contiguous
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Strides, contiguous
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
 

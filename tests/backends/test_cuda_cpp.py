@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.generate.emitter import split_axis
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches, split_axis, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir.kernel import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
@@ -383,7 +384,8 @@ def test_programs_bring_their_kernels_and_compile_them_together(monkeypatch: pyt
 
     from tensor_graphs.backends.program.emission import executed
     from tensor_graphs.backends.program.emit_gpu import emit_cuda
-    from tensor_graphs.extract.model.kernel import Plan, Priced, Step, Value
+    from tensor_graphs.extract.model.plan import Plan, Step, Value
+    from tensor_graphs.extract.model.pricing import Priced
 
     a, g, w = x("a", 1, 128), t.param("g", (128,)), t.param("w", (128, 48))
     hidden = t.matmul(c.rms_norm(a, g, eps=1e-6), w)

@@ -16,7 +16,8 @@ import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.program.emission import device_of, emit_for
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend, backends
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.cli.explain import explain
@@ -24,7 +25,7 @@ from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, ShapeError, UsageError
-from tensor_graphs.extract.model.kernel import Plan
+from tensor_graphs.extract.model.plan import Plan
 
 from .test_program import encoder
 
@@ -161,7 +162,7 @@ def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, 
     np.save(tmp_path / "x.npy", x)
     program.save(tmp_path / "p")
     script = (
-        "import sys, numpy as np; from tensor_graphs.backends.program.program import load_program\n"
+        "import sys, numpy as np; from tensor_graphs.backends.program.saved_program import load_program\n"
         f"program = load_program('p', device={device!r})\n"
         "np.save('y.npy', program(np.load('x.npy'))['y'])\n"
         "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"

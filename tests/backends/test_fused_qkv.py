@@ -20,7 +20,8 @@ from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import shape_of
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program import memory_plan as memory
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import generated
@@ -30,8 +31,11 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.simplify.simplify import simplify
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, PricerBase, contiguous
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
@@ -179,8 +183,6 @@ def call_of(template: GeneratedKernel, dtype: str) -> Call:
 
 
 TILES = {"m": 16, "n": 32, "k0": 16, "warps": 4, "stages": 2}
-
-
 JOINED = {"split": 2, "join": 1}
 
 
@@ -287,17 +289,17 @@ def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from tensor_graphs.backends.tuning import gpu_worker
+    from tensor_graphs.backends.tuning import cpu_worker, gpu_bench
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
     template = generated(CASES["keys alone"]())
     call = replace(call_of(template, "float32"), schedule=TILES)
-    bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
+    bench = gpu_bench.Bench(device_of("cpu"), template.pattern, call)
     text = kernel_text(template, call)
     assert bench.bases == {0: "keys"} and bench.attempt(0, bench.loaded(text))["accuracy"]["rel_fro"] < 1e-5
     assert bench.measure(0)["accuracy"]["rel_fro"] < 1e-5 and len({id(s.rooms[0]) for s in bench.sets}) == 1
     elsewhere = replace(text, text=text.text.replace("* 16, ", "* 16 + 16, "))
-    with pytest.raises(gpu_worker.Wrong):
+    with pytest.raises(cpu_worker.Wrong):
         bench.attempt(1, bench.loaded(elsewhere))
 
 

@@ -17,7 +17,7 @@ from tensor_graphs.backends.registry import backends
 from tensor_graphs.backends.tuning import keys
 from tensor_graphs.costdb.keys.device import MachineKey
 from tensor_graphs.errors import UsageError
-from tensor_graphs.extract.model.kernel import LibraryKernel, code_identity, identify
+from tensor_graphs.extract.model.library_kernel import LibraryKernel, code_identity, identify
 
 RECORDED = (
     Path(__file__).parents[1] / "data" / "version_0_1"

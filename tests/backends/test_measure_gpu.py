@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from tensor_graphs.backends.generate.kernel_text import KernelText, call_json, call_of_json, kernel_text
 from tensor_graphs.backends.generate.schedule import Move
-from tensor_graphs.backends.tuning import gpu_worker
+from tensor_graphs.backends.tuning import gpu_context, gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
@@ -34,16 +34,8 @@ from tensor_graphs.costdb.store.calibrate import calibration_rows
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import WorkerError
-from tensor_graphs.extract.model.kernel import (
-    Call,
-    Candidate,
-    LibraryKernel,
-    Operand,
-    Template,
-    Vertex,
-    contiguous,
-    identify,
-)
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.extract.model.library_kernel import LibraryKernel, identify
 from tensor_graphs.pipeline.prices import CostPricer
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
@@ -684,10 +676,10 @@ def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(mon
     monkeypatch.setattr(gpu_worker, "_devices", {"cuda": device})
     monkeypatch.setenv("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
     monkeypatch.setattr(gpu_worker, "rehearse", lambda device: order.append("rehearsed"))
-    monkeypatch.setattr(gpu_worker, "_load_compiler", lambda: (time.sleep(0.2), order.append("Triton")))
+    monkeypatch.setattr(gpu_context, "_load_compiler", lambda: (time.sleep(0.2), order.append("Triton")))
     gpu_worker.begin()
     assert order == ["rehearsed"]
-    gpu_worker.compiler_loaded()
+    gpu_context.compiler_loaded()
     assert order == ["rehearsed", "Triton"]
 
 

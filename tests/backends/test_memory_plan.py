@@ -14,7 +14,8 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning.unfused import FREE, direct_plan
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Step, Value
+from tensor_graphs.extract.model.kernel import Call, Operand
+from tensor_graphs.extract.model.plan import Plan, Step, Value
 
 buffers = st.lists(
     st.builds(

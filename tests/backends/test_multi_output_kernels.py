@@ -24,7 +24,8 @@ from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import divisors, shape_of
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.lowering.split_reduction import split
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import generated
@@ -38,7 +39,9 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, PricerBase, contiguous
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
@@ -323,16 +326,16 @@ def test_measuring_checks_every_output(wrong: int, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from tensor_graphs.backends.generate.kernel_text import kernel_text
-    from tensor_graphs.backends.tuning import gpu_worker
+    from tensor_graphs.backends.tuning import cpu_worker, gpu_bench
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
     template, call = _scheduled("gated", TILES)
-    bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
+    bench = gpu_bench.Bench(device_of("cpu"), template.pattern, call)
     text = kernel_text(template, call)
     assert bench.attempt(0, bench.loaded(text))["accuracy"]["rel_fro"] < 1e-5
     out = ("out_", "out1_", "out2_")[wrong]
     spoiled = text.text.replace("num_stages=2)", f"num_stages=2)\n    {out}[3, 5] = 100.0")
-    with pytest.raises(gpu_worker.Wrong, match="relative error"):
+    with pytest.raises(cpu_worker.Wrong, match="relative error"):
         bench.attempt(1, bench.loaded(replace(text, text=spoiled)))
 
 
@@ -343,7 +346,7 @@ def test_what_is_too_large_for_the_term_itself_is_drawn_smaller(monkeypatch: pyt
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from tensor_graphs.backends.generate.kernel_text import kernel_text
-    from tensor_graphs.backends.tuning import gpu_worker
+    from tensor_graphs.backends.tuning import cpu_worker, gpu_bench
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
     e = t.exp(x("a", 4, 512) * 40.0)
@@ -355,12 +358,12 @@ def test_what_is_too_large_for_the_term_itself_is_drawn_smaller(monkeypatch: pyt
         (text.text.replace("tl.store(out + n, ", "tl.store(out + n, float('inf') * "), False),
     ):
         assert right or spoiled != text.text
-        bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
+        bench = gpu_bench.Bench(device_of("cpu"), template.pattern, call)
         run = partial(bench.attempt, 0, bench.loaded(replace(text, text=spoiled)))
         if right:
             assert run()["accuracy"]["rel_fro"] < 1e-5 and 1 / 16 <= bench.size < 1
         else:
-            with pytest.raises(gpu_worker.Wrong):
+            with pytest.raises(cpu_worker.Wrong):
                 run()
 
 

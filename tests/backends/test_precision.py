@@ -21,7 +21,8 @@ from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.pipeline.backend_filter import exact_only, within_loss
 from tensor_graphs.verification.comparison import spare

@@ -17,7 +17,8 @@ import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.program import program as program_module
 from tensor_graphs.backends.program import weights as program_weights
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.program.weights import EvaluatedWeights, SharedWeights
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.runtime.heap import trim
@@ -218,7 +219,7 @@ def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, 
     assert sorted(f.name for f in (tmp_path / "p").iterdir()) == ["manifest.json", "program.py", "weights.safetensors"]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["p", "x.npy"]
     script = (
-        "import sys, numpy as np; from tensor_graphs.backends.program.program import load_program\n"
+        "import sys, numpy as np; from tensor_graphs.backends.program.saved_program import load_program\n"
         "np.save('y.npy', load_program('p')(np.load('x.npy'))['y'])\n"
         "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"
     )

@@ -12,11 +12,12 @@ import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
+from tensor_graphs.backends.generate.emitter import Launch, Lowered
 from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.generate.kernel_text import kernel_text
 from tensor_graphs.backends.generate.schedule import Domain, Numbers, Schedule, declared, number, optional
 from tensor_graphs.backends.generate.strategy import Request, Strategy
-from tensor_graphs.backends.generate.template import GeneratedKernel, Launch, Lowered, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
 from tensor_graphs.backends.triton.backend import TILE
 from tensor_graphs.backends.triton.schedules.parameters import TileSchedule

@@ -195,7 +195,8 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
     from tensor_graphs.backends.registry import template as find
     from tensor_graphs.backends.tuning.single_kernel import kernel_plan
     from tensor_graphs.backends.tuning.unfused import FREE
-    from tensor_graphs.extract.model.kernel import Call, Step, Value
+    from tensor_graphs.extract.model.kernel import Call
+    from tensor_graphs.extract.model.plan import Step, Value
 
     calls = (sample(template, seed, d) for seed in range(12) for d in ("float32", "int64"))
     call = next(c for c in calls if c and c.operands[operand].type == c.output.type and c.operands[operand].dense)

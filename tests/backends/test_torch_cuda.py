@@ -11,8 +11,8 @@ import pytest
 
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.marshalling import tensor_of
+from tensor_graphs.backends.tuning.gpu_bench import LOST
 from tensor_graphs.backends.tuning.gpu_operands import place
-from tensor_graphs.backends.tuning.gpu_worker import LOST
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
 from tensor_graphs.egraph.ir import dtypes

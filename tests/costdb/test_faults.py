@@ -269,7 +269,10 @@ def test_every_single_flipped_byte_is_noticed(tmp_path: Path, timing: Make) -> N
             shards.read(path)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
 @given(damage=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4))
 def test_random_bytes_in_a_well_named_file_never_escape(damage: list[tuple[int, int]], timing: Make) -> None:
     fixed = {"run": "r", "time_us": 1_700_000_000_000_000}

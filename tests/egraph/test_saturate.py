@@ -109,7 +109,7 @@ def assert_sound(graph: Graph, view: EGraphView) -> None:
         np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=repr(form))
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40)
 @given(graphs())
 def test_every_form_of_every_class_is_equal(graph: Graph) -> None:
     assert_sound(graph, saturate_block(graph, RULES, Limits(iterations=4, nodes=2000), session=InProcess()))
@@ -234,7 +234,7 @@ def test_more_search_never_gives_a_dearer_plan(name: str, knob: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"slack": 0}, {"limits": Limits(beam=1)}, {"slack": 0, "limits": Limits(beam=1)}])
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15)
 @given(graph=graphs())
 def test_pruning_never_loses_the_graph(graph: Graph, options: dict[str, Any]) -> None:
     limits = options.get("limits", Limits(iterations=4))

@@ -62,7 +62,7 @@ def missing(small: EGraphView, large: EGraphView) -> int:
     )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=12)
 @given(graphs())
 def test_a_union_holds_every_view_and_is_sound(graph: Graph) -> None:
     views = [view_of(graph), *(saturate_block(graph, RULES, limits, session=InProcess()) for limits in WIDTHS)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
@@ -155,7 +155,7 @@ def test_the_glued_view_computes_the_model() -> None:
             np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25)
 @given(graphs(steps=14))
 def test_gluing_random_graphs_keeps_roots_types_and_values(graph: Graph) -> None:
     blocks = find_blocks(graph, max_nodes=4)

@@ -20,8 +20,11 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError, UsageError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Priced, PricerBase
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.model.kernel import Candidate
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.search import Choice, search

@@ -20,20 +20,10 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.extract.candidates.candidates import (
-    MAX_LAYOUTS,
-    Hypergraph,
-    _HypergraphBuilder,
-    candidate_hypergraph,
-)
-from tensor_graphs.extract.model.kernel import (
-    MAX_LAYOUT_COMBINATIONS,
-    Candidate,
-    LibraryKernel,
-    Operand,
-    Vertex,
-    contiguous,
-)
+from tensor_graphs.extract.candidates.candidates import MAX_LAYOUTS, _HypergraphBuilder, candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Candidate, Operand, Vertex, contiguous
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]

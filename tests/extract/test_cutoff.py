@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.extract.candidates.candidates import NumberedHypergraph
-from tensor_graphs.extract.model.kernel import Priced
+from tensor_graphs.extract.candidates.hypergraph import NumberedHypergraph
+from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.cutoff import CostCutoff, tree_costs
 
 

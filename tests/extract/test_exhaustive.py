@@ -17,8 +17,10 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Candidate, Priced, PricerBase, Vertex
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.model.kernel import Candidate, Vertex
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.lazy_pricing import VIEW_US
 from tensor_graphs.extract.search.plan import plan_of

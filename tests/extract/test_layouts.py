@@ -9,7 +9,8 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.view.view import EGraphView, view_of
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.candidates.image_layouts import (
     ImageLayout,
     KernelImageLayouts,

@@ -21,12 +21,15 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, _HypergraphBuilder, candidate_hypergraph
+from tensor_graphs.extract.candidates.candidates import _HypergraphBuilder, candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.growth import MAX_GROUP_LEAVES
 from tensor_graphs.extract.fusion.multi_output import MAX_OUTPUTS, MultiOutputFusion
 from tensor_graphs.extract.fusion.uses import ChosenConsumers
-from tensor_graphs.extract.model.kernel import Candidate, LibraryKernel, Operand, Priced, PricerBase, Vertex
+from tensor_graphs.extract.model.kernel import Candidate, Operand, Vertex
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.scc import strongly_connected_components
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.encoding import EncodedHypergraph

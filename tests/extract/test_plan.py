@@ -19,7 +19,8 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Plan, Priced, PricerBase
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search.plan import WeightTerms, plan_of
 from tensor_graphs.extract.search.search import Choice, search
 

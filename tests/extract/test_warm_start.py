@@ -23,7 +23,8 @@ from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_b
 from tensor_graphs.egraph.saturate.union import union
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError, NoPlanError
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.search.lazy_pricing import LazyPrices
 from tensor_graphs.extract.search.search import search

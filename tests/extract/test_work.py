@@ -12,7 +12,8 @@ from tensor_graphs.egraph.ir.op_flops import attended_pairs
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.pattern import parse_term
 from tensor_graphs.errors import ShapeError
-from tensor_graphs.extract.model.kernel import Call, LibraryKernel, Operand, contiguous
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.extract.model.meaning import pattern_terms
 from tensor_graphs.extract.model.work import call_work
 

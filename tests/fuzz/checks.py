@@ -28,8 +28,11 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.view.view import EGraphView, glue
-from tensor_graphs.extract.candidates.candidates import Hypergraph, candidate_hypergraph
-from tensor_graphs.extract.model.kernel import Backend, Plan, Priced
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.model.kernel import Backend
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.model.storage_dtypes import narrow_types
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice

@@ -75,7 +75,7 @@ def saved(folder: Path, said: list[str]) -> str:
     """Whether one of the two is there, alone and whole."""
     import numpy as np
 
-    from tensor_graphs.backends.program.program import load_program
+    from tensor_graphs.backends.program.saved_program import load_program
 
     y = load_program(folder / "out")(np.ones(256, np.float32))
     if set(y.tolist()) not in ({2.0}, {3.0}):

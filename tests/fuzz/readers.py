@@ -161,7 +161,8 @@ def _good_program(folder: Path) -> list[bytes]:
 
 
 def _read_program(folder: Path, content: bytes) -> None:
-    from tensor_graphs.backends.program.program import load_program, structured
+    from tensor_graphs.backends.program.program import structured
+    from tensor_graphs.backends.program.saved_program import load_program
     from tensor_graphs.cli.explain import _explain_program
     from tensor_graphs.pipeline.provenance import read_origin
 

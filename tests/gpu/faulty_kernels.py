@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from tensor_graphs.backends.gpu_backend import GpuBackend
-from tensor_graphs.extract.model.kernel import Call, LibraryKernel
+from tensor_graphs.extract.model.kernel import Call
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 
 NAME = "faulty"
 BODIES = {

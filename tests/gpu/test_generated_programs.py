@@ -24,7 +24,9 @@ from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.extract.model.kernel import Call, Operand, Plan, Priced, Step, Value, contiguous
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.plan import Plan, Step, Value
+from tensor_graphs.extract.model.pricing import Priced
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="generated kernels are Triton's")

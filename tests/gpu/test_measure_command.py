@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 import tensor_graphs as tg
-from tensor_graphs.backends.program.program import load_program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning.jobs import write_jobs
 from tensor_graphs.costdb.store.shards import find, read

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensor_graphs.backends.program.program import Program, load_program
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
 
 from . import test_generated_programs as generated
 
@@ -29,7 +30,7 @@ for name in BLOCKED:
 import numpy as np, torch
 torch.cuda.init(); torch.zeros(1, device="cuda")
 start = time.perf_counter()
-from tensor_graphs.backends.program.program import load_program
+from tensor_graphs.backends.program.saved_program import load_program
 x, *want = (torch.from_numpy(a).cuda() for a in np.load(sys.argv[2]).values())
 program = load_program(sys.argv[1])
 found = program.flat(x.bfloat16())

@@ -13,7 +13,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.program.program import load_program
+from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
@@ -214,7 +214,7 @@ warnings.simplefilter("error", RuntimeWarning)
 for name in sys.argv[3:]:
     sys.modules[name] = None
 import numpy as np, torch
-from tensor_graphs.backends.program.program import load_program
+from tensor_graphs.backends.program.saved_program import load_program
 program = load_program(sys.argv[1])
 for x, want in zip(*[iter(np.load(sys.argv[2]).values())] * 2):
     got = program(torch.from_numpy(x).cuda())

@@ -30,8 +30,10 @@ TEXTS = {
 
 @dataclass
 class LaneWriter:
-    """Writes statements that compute values of `LANES` neighbours along `lane`. scalar: text of a value that does not depend
-    on the lane."""
+    """Writer of statements that compute values of `LANES` neighbours along `lane`.
+
+    `scalar`: text of a value that does not depend on the lane.
+    """
 
     lane: Axis
     scalar: Callable[[Expr], str]

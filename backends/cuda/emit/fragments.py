@@ -30,8 +30,10 @@ FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit fl
 
 @dataclass(frozen=True)
 class Put:
-    """Location of the warps' partial sums in shared memory, in elements: first offset, row stride, stride between
-    partial sums."""
+    """Location of the warps' partial sums in shared memory, in elements.
+
+    First offset, row stride, stride between partial sums.
+    """
 
     first: int
     row: int
@@ -49,8 +51,9 @@ def refusal(kernel: Kernel, axis: Axis) -> str:
 
 
 class Fragments(CudaPart):
-    """Emitter part for the main loop of skinny GEMM: a kernel's operands as mma fragments, and all its sums along one
-    axis.
+    """Emitter part for the main loop of skinny GEMM.
+
+    A kernel's operands as mma fragments, and all its sums along one axis.
     """
 
     frame: FragmentFrame
@@ -62,8 +65,10 @@ class Fragments(CudaPart):
         self._operands(axis)
 
     def _operands(self, axis: Axis) -> None:
-        """Find the products and other sums along the axis, their sides, and their loads. Unfusable where fragments do
-        not apply."""
+        """Find the products and other sums along the axis, their sides, and their loads.
+
+        Unfusable where fragments do not apply.
+        """
         frame = self.frame
         if reason := refusal(self.kernel, axis):
             raise Unfusable(reason)
@@ -100,8 +105,10 @@ class Fragments(CudaPart):
         )
 
     def _rows(self, e: Expr) -> tuple[Expr, Expr] | None:
-        """The two operands of a sum of products of equal rows (such as a sum of squares), if both are vector loads;
-        else None."""
+        """The two operands of a sum of products of equal rows (such as a sum of squares), if both are vector loads.
+
+        Else None.
+        """
         over, under = factors(e.args[0])
         rows = "m", self.frame.dim
         whole = not under and len(over) == 2 and all(self.read_whole(f) for f in over)
@@ -174,8 +181,10 @@ class Fragments(CudaPart):
         nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
 
     def _source(self, nest: ThreadNest, e: Expr, known: frozenset[Expr] = frozenset()) -> tuple[str, str, list[str]]:
-        """(address of a vector, an address that is always valid, bounds conditions of the vector). `known` conditions
-        are left out."""
+        """(address of a vector, an address that is always valid, bounds conditions of the vector).
+
+        `known` conditions are left out.
+        """
         frame = self.frame
         if e.op == "where":
             c, yes, no = e.args
@@ -264,8 +273,10 @@ class Fragments(CudaPart):
             self.accumulators.begin(self.names[e].name, dims, "sum")
 
     def _walk_sum(self) -> None:
-        """The software-pipelined loop over K: each vector is multiplied and, right after its last use, loaded for the
-        next iteration."""
+        """The software-pipelined loop over K.
+
+        Each vector is multiplied and, right after its last use, loaded for the next iteration.
+        """
         frame = self.frame
         whole, at, outer = frame.step >= frame.size, f"{frame.dim}_block", frame.top
         loop = CudaScope(2 if whole else 3, set(outer.bound), outside=outer)
@@ -299,8 +310,10 @@ class Fragments(CudaPart):
         self.line("}")
 
     def _pack(self, e: Expr, other: str = "") -> Local:
-        """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors; of bytes alone in the dtype of
-        the other side."""
+        """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors.
+
+        Of bytes alone in the dtype of the other side.
+        """
         frame = self.frame
         if e in self.held and self.held[e].dtype in HALVES:
             return self.held[e]
@@ -316,8 +329,10 @@ class Fragments(CudaPart):
         return local
 
     def _rows_of(self, local: Local, height: int) -> list[str]:
-        """Texts of the A fragment of 16 rows inside the loop over K chunks: the vectors of the upper 8 and of the lower
-        8 rows."""
+        """Texts of the A fragment of 16 rows inside the loop over K chunks.
+
+        The vectors of the upper 8 and of the lower 8 rows.
+        """
         frame = self.frame
         depth = frame.along[frame.dim].repeat
         k = f"{frame.dim}_i" if depth > 1 else "0"
@@ -326,8 +341,10 @@ class Fragments(CudaPart):
         return [f"{local.name}[{plus(k, (2 * height + i) * depth)}]" for i in (0, 1)]
 
     def _multiply(self, dots: Sequence[Expr], columns: str, sides: dict[Expr, Local], later: Sequence[Expr]) -> None:
-        """The loop nest of products over the same columns. `later` are the loads for the next iteration, each emitted
-        right after its use."""
+        """The loop nest of products over the same columns.
+
+        `later` are the loads for the next iteration, each emitted right after its use.
+        """
         frame = self.frame
         nest = ThreadNest(frame, (frame.dim, columns), frame.dim)
         tiles = frame.along[columns].repeat
@@ -344,8 +361,7 @@ class Fragments(CudaPart):
         nest.close()
 
     def _square(self, e: Expr) -> None:
-        """Sums of products of equal rows: the diagonal of A·Bᵀ, where the rows of the other operand serve as
-        columns."""
+        """Sums of products of equal rows: the diagonal of A·Bᵀ, with the rows of the other operand as columns."""
         frame = self.frame
         nest = ThreadNest(frame, (frame.dim,), frame.dim)
         a, b = (self.held[x] for x in self.squares[e])

@@ -1,5 +1,4 @@
-"""Loads into registers: vectorized where elements are contiguous, prefetched through shared memory where the layout
-says so."""
+"""Loads into registers: vectorized where contiguous, prefetched through shared memory where the layout says so."""
 
 from __future__ import annotations
 
@@ -112,8 +111,10 @@ class ThreadLoads(CudaPart):
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 
     def fetch(self, e: Expr, inner: CudaScope, fetched: CudaScope) -> None:
-        """Prefetch a load's 16-byte vectors with cp.async into a ring in shared memory, private slots per thread; other
-        loads are left alone."""
+        """Prefetch a load's 16-byte vectors with cp.async into a ring in shared memory, private slots per thread.
+
+        Other loads are left alone.
+        """
         frame = self.frame
         operand, at, _, dtype = e.value
         dims = frame.spans(e)
@@ -142,8 +143,9 @@ class ThreadLoads(CudaPart):
         inner.known[e] = local
 
     def warm(self, bodies: Iterable[Expr], dim: str) -> None:
-        """Emit L2 prefetches of the first `WARM` bytes that a block reads of each matrix in a reduction along a dimension,
-        to be placed before the wait for the previous kernel.
+        """Emit L2 prefetches of the matrices in a reduction along a dimension.
+
+        The first `WARM` bytes that a block reads of each matrix. To be placed before the wait for the previous kernel.
 
         A prefetch is safe although that kernel may still write the memory: L2 is where writes meet.
         """
@@ -176,8 +178,10 @@ class ThreadLoads(CudaPart):
             frame.warm += scope.lines
 
     def early_loads(self) -> None:
-        """Issue independent loads of the epilogue before the main loop, where they need few registers (at most 8
-        values)."""
+        """Issue independent loads of the epilogue before the main loop.
+
+        Only where they need few registers (at most 8 values).
+        """
         frame = self.frame
         for store in self.kernel.stores:
             for e in nest_of(store.value):

@@ -70,8 +70,10 @@ class ThreadNest:
 
     # ------------------------------------------------------------ coordinates, positions, bounds checks
     def coordinate(self, dim: str, start: bool = False) -> str:
-        """Text of the coordinate along a dimension at this point of the nest; with `start`, of the first element of its
-        vector."""
+        """Text of the coordinate along a dimension at this point of the nest.
+
+        With `start`, of the first element of its vector.
+        """
         e, along = self.emitter, self.emitter.along[dim]
         terms = [f"{dim}_0"] if along.threads > 1 or dim in e.walked or self._tiled(dim) else []
         if along.repeat > 1:
@@ -112,8 +114,11 @@ class ThreadNest:
         return f"({text})" if axis is group[0] else f"({text} % {axis.size})"
 
     def position(self, at: Index, picks: Sequence[tuple[Expr, int]], span: int, start: bool = False) -> str:
-        """Text of an index with data-dependent terms `picks` (expression, stride); with `start`, at the first element
-        of the vector. `span` is the largest position: it decides between 32-bit and 64-bit arithmetic."""
+        """Text of an index with data-dependent terms `picks` (expression, stride).
+
+        With `start`, at the first element of the vector. `span` is the largest position: it decides between 32-bit and
+        64-bit arithmetic.
+        """
         terms = []
         for atom, c in at.terms:
             inner = self.axis(atom, start) if isinstance(atom, Axis) else (
@@ -128,8 +133,10 @@ class ThreadNest:
         return " + ".join(terms).replace("+ -", "- ")
 
     def mask(self, dim: str) -> str:
-        """Bounds check of a thread's element along a dimension; where vectors divide the axis, one check serves the
-        whole vector."""
+        """Bounds check of a thread's element along a dimension.
+
+        Where vectors divide the axis, one check serves the whole vector.
+        """
         e = self.emitter
         whole = e.groups[dim][-1].size % e.along[dim].vector == 0 if e.groups[dim] else True
         return f"{self.coordinate(dim, whole)} < {e.extent[dim]}"
@@ -210,8 +217,10 @@ class ThreadNest:
         return f"stored<{CTYPES[dtype]}>({text})" if floats else f"{spelled(CTYPES[dtype])}({text})"
 
     def _named(self, e: Expr, text: str, at: int) -> str:
-        """The text itself if it is short, used once and needed at this depth; else a variable defined in the outermost
-        possible loop."""
+        """The text itself if it is short, used once and needed at this depth.
+
+        Else a variable defined in the outermost possible loop.
+        """
         depth = self.depth(self.emitter.spans(e))
         plain = re.fullmatch(r"\w+(\[[\w *+]*\])?(\.at\[\w+\])?|-?[\d.e-]+f?", text) is not None
         if plain or (self.uses.get(e, 0) <= 1 and depth == at and len(text) < 60):

@@ -56,8 +56,10 @@ class Reductions(CudaPart):
         nest.close()
 
     def exchange(self, names: Sequence[str], monoid: str, dim: str) -> None:
-        """Combine accumulators across the threads along a dimension: shuffles within a warp, shared memory across
-        warps."""
+        """Combine accumulators across the threads along a dimension.
+
+        Shuffles within a warp, shared memory across warps.
+        """
         frame = self.frame
         threads, stride = frame.along[dim].threads, self.layout.stride(dim)
         if threads == 1 or not names:
@@ -75,8 +77,10 @@ class Reductions(CudaPart):
         self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
-        """One iteration of a running maximum (online softmax): updates the maximum and returns the factor that rescales
-        sums relative to the old one."""
+        """One iteration of a running maximum (online softmax).
+
+        Updates the maximum and returns the factor that rescales sums relative to the old one.
+        """
         frame = self.frame
         kept, ctype = self.kept_dims(e, body, dim), CTYPES[frame.wide]
         new, safe, scale = (Local(self.fresh(s), kept, frame.wide) for s in ("new", "safe", "scale"))
@@ -105,8 +109,10 @@ class Reductions(CudaPart):
     def joint(
         self, e: Expr, names: Mapping[Expr, str], sums: Sequence[Expr], dim: str, bodies: Mapping[Expr, Expr]
     ) -> None:
-        """Combine a running maximum and the sums relative to it across the threads along a dimension (online
-        softmax)."""
+        """Combine a running maximum and the sums relative to it across the threads along a dimension.
+
+        For online softmax.
+        """
         frame = self.frame
         if frame.along[dim].threads == 1:
             return
@@ -134,8 +140,9 @@ def rolls_on(e: Expr) -> Expr | None:
 
 
 def vanishes(body: Expr) -> bool:
-    """Whether an expression is 0 wherever out-of-bounds loads give 0 (a product of loads and constants), so that no
-    mask is needed.
+    """Whether an expression is 0 wherever out-of-bounds loads give 0, so that no mask is needed.
+
+    True for a product of loads and constants.
     """
     over, under = factors(body)
     return not under and any(f.op == "load" for f in over) and all(f.op in ("load", "const") for f in over)

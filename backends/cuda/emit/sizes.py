@@ -26,8 +26,7 @@ def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tu
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """Definition of a kernel text (`generate.any_size.Text`) with a parameter for each size that occurs in it, and
-    these sizes.
+    """(definition of a kernel text with a parameter for each size that occurs in it, these sizes).
 
     None if a size is where the compiler needs a constant: a template argument, the length of an array, an assembler
     operand.

@@ -1,5 +1,6 @@
-"""Tiled float32 GEMM in CUDA C++ (kernel.cuh): FMA on CUDA cores, or tensor cores with 3xTF32 split operands
-(precision.py).
+"""Tiled float32 GEMM in CUDA C++ (kernel.cuh).
+
+FMA on CUDA cores, or tensor cores with 3xTF32 split operands (precision.py).
 
 Tiles of both operands are prefetched into shared memory with cp.async, contiguous along K or across it as they are in
 global memory. On CUDA cores each thread computes 4 x 4 squares; on tensor cores each warp computes 16 x 8 mma tiles.
@@ -81,8 +82,10 @@ class TiledSchedule(Schedule):
         return self.high * self.wide // (32 if self.precision else 1) * (2 if self.precision == THREE.number else 1)
 
     def room(self, left: bool, right: bool, rights: int) -> int:
-        """Bytes of shared memory; `left` and `right` say whether the sides are contiguous along K. Rows are padded
-        against bank conflicts."""
+        """Bytes of shared memory of the tiles, with rows padded against bank conflicts.
+
+        `left` and `right` say whether the sides are contiguous along K.
+        """
         lines = [
             t * (self.deep + 4) if along else self.deep * (t + 8) for t, along in ((self.m, left), (self.n, right))
         ]
@@ -192,8 +195,10 @@ class TiledGemm(CudaPart):
         return TiledOperand(place, step, along, math.gcd(together, 4))
 
     def tiles(self, last: SimtEmitter | None = None) -> CudaLaunch:
-        """The function's text and its grid. `last` emits what the last block of each tile does after its own part
-        (split-K)."""
+        """The function's text and its grid.
+
+        `last` emits what the last block of each tile does after its own part (split-K).
+        """
         frame = self.frame
         t, s, rights = self.t, self.shape, len(self.rights)
         counts = {d: -(-frame.extent[d] // frame.tile[d]) for d in "mn"}
@@ -253,8 +258,7 @@ class TiledGemm(CudaPart):
         return [first, "    {", *places, *lines, "    }"]
 
     def _places(self, counts: Mapping[str, int]) -> None:
-        """Emit the block's tile coordinates: tiles are rasterized in groups of rows, so that their operands stay in
-        L2."""
+        """Emit the block's tile coordinates: tiles are rasterized in groups of rows, whose operands stay in L2."""
         down, across = counts["m"], counts["n"]
         self.line("const int thread = threadIdx.x, program = blockIdx.x;")
         first, step = "program", down * across

@@ -11,8 +11,11 @@ from .parameters import DEPTH, GemmSchedule
 
 
 class GemmFrame(ThreadFrame):
-    """Frame of the epilogue of a warp-specialized GEMM. `tile` is the tile's size, `tiles` the number of tiles along rows and
-    columns, `last` the first row and column of the last tiles."""
+    """Frame of the epilogue of a warp-specialized GEMM.
+
+    `tile` is the tile's size, `tiles` the number of tiles along rows and columns, `last` the first row and column of
+    the last tiles.
+    """
 
     def __init__(self, kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> None:
         layout = ThreadLayout({"n": DimensionThreads(4, 2, PIECE // 8), "m": DimensionThreads(8, 1, 2)}, schedule.early)

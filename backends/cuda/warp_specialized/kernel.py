@@ -46,8 +46,10 @@ class GemmOperand:
 
 
 def emit_gemm(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> CudaLaunch:
-    """The launch of a GEMM with given tiles. Unfusable unless its operands are plain 16-bit matrices that TMA can
-    load."""
+    """The launch of a GEMM with given tiles.
+
+    Unfusable unless its operands are plain 16-bit matrices that TMA can load.
+    """
     return Gemm(GemmFrame(kernel, shape, roles, name), roles).roles()
 
 
@@ -109,8 +111,10 @@ class Gemm(CudaPart):
         return side[0]
 
     def _box(self, at: Index, dtype: str, origins: Mapping[str, str]) -> tuple[Box, str] | None:
-        """The TMA box of the tile that an index covers from `origins`, and its contiguous dimension; None if there is
-        no such box."""
+        """The TMA box of the tile that an index covers from `origins`, and its contiguous dimension.
+
+        None if there is no such box.
+        """
         frame = self.frame
         ones = {d: Axis(f"{d}_all", prod(a.size for a in frame.groups[d])) for d in origins}
         for d, one in ones.items():
@@ -126,8 +130,10 @@ class Gemm(CudaPart):
         return found, next(d for d, one in ones.items() if one == found.axes[1])
 
     def _side(self, side: Sequence[Expr], dim: str, shared: int) -> GemmOperand:
-        """An operand as TMA boxes, of which each block of a cluster loads its part. `shared` is the number of blocks
-        that share the operand."""
+        """An operand as TMA boxes, of which each block of a cluster loads its part.
+
+        `shared` is the number of blocks that share the operand.
+        """
         frame = self.frame
         e, inner = self._read(side), self.axis.name
         found = self._box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
@@ -140,8 +146,10 @@ class Gemm(CudaPart):
         return GemmOperand(self._described(e.value[0], replace(whole, block=block)), whole, along)
 
     def _brought(self) -> int:
-        """Bytes that TMA transfers per stage (the mbarrier's expected bytes); TMA clips the rows of an operand
-        contiguous along K."""
+        """Bytes that TMA transfers per stage (the mbarrier's expected bytes).
+
+        TMA clips the rows of an operand contiguous along K.
+        """
         frame = self.frame
         sides = [(self.left, "m", self.r.across), *((s, "n", self.r.down) for s in self.right)]
         rows = (
@@ -258,8 +266,7 @@ class Gemm(CudaPart):
     def _pieces(
         self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = (), last: bool = False
     ) -> list[str]:
-        """Loops over a tile's pieces of 64 columns (or, with `last`, the narrower last piece) and its wgmma row
-        blocks."""
+        """Loops over a tile's pieces of 64 columns (with `last`: the narrower last piece) and its wgmma row blocks."""
         r, pieces = self.r, self.r.wide // PIECE
         side = " + roles.side()" if r.beside else ""
         mine = ["        if (!roles.owns(c)) continue;"] if r.parts > 1 else []
@@ -339,8 +346,10 @@ class Gemm(CudaPart):
         return {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"}
 
     def _lines(self, store: OutputStore) -> str:
-        """The statement that stores a piece row by row where TMA cannot; empty if rows of the result are not
-        contiguous."""
+        """The statement that stores a piece row by row where TMA cannot.
+
+        Empty if rows of the result are not contiguous.
+        """
         frame = self.frame
         buffer, begin = self.kernel.buffers[store.buffer], self._origins()
         if store.guards or getattr(store, "parts", ()) or itemsize(buffer.dtype) != 2:

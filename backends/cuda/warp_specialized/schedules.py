@@ -1,5 +1,7 @@
-"""Candidate schedules of warp-specialized GEMM (`GemmSchedule`, warp_specialized/parameters.py) by a cost model, and their
-legality."""
+"""Candidate schedules of warp-specialized GEMM, ranked by a cost model, and their legality.
+
+The schedule class is `GemmSchedule` in warp_specialized/parameters.py.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,10 @@ def _written(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
 
 @per_machine(1024)
 def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tuple[tuple[float, GemmSchedule], ...]:
-    """(estimated cycles, schedule), best first: the larger of math and memory time of the mainloop, plus prologue and
-    epilogue."""
+    """(estimated cycles, schedule), best first.
+
+    The larger of math and memory time of the mainloop, plus prologue and epilogue.
+    """
     found = _estimates(rows, columns, size, batch, rights)
     return tuple(sorted(found, key=lambda pair: (pair[0], pair[1].key)))
 

@@ -1,5 +1,7 @@
-"""Candidate schedules of short-window kernels (`WindowSchedule`, windows/kernel.py), best guess first, and their
-legality."""
+"""Candidate schedules of short-window kernels, best guess first, and their legality.
+
+The schedule class is `WindowSchedule` in windows/kernel.py.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ ACCESS, OWN, BEGIN = 3, 6, 20  # instructions per access, per result and per thr
 
 
 def window_schedules(kernel: Kernel, count: int) -> list[WindowSchedule]:
-    """At most `count` schedules, best guess first (with `early`, the best quarter also without); empty unless all
-    reductions are over windows."""
+    """At most `count` schedules, best guess first (with `early`, the best quarter also without).
+
+    Empty unless all reductions are over windows.
+    """
     return list(_ranked(WindowWork.of(kernel), count)) if is_windowed(kernel) else []
 
 

@@ -105,9 +105,7 @@ class TileFrame(Writer[TritonScope]):
 
 @dataclass(eq=False)
 class TritonPart:
-    """Base of the parts of the Triton emitter, such as loads or stores, which share a frame and write into its open
-    scope.
-    """
+    """Base of the Triton emitter's parts (loads, stores, ...), which share a frame and write into its open scope."""
 
     frame: TileFrame
 

@@ -33,8 +33,10 @@ class Grid(TritonPart):
                 self.line(f"{a.name} = tl.arange(0, {frame.block[a.name]})")
 
     def place(self, tiles_m: int, tiles_n: int) -> None:
-        """Emit the program's tile coordinates and the values of batch axes. Tiles are rasterized in groups of rows for
-        L2 reuse."""
+        """Emit the program's tile coordinates and the values of batch axes.
+
+        Tiles are rasterized in groups of rows for L2 reuse.
+        """
         s, t = self.shape, self.tiling
         batch = math.prod(a.size for a in s.batch)
         tile = "program"
@@ -76,8 +78,10 @@ class Grid(TritonPart):
             self.line(f"tile_n = {tile}")
 
     def longest_last(self) -> bool:
-        """Whether later rows have more work, as under a causal mask: their programs are then launched first to avoid a
-        tail."""
+        """Whether later rows have more work, as under a causal mask.
+
+        Their programs are then launched first to avoid a tail.
+        """
         if any(a.name == "part" for a in self.shape.batch):
             return False
         rooms = [

@@ -48,8 +48,9 @@ def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) 
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> TritonLaunch:
-    """One launch of a split reduction: the last program of each tile (by an atomic counter) combines the partial
-    results.
+    """One launch of a split reduction.
+
+    The last program of each tile (by an atomic counter) combines the partial results.
 
     `shape` is that of the kernel before the split; both halves share its tiles. The buffer `counters` (int32, one per
     tile) is zero before and after the kernel.
@@ -145,8 +146,10 @@ class TileEmitter(TritonPart):
         )
 
     def _groups(self) -> list[tuple[TileEmitter, str]]:
-        """(emitter, condition on the program) for each result if the results have separate programs; empty if they
-        share a product or a tile spans several of them."""
+        """(emitter, condition on the program) for each result if the results have separate programs.
+
+        Empty if they share a product or a tile spans several of them.
+        """
         frame, stores = self.frame, self.kernel.stores
         found = [_place(s) for s in stores]
         axes = {place[0] for place in found if place is not None}
@@ -186,7 +189,7 @@ class TileEmitter(TritonPart):
         return replace(store, value=value, guards=())
 
     def as_part(self, whole: TileEmitter) -> list[str]:
-        """The lines that compute one of several results, in the programs with its tiles."""
+        """Lines that compute one of several results; only the programs of its tiles execute them."""
         frame = self.frame
         own = whole.frame
         frame.counter, frame.boxes, frame.described = own.counter, own.boxes, own.described

@@ -97,8 +97,10 @@ class TileLoops(TritonPart):
         inner: TritonScope,
         outer: TritonScope | None,
     ) -> dict[Expr, Callable[[], Tile]]:
-        """Emit a loop's body and, in `outer` if given, the initialization of its accumulators. Returns what finishes
-        each reduction after the loop."""
+        """Emit a loop's body and, in `outer` if given, the initialization of its accumulators.
+
+        Returns what finishes each reduction after the loop.
+        """
         running = [e for e in ready if e.value[0] == "max" and any(rolled(x, axis) is e for x in ready)]
         scales: dict[Expr, Tile] = {}
         finals: dict[Expr, Callable[[], Tile]] = {}
@@ -141,8 +143,10 @@ class TileLoops(TritonPart):
     def _running_max(
         self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None
     ) -> tuple[Callable[[], Tile], Tile]:
-        """Emit the update of a running maximum. Returns what reads the final maximum, and the factor that rescales
-        sums relative to the old one."""
+        """Emit the update of a running maximum.
+
+        Returns what reads the final maximum, and the factor that rescales sums relative to the old one.
+        """
         frame = self.frame
         power = power_of(self.kernel, e)
         with self.inside(inner):

@@ -55,8 +55,9 @@ class Products(TritonPart):
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
     def overtaken(self, dot: Dot, rows: str, scaled: bool) -> bool:
-        """Whether a loop over products must wait for each of them, to avoid an async-copy race; `rows` is the dimension
-        of their rows.
+        """Whether a loop over products must wait for each of them, to avoid an async-copy race.
+
+        `rows` is the dimension of their rows.
 
         Accumulators that are `scaled` in each iteration are waited for anyway, but only in the next iteration.
 

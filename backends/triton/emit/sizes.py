@@ -25,8 +25,7 @@ def sized_launch(launch: Any, statement: str) -> str:
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """Definition of a kernel text (`generate.any_size.Text`) with a parameter for each size that occurs in it, and
-    these sizes.
+    """(definition of a kernel text with a parameter for each size that occurs in it, these sizes).
 
     None if a size is where Triton needs a constant: in the shape of a tile, in a keyword, or in another function.
     """

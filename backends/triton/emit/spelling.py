@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ....egraph.ir.ops import OPS
-from ...generate.template import LaunchBase
+from ...generate.emitter import LaunchBase
 from ...ir.tensor_maps import Box
 
 
@@ -77,7 +77,7 @@ TRITON = {
 
 
 def widest(kinds: Iterable[str]) -> str:
-    """Compute dtype of integers of some dtypes."""
+    """Compute dtype that holds integers of all given dtypes."""
     found = [k for k in kinds if k not in ("const", "bool")]
     return "int64" if "int64" in found else found[0] if found else "int32"
 

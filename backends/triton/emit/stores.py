@@ -47,8 +47,10 @@ class TileStores(TritonPart):
                 self._store_row(row)
 
     def _ahead(self) -> Iterator[list[Expr]]:
-        """Loads to issue before each store: all of them, before the first use of a value; if there are many, the next
-        ones that registers can hold."""
+        """Loads to issue before each store: all of them, before the first use of a value.
+
+        If there are many, the next ones that registers can hold.
+        """
         fresh = [[e for e in exprs if self._loads(e)] for exprs in fresh_in(self.kernel.stores)]
         sizes = [sum(map(self._each, loads)) for loads in fresh]
         room = math.inf if sum(map(len, fresh)) <= EARLY else AHEAD

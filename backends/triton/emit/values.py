@@ -20,8 +20,9 @@ LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minut
 
 @dataclass(eq=False)
 class TileValues(TritonPart):
-    """Emitter part for elementwise expressions. `makers` emit the others: op ("load", "reduce") -> function that
-    returns a tile.
+    """Emitter part for elementwise expressions.
+
+    `makers` emit the others: op ("load", "reduce") -> function that returns a tile.
     """
 
     positions: Positions
@@ -163,8 +164,10 @@ class TileValues(TritonPart):
         return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, frame.wide)
 
     def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
-        """exp(a - max(a)) where part of a row may be masked out completely (maximum -inf; see `below_maximum`); None if
-        the maximum is safe already."""
+        """exp(a - max(a)) where part of a row may be masked out completely (maximum -inf; see `below_maximum`).
+
+        None if the maximum is safe already.
+        """
         frame = self.frame
         low, top = self.floated(a), self.value(m)
         if top.text.endswith("_safe"):

@@ -30,8 +30,10 @@ Ranked = Iterator[tuple[TileSchedule, float]]
 
 
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[TileSchedule]:
-    """At most `count` schedules, best guess first; empty if none is legal. `splits`: whether the reduction may be
-    split."""
+    """At most `count` schedules, best guess first; empty if none is legal.
+
+    `splits`: whether the reduction may be split.
+    """
     facts = facts_of(kernel, shape, splits)
     found = _begun(_ranked(facts, count), count)
     together = [s.but(beside=True) for s in found if facts.beside > 1]
@@ -74,8 +76,10 @@ def _ranked(facts: KernelFacts, count: int) -> tuple[TileSchedule, ...]:
 
 
 def _ordered(found: Sequence[tuple[TileSchedule, float]]) -> Iterator[TileSchedule]:
-    """The distinct schedules by rank, ties by their stored form. Lazy: of hundreds of legal schedules only the first few
-    are wanted."""
+    """The distinct schedules by rank, ties by their stored form.
+
+    Lazy: of hundreds of legal schedules only the first few are wanted.
+    """
     seen: set[Key] = set()
     for _, alike in groupby(found, key=itemgetter(1)):
         keys = {schedule.key: schedule for schedule, _ in alike}
@@ -130,8 +134,10 @@ REGISTERS = 160  # values that a thread can hold
 
 
 def _own(facts: KernelFacts, own: float, wanted: int, elements: int) -> float:
-    """Penalty for `own` elements per thread, relative to `wanted`. In compute-heavy kernels it favours enough threads
-    for all SMs and no spills."""
+    """Penalty for `own` elements per thread, relative to `wanted`.
+
+    In compute-heavy kernels it favours enough threads for all SMs and no spills.
+    """
     if not facts.heavy:
         return abs(own - wanted) / wanted
     most = max(1.0, min(wanted, elements / (target().multiprocessors * THREADS)))
@@ -139,8 +145,10 @@ def _own(facts: KernelFacts, own: float, wanted: int, elements: int) -> float:
 
 
 def _windows(facts: KernelFacts) -> Ranked:
-    """Short windows (pooling, depthwise convolution): each program holds many results and iterates over the window
-    elements."""
+    """Short windows (pooling, depthwise convolution).
+
+    Each program holds many results and iterates over the window elements.
+    """
     ones = (1,) * len(facts.inner)
     for m, warps in product(_blocks(facts.m, (64, 128, 256, 512, 1024, 2048)), (1, 2, 4, 8)):
         schedule = TileSchedule(m, 1, warps, 1, ones)
@@ -151,8 +159,7 @@ def _windows(facts: KernelFacts) -> Ranked:
 
 
 def _rows(facts: KernelFacts) -> Ranked:
-    """Row reductions, optionally split; ranked by elements per thread, idle SMs, loops over long rows and
-    coalescing."""
+    """Row reductions, optionally split; ranked by elements per thread, idle SMs, long loops and coalescing."""
     whole = padded(facts.size)
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64, 128)) if facts.rows else (1,)
     base = TileSchedule(1, 1, 1, 2)
@@ -243,8 +250,10 @@ def _squared(facts: KernelFacts) -> Ranked:
 
 
 def _again(facts: KernelFacts, tiles_m: int, tiles_n: int) -> float:
-    """Relative amount of recomputed product work: products that do not depend on the columns are recomputed for each
-    column tile."""
+    """Relative amount of recomputed product work.
+
+    Products that do not depend on the columns are recomputed for each column tile.
+    """
     again = sum(work * (1 if rows else tiles_m) * (1 if cols else tiles_n) for work, rows, cols in facts.dots)
     return again / sum(work for work, *_ in facts.dots) - 1
 
@@ -295,8 +304,10 @@ RATE, FROM_CACHE, LATENCY = (
 
 
 def _behind(facts: KernelFacts) -> Ranked:
-    """Back-to-back GEMMs (a product of another product's result). The rank is the estimated time in µs: throughput of
-    an SM, at least its programs' latency."""
+    """Back-to-back GEMMs (a product of another product's result).
+
+    The rank is the estimated time in µs: throughput of an SM, at least its programs' latency.
+    """
     rows, columns = _blocks(facts.m, (16, 32, 64, 128), 16), _blocks(facts.n, (32, 64, 128, 256), 16)
     for m, n, k in product(rows, columns, _blocks(facts.size, (32, 64, 128, 256), 16)):
         tiles = -(-facts.n // n)

@@ -119,7 +119,7 @@ class KernelFacts:
 
     @cached_property
     def rest(self) -> Mapping[int, int]:
-        """Tile sizes of attention's reduction axes except that of its loop, by index: whole."""
+        """Tile sizes of attention's reduction axes by index, except that of its loop: the whole axes."""
         return {i: max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property
@@ -157,8 +157,10 @@ class KernelFacts:
         ]
 
     def parts(self, s: TileSchedule) -> Iterator[int]:
-        """Legal split factors, 1 (no split) first: at most 8 programs per SM in total, and each part at least one tile
-        long."""
+        """Legal split factors, 1 (no split) first.
+
+        At most 8 programs per SM in total, and each part at least one tile long.
+        """
         yield 1
         rows = self.kind == "rows" and not self.cols
         if not self.splits or not (rows or self.product):
@@ -228,8 +230,10 @@ def _inside(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
 
 
 def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
-    """Matrix-vector products that are added with weights (mixture of experts with one token), longest K first; else
-    empty."""
+    """Matrix-vector products that are added with weights (mixture of experts with one token), longest K first.
+
+    Empty if there are none.
+    """
     if shape.kind != "contraction" or shape.rows:
         return []
     found = sorted((e for e in shape.dots if e.axis not in tops), key=lambda e: -e.axis.size)
@@ -256,8 +260,7 @@ def legal(facts: KernelFacts, s: TileSchedule) -> bool:
 
 
 def tiles_fit(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kernel's
-    kind."""
+    """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kind."""
     return _KINDS[facts.kind](facts, s)
 
 

@@ -49,8 +49,11 @@ class RoleLaunch(TritonLaunch):
 
 
 def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
-    """The launch of attention with given tiles (64 rows per four warps). Unfusable unless the kernel is one product
-    with keys inside one with values, both operands 16-bit and loadable by TMA."""
+    """The launch of attention with given tiles (64 rows per four warps).
+
+    Unfusable unless the kernel is one product with keys inside one with values, both operands 16-bit and loadable by
+    TMA.
+    """
     groups = tiling.warps // 4
     if shape.kind != "attention" or not shape.rows or len(shape.cols) != 1 or tiling.m != groups * GROUP:
         raise Unfusable("roles are for attention over whole groups of rows")
@@ -120,8 +123,10 @@ class AttentionEmitter(TritonPart):
         return RoleLaunch(frame.name, in_gluon(source), grid, tuple(pointers), 4, t.stages, described)
 
     def _turns(self, rounds: int, grid: int, programs: int) -> list[str]:
-        """The persistent loop over a program's tiles: in alternating order, so that long tiles are paired with short
-        ones."""
+        """The persistent loop over a program's tiles.
+
+        In alternating order, so that long tiles are paired with short ones.
+        """
         if rounds == 1:
             return ["    program = tl.program_id(0)"] if programs > 1 else []
         last = f"turn % 2 * ({grid - 1} - 2 * tl.program_id(0))"

@@ -56,8 +56,10 @@ class AttentionFrame(TileFrame):
         self.asked: list[str] = []  # tensor maps of queries loaded by TMA
 
     def ragged(self, dim: str) -> bool:
-        """Whether a tile may be partial. Tiles of the looped axis run from last to first, and only the last may be
-        partial."""
+        """Whether a tile may be partial.
+
+        Tiles of the looped axis run from last to first, and only the last may be partial.
+        """
         if dim == "m":
             return self.extent["m"] % self.tall != 0
         return super().ragged(dim) and (self.edge or dim not in {a.name for a in self.walked})

@@ -93,8 +93,10 @@ class AttentionLoops(TileLoops):
             outer.known[e] = Tile(names[e], ("m", "n") if e is parts.product else ("m",), "float32")
 
     def _sides(self, parts: AttentionParts) -> tuple[list[str], list[str], str]:
-        """Put the queries into shared memory. Returns the texts of key and of value tiles of a slot (by width piece),
-        and the operands' dtype."""
+        """Put the queries into shared memory.
+
+        Returns the texts of key and of value tiles of a slot (by width piece), and the operands' dtype.
+        """
         frame = self.frame
         dots, axis, score = self.shape.dots, frame.axis, parts.score
         deep = frame.dim_of(score.axis)
@@ -146,8 +148,10 @@ class AttentionLoops(TileLoops):
         return first
 
     def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> TritonScope:
-        """The body of the other iterations: their scores are in flight together with the product of the previous
-        weights."""
+        """The body of the other iterations.
+
+        Their scores are in flight together with the product of the previous weights.
+        """
         frame = self.frame
         outer, axis, parts = frame.scope, frame.axis, loop.parts
         inner = TritonScope(outer.indent + 1, outer.bound | {axis}, outside=outer)
@@ -192,8 +196,10 @@ class AttentionLoops(TileLoops):
         ]
 
     def _copied_queries(self, left: Sequence[Expr], own: Sequence[Expr], deep: str) -> str:
-        """Load the queries by TMA ahead of their tile, if they are 16-bit boxes. Returns the variable of the loaded
-        tile, "" if there is none."""
+        """Load the queries by TMA ahead of their tile, if they are 16-bit boxes.
+
+        Returns the variable of the loaded tile, "" if there is none.
+        """
         frame = self.frame
         (row,) = self.shape.rows
         loads = [e for e in walk([*left, *own]) if e.op == "load" and row in e.axes and not e.args]
@@ -291,8 +297,10 @@ class AttentionLoops(TileLoops):
         return (lambda: Tile(name, ("m",), frame.wide)), Tile(scale, ("m",), frame.wide)
 
     def _body(self, inner: TritonScope, loop: KeyLoop, masks: dict[Expr, Expr], outer: TritonScope | None) -> None:
-        """Emit the softmax update: maximum, sums, and the rescaling of the output accumulator. `outer` is where
-        accumulators begin (first tile), None in other tiles."""
+        """Emit the softmax update: maximum, sums, and the rescaling of the output accumulator.
+
+        `outer` is where accumulators begin (first tile), None in other tiles.
+        """
         frame = self.frame
         axis = frame.axis
         parts, top = loop.parts, loop.parts.top

@@ -372,8 +372,10 @@ class Convolution:
 
 
 def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ConvolutionLaunch:
-    """The launch of a warp-specialized convolution. Unfusable unless the kernel is one product of images and filters,
-    both 16-bit, in tiles that divide the output."""
+    """The launch of a warp-specialized convolution.
+
+    Unfusable unless the kernel is one product of images and filters, both 16-bit, in tiles that divide the output.
+    """
     return convolution_of(kernel, schedule, name, shape).launch()
 
 

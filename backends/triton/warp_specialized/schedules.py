@@ -56,8 +56,10 @@ def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSched
 
 
 def convolution_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[ConvolutionSchedule]:
-    """Candidate schedules of a padded convolution, best guess first, ranked by waves of programs and by how often tiles
-    are loaded."""
+    """Candidate schedules of a padded convolution, best guess first.
+
+    Ranked by waves of programs and by how often tiles are loaded.
+    """
     if shape.kind != "contraction" or len(shape.dots) != 1 or not any(e.op == "load" and e.args for e in kernel.exprs):
         return
     ((product_, dot),) = shape.dots.items()

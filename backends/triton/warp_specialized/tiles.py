@@ -75,8 +75,7 @@ class AttentionLoads(TileLoads):
         return name, found
 
     def _edged(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """A box whose tiles may go beyond the ends of axes, or whose index has divisions; None if a plain box
-        suffices."""
+        """A box whose tiles may exceed the axes, or whose index has divisions; None if a plain box suffices."""
         frame = self.frame
         spanned = [a for a in at.axes if a not in self.shape.batch]
         tiles = {a: (self.positions.origin(a, frame.dim_of(a)), frame.block[frame.dim_of(a)]) for a in spanned}
@@ -153,8 +152,9 @@ class SharedTiles(TritonPart):
         return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
-        """Register a tile that the producer loads, in pieces along `wide`; returns (the pieces' texts for a slot, the
-        dtype).
+        """Register a tile that the producer loads, in pieces along `wide`.
+
+        Returns (the pieces' texts for a slot, the dtype).
         """
         frame = self.frame
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:

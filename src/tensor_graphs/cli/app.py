@@ -5,11 +5,8 @@ Each command returns an `Answer`; `run` prints the answer or the raised error an
 
 from __future__ import annotations
 
-import errno
 import io
-import json
 import math
-import os
 import signal
 import sys
 import threading
@@ -24,13 +21,34 @@ import typer
 
 from .. import __version__
 from ..costdb.keys.device import GPU_KIND
-from ..errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, TooLargeError, UsageError
+from ..errors import ExtractionError, Interrupted, UsageError
 from ..options import Options, summary
 from ..writing import is_stream, write_text
-from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
+from .arguments import (
+    Backend,
+    Beam,
+    Budget,
+    CostDb,
+    Dims,
+    Effort,
+    ErrorBudget,
+    Fix,
+    Iterations,
+    MemoryLimit,
+    Model,
+    Nodes,
+    Quantize,
+    Seed,
+    Slack,
+    ToleranceOption,
+    Trust,
+)  # fmt: skip
+from .console import Answer, Console, Json, Out, Verbose, terminated, text_of, working, writable
+from .db import app as db_app
 from .generate import generate
 from .kernels import KernelFiles, sizes
 from .kernels import app as kernels_app
+from .outcome import described, discard_output, fail, finish
 from .rules import app as rules_app
 
 if TYPE_CHECKING:
@@ -38,47 +56,13 @@ if TYPE_CHECKING:
     from ..backends.tuning.jobs import Outcome
     from ..egraph.ir.rule import Rule
 
-SCHEMA = 1
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Find the fastest form of a tensor program by e-graph rewriting and measured kernel costs.",
 )  # fmt: skip
-db = typer.Typer(no_args_is_help=True, help="The store of measured kernel costs.", rich_markup_mode=None)
-app.add_typer(db, name="db")
+app.add_typer(db_app, name="db")
 app.add_typer(rules_app, name="rules")
 app.add_typer(kernels_app, name="kernels")
-
-Model = Annotated[
-    str, typer.Argument(help="a .onnx, .gguf, .pt2 or .safetensors file (with a graph), or a folder with config.json")
-]
-Dims = Annotated[
-    list[str] | None, typer.Option("--dim", help="NAME=INT: size of a free dimension to optimize at; repeatable")
-]
-Fix = Annotated[
-    list[str] | None, typer.Option("--fix", help="NAME=INT: compile a free dimension for this size only; repeatable")
-]
-Backend = Annotated[str, typer.Option(help=summary("backend"))]
-Budget = Annotated[float, typer.Option(help=summary("budget"))]
-ToleranceOption = Annotated[str, typer.Option(help=summary("tolerance"))]
-CostDb = Annotated[Path | None, typer.Option(help=summary("costdb"))]
-Trust = Annotated[bool, typer.Option("--trust-model", help=summary("trust"))]
-Seed = Annotated[int, typer.Option(help=summary("seed"))]
-Nodes = Annotated[int, typer.Option(help="maximum number of e-nodes per block")]
-Iterations = Annotated[int, typer.Option(help="maximum number of saturation iterations per block")]
-Beam = Annotated[
-    int | None,
-    typer.Option(
-        help="e-nodes per e-class that rewriting continues from (beam width); 0: all; default 4; larger values are rounded to 8, 32 or all"
-    ),
-]
-Slack = Annotated[
-    float,
-    typer.Option(help="keep e-nodes whose cost exceeds the best of their e-class by at most this many kernel launches"),
-]
-Effort = Annotated[int, typer.Option(help=summary("effort"))]
-MemoryLimit = Annotated[float | None, typer.Option(help=summary("memory_limit"))]
-Quantize = Annotated[str | None, typer.Option(help=summary("quantize"))]
-ErrorBudget = Annotated[float | None, typer.Option(help=summary("error_budget"))]
 
 
 # ---------------------------------------------------------------- arguments
@@ -211,8 +195,9 @@ def extract(
     verify: Annotated[bool, typer.Option(help="compare the program with the model stored beside the file")] = True,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Extract the cheapest term of an e-graph, with a proven lower bound of its cost. Writes the program if the file
-    describes one.
+    """Extract the cheapest term of an e-graph, with a proven lower bound of its cost.
+
+    Writes the program if the file describes one.
     """
     from ..explorer.egraph_file import read
     from ..extract.solve.serialize import to_json
@@ -355,130 +340,6 @@ def doctor(as_json: Json = False) -> Answer:
 app.command()(generate)
 
 
-@db.command("stats")
-def db_stats(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Count rows by kernel family, and report the held-out error of the cost model (predictions for unmeasured
-    shapes).
-    """
-    found = _store(costdb).stats()
-    return Answer({"stats": found.to_json()}, repr(found))
-
-
-@db.command("failures")
-def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """List kernels and schedules whose measurement failed (wrong result, fault, compile error, spill), by kind, with an
-    example.
-    """
-    from ..costdb.store.failed import failed
-
-    found = failed(_store(costdb).root)
-    return Answer({"failures": found.to_json()}, repr(found))
-
-
-@db.command("accuracy")
-def db_accuracy(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Held-out accuracy of predicted kernel times and of the ranking of schedules, per device."""
-    from ..costdb.store.accuracy import accuracy
-
-    store = _store(costdb)
-    found = accuracy(store.root, store.snapshot)
-    return Answer({"accuracy": found.to_json()}, repr(found))
-
-
-@db.command("check")
-def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Verify every shard's checksum and move damaged shards aside. Exits with 2 if any was damaged."""
-    found = _store(costdb).check()
-    wrong = CostStoreError(
-        f"{len(found.bad_shards)} bad shards: {', '.join(sorted(set(found.bad_shards.values())))}", where=found.root,
-        hint="they were set aside; the others are used",
-    )  # fmt: skip
-    return Answer({"check": found.to_json()}, repr(found), wrong if found.bad_shards else None)
-
-
-@db.command("merge")
-def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Import another store's shards."""
-    found = _store(costdb).merge(other)
-    return Answer({"merge": found.to_json()}, repr(found))
-
-
-@db.command("page")
-def db_page(
-    output: Annotated[Path, typer.Option("-o", "--output", help="the HTML file to write")] = Path("cost-store.html"),
-    costdb: CostDb = None, as_json: Json = False,
-) -> Answer:  # fmt: skip
-    """Write a page that shows the store: predicted against measured times, coverage, repeated measurements, failures."""
-    from ..report.store_page import store_page
-
-    write_text(output, store_page(_store(costdb)))
-    return Answer({"output": str(output)}, f"written: {output}")
-
-
-Team = Annotated[str | None, typer.Argument(help="folder or URL of the team's store; default: the setting `team`")]
-
-
-@db.command("pull")
-def db_pull(team: Team = None, as_json: Json = False) -> Answer:
-    """Copy new measurements from a team's store. (Searches do so by themselves every ten minutes.)"""
-    from ..costdb.store.team import pull
-
-    found = pull(_team(team))
-    return Answer({"pull": found.to_json()}, repr(found))
-
-
-@db.command("push")
-def db_push(team: Team = None, costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Publish this store's measurements in a team's store."""
-    from ..costdb.store.team import push
-
-    found = push(_store(costdb).root, _team(team))
-    return Answer({"push": found.to_json()}, repr(found))
-
-
-def _team(named: str | None) -> str:
-    from .. import settings
-
-    if found := named or settings.current().team:
-        return found
-    raise UsageError("no team's store is named", hint="an argument, or TENSOR_GRAPHS_TEAM=/shared/folder")
-
-
-@db.command("compact")
-def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Merge the many small shards of a store into one per device, which loads faster."""
-    found = _store(costdb).compact()
-    return Answer({"compact": found.to_json()}, repr(found))
-
-
-@db.command("export")
-def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Write all rows as one Parquet file."""
-    rows = _store(costdb).export(path)
-    return Answer({"rows": rows, "output": str(path)}, f"{rows} rows written to {path}")
-
-
-@db.command("export-starter")
-def db_export_starter(
-    folder: Path, costdb: CostDb = None,
-    megabytes: Annotated[float, typer.Option(help="largest size of a device's file")] = 1.0, as_json: Json = False,
-) -> Answer:  # fmt: skip
-    """Write starter rows, one file a device: what searches on a new machine begin with (setting `starter`)."""
-    from ..costdb.store.starter import export_starter
-
-    if not megabytes > 0:
-        raise UsageError(f"--megabytes {megabytes:g} is not positive")
-    found = export_starter(_store(costdb).root, folder, int(megabytes * (1 << 20)))
-    return Answer({"files": [f.to_json() for f in found]}, "\n".join(map(repr, found)))
-
-
-def _store(costdb: Path | None) -> Any:
-    from .. import settings
-    from ..costdb.store.store import Store, default_root
-
-    return Store(costdb or settings.current().costdb or default_root())
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit the process with the outcome's exit code; never returns."""
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # the source line of a warning is internal
@@ -498,19 +359,13 @@ def run(arguments: list[str]) -> int:
     try:
         return _run(arguments, "--json" in arguments)
     except BrokenPipeError:  # the reader of the pipe has closed: not an error
-        _discard_output()
+        discard_output()
         return 0
     except OSError as error:  # standard output cannot take the error's document: a full disk
-        _discard_output()
+        discard_output()
         with suppress(OSError):
             print(f"error: standard output cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
         return UsageError.exit_code
-
-
-def _discard_output() -> None:
-    """Direct standard output to nowhere, so that flushing what it holds at exit does not fail."""
-    with suppress(OSError, AttributeError):  # it is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str], as_json: bool) -> int:
@@ -522,97 +377,13 @@ def _run(arguments: list[str], as_json: bool) -> int:
             raise KeyboardInterrupt
         if not isinstance(answer, Answer):  # --help
             return answer if isinstance(answer, int) else 0
-        return _finish(as_json, answer)
+        return finish(as_json, answer)
     except BrokenPipeError:
         raise
     except SystemExit as leaving:
         return int(leaving.code or 0) if isinstance(leaving.code, int | None) else 1
     except BaseException as error:
-        return _fail(as_json, *_described(error))
-
-
-def _closing() -> None:
-    """Ignore SIGTERM and SIGINT from here on, so that the output document is printed completely."""
-    if signal.getsignal(signal.SIGTERM) is terminated:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-
-
-def _finish(as_json: bool, answer: Answer) -> int:
-    """Print an answer, and the error that ended the command early, if any."""
-    _closing()
-    if answer.error is None:
-        print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
-        return 0
-    if not as_json:
-        print(answer.text, flush=True)
-    return _fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
-
-
-def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
-    """Exit code, JSON object and text of an error."""
-    if isinstance(error, TensorGraphsError):
-        return error.exit_code, error.to_json(), f"error: {error}"
-    if hasattr(error, "format_message"):  # an error of Typer's parser, from whichever copy of Click it uses
-        known = UsageError(error.format_message(), where="command line", hint="see --help")
-        return 2, known.to_json(), f"error: {known}"
-    if isinstance(error, Terminated):
-        return 143, Interrupted("terminated").to_json(), "terminated"
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return 130, Interrupted("interrupted").to_json(), "interrupted"
-    if isinstance(error, MemoryError):
-        short = TooLargeError(f"memory ran out: {error or 'an allocation failed'}", where=_place(error),
-                              hint="give a smaller input, or more memory")  # fmt: skip
-        return short.exit_code, short.to_json(), f"error: {short}"
-    if isinstance(error, OSError) and error.filename is not None:
-        known = UsageError(error.strerror or str(error), where=str(error.filename))
-        return 2, known.to_json(), f"error: {known}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        known = UsageError(f"a file could not be written: {error.strerror}", hint="make room, or write elsewhere")
-        return 2, known.to_json(), f"error: {known}"
-    import traceback
-
-    trace = "".join(traceback.format_exception(error))
-    hint = "this is a bug; please report it with the command and the output of `tensor-graphs doctor`"
-    bug = TensorGraphsError(f"{type(error).__name__}: {error}", where=_place(error), hint=hint)
-    return 1, bug.to_json(), f"{trace}\n{hint}"
-
-
-def _place(error: BaseException) -> str:
-    """Module, line and function where an error was raised."""
-    import traceback
-
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-
-
-def _plain(value: Any) -> Any:
-    """Convert to plain JSON data: NaN and infinities become null, array scalars numbers, other objects text."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    if hasattr(value, "to_json"):
-        return _plain(value.to_json())
-    if hasattr(value, "item") and not isinstance(value, str):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-def _dump(document: Mapping[str, Any]) -> str:
-    return json.dumps(_plain({"schema": SCHEMA, **document}), allow_nan=False)
-
-
-def _fail(
-    as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
-) -> int:  # fmt: skip
-    _closing()
-    if as_json:
-        print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
-    print(text, file=sys.stderr, flush=True)
-    return code
+        return fail(as_json, *described(error))
 
 
 if __name__ == "__main__":

@@ -80,8 +80,9 @@ def terminated(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def interruptible(progress: Progress) -> Iterator[None]:
-    """Install a handler of Ctrl-C and SIGTERM: the first sets `progress.stopped` (keep the best result so far), the
-    second quits.
+    """Install a handler of Ctrl-C and SIGTERM.
+
+    The first sets `progress.stopped` (keep the best result so far), the second quits.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:

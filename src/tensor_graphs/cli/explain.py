@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from ..backends.program.program import load_program
+from ..backends.program.saved_program import load_program
 from ..errors import BadModelError, DeviceUnavailableError
 from ..plain import decode, read_bytes
 

@@ -62,8 +62,9 @@ def check_rules(
 
 
 def _needed(rules: Sequence[rule_file.Line], seed: int) -> dict[int, list[dict[str, str]]]:
-    """Per index of a rule in this project's syntax: each of its conditions, and the verdict on the rule with that
-    condition violated.
+    """Per index of a rule in this project's syntax.
+
+    Each of its conditions, and the verdict on the rule with that condition violated.
     """
     from ..rules.check.check import mutate_guards
     from ..rules.files.rule_file import OwnRule
@@ -126,8 +127,9 @@ def synthesize_rules(
     pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of the --compare file are one rule")] = False,
     output: Out = None, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Find rules over the given ops by enumerating terms. Found rules are tested, generalized, and not derivable from
-    each other.
+    """Find rules over the given ops by enumerating terms.
+
+    Found rules are tested, generalized, and not derivable from each other.
     """
     from ..egraph.saturate.worker import Pool
     from ..rules import ALL

@@ -47,8 +47,9 @@ def _clean(text: str) -> str:
 
 
 def encode(columns: Mapping[str, Column], meta: Mapping[str, Any]) -> bytes:
-    """One byte string with columns of numbers and texts, and `meta` as JSON. Lone surrogates in texts become question
-    marks.
+    """One byte string with columns of numbers and texts, and `meta` as JSON.
+
+    Lone surrogates in texts become question marks.
     """
     header: dict[str, Any] = {"meta": meta, "columns": {}}
     parts: list[bytes] = []

@@ -39,8 +39,9 @@ from ..errors import (
     UsageError,
     VerificationError,
 )
-from ..extract.candidates.candidates import Hypergraph
-from ..extract.model.kernel import Candidate, Priced
+from ..extract.candidates.hypergraph import Hypergraph
+from ..extract.model.kernel import Candidate
+from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
@@ -55,6 +56,7 @@ from ..pipeline.session import Session
 from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
+from ..wording import with_article
 from ..writing import kept_versions, named_errors, named_path, undone_on_failure
 from .explorer import Explorer
 from .names import place, spelled
@@ -164,9 +166,7 @@ def _sha256(path: Path) -> str:
 # ---------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class EGraphFile:
-    """A parsed e-graph file: the extraction problem, each node's operator, and the `tensor_graphs` record, if
-    present.
-    """
+    """A parsed e-graph file: extraction problem, each node's operator, and the `tensor_graphs` record, if present."""
 
     path: Path
     problem: Problem
@@ -317,7 +317,7 @@ def _record(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | None
         )
     for name, kind in _MEMBERS.items():
         if not isinstance(record.get(name), kind):
-            raise ExtractionError(f"{name} must be a {kind.__name__}", where=where)
+            raise ExtractionError(f"{name} must be {with_article(kind.__name__)}", where=where)
     return record
 
 
@@ -341,8 +341,9 @@ def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
 
 
 def _check(program: Program, graph: Graph, where: str) -> Verification:
-    """Verify the program. VerificationError if it is wrong beyond rounding: the file then claims equalities that do not
-    hold.
+    """Verify the program.
+
+    VerificationError if it is wrong beyond rounding: the file then claims equalities that do not hold.
     """
     from ..extract.model.work import graph_flops
     from ..pipeline.run_program import run_flat

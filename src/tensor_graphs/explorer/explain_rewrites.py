@@ -34,6 +34,7 @@ from ..pipeline.rewrite import rewrite
 from ..pipeline.session import Session, open_store
 from ..pipeline.source import as_graph
 from ..rules import ALL
+from ..wording import counted
 
 REPLAYED_FLOPS = 1e11  # flops above which a block is replayed only on request
 REPLAYED_SIZE = 1 << 25  # elements of the largest value, likewise: replaying holds several float64 values per step
@@ -68,14 +69,14 @@ class BlockRewrites:
             return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
         wrong = sum(len(c.wrong) for c in self.checked if c)
-        said = f"{missing} steps not reconstructed, " if missing else ""
-        said += f"{self.inside} outputs inside kernels of several blocks, " if self.inside else ""
+        said = f"{counted(missing, 'step')} not reconstructed, " if missing else ""
+        said += f"{counted(self.inside, 'output')} inside kernels of several blocks, " if self.inside else ""
         if any(c is None for c in self.checked):
             return said + "not replayed"
-        return said + (f"{wrong} steps WRONG" if wrong else "replayed")
+        return said + (f"{counted(wrong, 'step')} WRONG" if wrong else "replayed")
 
     def __str__(self) -> str:
-        head = f"block {self.number} x{self.instances}, {self.nodes} nodes, {self.e_nodes} e-nodes: {self.steps} steps, {self.verdict}"
+        head = f"block {self.number} x{self.instances}, {counted(self.nodes, 'node')}, {counted(self.e_nodes, 'e-node')}: {counted(self.steps, 'step')}, {self.verdict}"
         return "\n".join([head, *(str(e) for e in self.explanations if e.steps)])
 
     def to_json(self) -> dict[str, Any]:
@@ -114,8 +115,9 @@ def _small(block: Graph) -> bool:
 
 
 def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> Explanation | None:
-    """Rule applications that lead from one expression to the other; None if the rules do not prove them equal in the
-    limits.
+    """Rule applications that lead from one expression to the other.
+
+    None if the rules do not prove them equal in the limits.
 
     Raises UsageError if their types differ.
     """
@@ -185,9 +187,7 @@ def _saved_blocks(
     blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
     rules: Sequence[Rule], replay: bool | None, until: float,
 ) -> Iterator[BlockRewrites]:  # fmt: skip
-    """The chosen forms of each block, cut out of the whole graph at the block's leaves and deduplicated over
-    instances.
-    """
+    """Chosen forms of each block, cut out of the whole graph at the leaves and deduplicated over instances."""
     for number, (block, view) in enumerate(zip(blocks.unique, views)):
         forms: dict[tuple[Tensor | None, ...], int] = {}
         for instance in blocks.instances:
@@ -219,8 +219,9 @@ def _form(
 def _cut(
     block: Graph, instance: BlockInstance, classes: Mapping[Tensor, int], terms: Mapping[int, Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Terms chosen for a block's outputs, over its leaves; None for an output without a kernel of its own (fused beyond
-    the block).
+    """Terms chosen for a block's outputs, over its leaves.
+
+    None for an output without a kernel of its own (fused beyond the block).
     """
     leaves = {str(t.attr("name")): t for t in block.nodes() if t.op in ("input", "param", "state")}
     ends = {

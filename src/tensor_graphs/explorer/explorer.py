@@ -10,7 +10,7 @@ from typing import Any
 
 from ..egraph.explain.explain import Explanation
 from ..errors import UsageError
-from ..extract.model.kernel import Plan
+from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
 from ..options import is_budget, is_named
 from ..pipeline.prices import KernelBounds

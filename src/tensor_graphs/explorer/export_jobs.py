@@ -27,8 +27,9 @@ def write_lacking(
     model: str, path: Path, plans: int, dims: Mapping[str, int], name: str, budget: float, costdb: Path | None,
     progress: Progress, *, trust: bool = False,
 ) -> int:  # fmt: skip
-    """Write tuning jobs for the unmeasured kernels of the best `plans` plans and their unmeasured rivals; returns their
-    number.
+    """Write tuning jobs for the unmeasured kernels of the best `plans` plans and their unmeasured rivals.
+
+    Returns their number.
 
     With the setting `gpu` (a GPU elsewhere), plans are made for that GPU whether or not this machine has one.
     """

@@ -42,8 +42,9 @@ class ParetoPoint:
 
 
 class Pareto(list[ParetoPoint]):
-    """Programs found at several tolerances, in the order of the tolerances; shown as a table, in a notebook with a
-    plot.
+    """Programs found at several tolerances, in the order of the tolerances.
+
+    Shown as a table, in a notebook with a plot.
     """
 
     @property

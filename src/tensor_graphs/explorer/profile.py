@@ -22,7 +22,7 @@ from ..backends.tuning.keys import key_of
 from ..backends.verification.inputs import index_bounds
 from ..egraph.ir.graph import Graph, structural_digest
 from ..errors import UsageError
-from ..extract.model.kernel import Plan
+from ..extract.model.plan import Plan
 from ..extract.search.alternatives import variants
 from ..options import Options
 from ..pipeline.measuring import measurer_started
@@ -189,8 +189,9 @@ def distinct(paths: Iterable[RunnablePlan], count: int, diversity: float) -> tup
 def _time(
     chosen: Sequence[RunnablePlan], times: Times, until: float, device: str, progress: Progress
 ) -> None:  # fmt: skip
-    """Time the plans without a stored time, best plan first, dividing the remaining seconds equally. Ends when the
-    previous plan's duration exceeds what is left.
+    """Time the plans without a stored time, best plan first, dividing the remaining seconds equally.
+
+    Ends when the previous plan's duration exceeds what is left.
     """
     calls, needed = _Calls(chosen[0].graph), 0.0
     new = [p for p in chosen if plan_digest(p.plan) not in times.us]

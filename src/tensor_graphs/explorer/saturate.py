@@ -9,7 +9,7 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..egraph.ir.graph import Graph
-from ..extract.model.kernel import Plan
+from ..extract.model.plan import Plan
 from ..extract.search.alternatives import alternatives
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
@@ -26,6 +26,7 @@ from ..pipeline.source import as_graph
 from ..progress import Progress
 from ..public_functions import takes_options
 from ..report.report import Report
+from ..wording import counted
 from .explorer import Explorer
 
 
@@ -82,7 +83,7 @@ class RunnablePlan:
 
     def __repr__(self) -> str:
         new = f", {100 * self.difference:.0f} % of them new" if self.rank else ""
-        return f"path {self.rank}: {self.plan.kernels} kernels{new}, {self.cost:.1f} µs estimated"
+        return f"path {self.rank}: {counted(self.plan.kernels, 'kernel')}{new}, {self.cost:.1f} µs estimated"
 
 
 @takes_options(PathOptions)

@@ -11,7 +11,8 @@ from typing import Any
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.pattern import PatternCall, Var
 from ..egraph.view.view import EGraphView
-from ..extract.model.kernel import Candidate, Priced
+from ..extract.model.kernel import Candidate
+from ..extract.model.pricing import Priced
 from ..extract.search.search import Choice
 from .names import place
 
@@ -69,8 +70,9 @@ class StaticPages:
 
     @cached_property
     def order(self) -> list[int]:
-        """E-classes in page order: roots, values that the plan computes (from the outputs down), their operands, the
-        rest.
+        """E-classes in page order: roots, values that the plan computes, their operands, the rest.
+
+        Values of the plan are in order from the outputs down.
         """
         made = [v.cls for i in reversed(self.choice.chosen) for v in self.choice.hypergraph.candidates[i].outputs]
         reads = [v.cls for i in reversed(self.choice.chosen) for _, v in self.choice.hypergraph.candidates[i].inputs]
@@ -181,8 +183,9 @@ class StaticPages:
         return found
 
     def _computes(self, candidate: Candidate, node: int) -> bool:
-        """Whether an e-node may be the root of a kernel pattern's match: same op, same operands where the pattern has
-        variables.
+        """Whether an e-node may be the root of a kernel pattern's match.
+
+        Same op, same operands where the pattern has variables.
         """
         kids = self.view.kids(node).tolist()
         reads = {o: v.cls for o, v in candidate.inputs}

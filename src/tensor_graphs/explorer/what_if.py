@@ -25,7 +25,7 @@ from re import compile as compiled
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NoPlanError, UsageError
-from ..extract.model.kernel import Priced
+from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.search import Choice
 from .derivations import without_rules
@@ -222,8 +222,10 @@ class Question:
         return found is not None and found[1] == "k"
 
     def _excluded_by(self, pinned: str) -> set[int]:
-        """The candidates that a pinned selector excludes: other forms of the same e-class, other layouts, other kernels of
-        the same values."""
+        """The candidates that a pinned selector excludes.
+
+        Other forms of the same e-class, other layouts, other kernels of the same values.
+        """
         found = _NUMBERED.match(pinned)
         if found is None:
             raise UsageError(f"{pinned[:80]!r} cannot be pinned", where="what_if", hint="pin one kernel k17, e-node n45, or layout c12@1,64")  # fmt: skip

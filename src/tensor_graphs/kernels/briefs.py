@@ -1,4 +1,4 @@
-"""Briefs of regions for writers of kernels: Markdown and JSON with reference code, types, limits and today's kernels."""
+"""Briefs: requests for a region's kernel, as Markdown and JSON with reference code, types, limits, today's kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..backends.tuning.keys import machine_of
 from ..backends.tuning.unfused import direct_plan
 from ..egraph.ir.graph import Graph
 from ..errors import TensorGraphsError
-from ..extract.model.kernel import Operand, Step, Value, output_names
+from ..extract.model.kernel import Operand, output_names
+from ..extract.model.plan import Step, Value
 from ..writing import write_text
 from .regions import Region
 
@@ -49,7 +50,7 @@ class Brief:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """All facts of the brief."""
+        """The brief as plain JSON values."""
         r = self.region
         return {
             "number": self.number, "model": self.model, "device": machine_of(r.steps[0].template.backend).device,
@@ -61,7 +62,7 @@ class Brief:
         }  # fmt: skip
 
     def markdown(self) -> str:
-        """The brief as a document."""
+        """The brief as a Markdown document."""
         facts = self.to_json()
         lines = [
             f"# Kernel wanted: {self.model}, region {self.number}", "",

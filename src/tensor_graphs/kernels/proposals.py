@@ -41,8 +41,11 @@ Measure = Callable[[Template, Call], "float | None"]
 
 @dataclass(frozen=True)
 class Proposal:
-    """The outcome for one brief. `status`: accepted or refused; `reason`: why. Times in µs of one call, measured side by
-    side (None: not measured); `gain_us`: what the model would gain, over all equal regions."""
+    """The outcome for one brief.
+
+    `status`: accepted or refused; `reason`: why. Times in µs of one call, measured side by side (None: not measured);
+    `gain_us`: what the model would gain, over all equal regions.
+    """
 
     number: int
     status: str
@@ -61,7 +64,7 @@ class Proposal:
         return f"brief {self.number}: {self.status}: {self.reason}{times}" + (f"\n  {self.file}" if self.file else "")
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """All fields as plain JSON values."""
         return asdict(self)
 
 

@@ -1,5 +1,6 @@
-"""Regions of a plan: single kernel calls, and short chains in which each call is the only reader of the one before, with
-their distance from the machine's roofline limit."""
+"""Regions of a plan with their distance from the roofline: single kernel calls, and short chains of them.
+
+In a chain, each call is the only reader of the one before."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ..costdb.store.store import Store
 from ..egraph.ir.builders import input as placeholder
 from ..egraph.ir.graph import Tensor
 from ..errors import ShapeError, UsageError
-from ..extract.model.kernel import Candidate, Plan, Step, Value, Vertex
+from ..extract.model.kernel import Candidate, Vertex
+from ..extract.model.plan import Plan, Step, Value
 from ..extract.model.work import graph_flops
 from ..pipeline.prices import CostPricer
 from ..verification.diagnose import step_meanings
@@ -44,7 +46,7 @@ class Region:
 
     @property
     def gap_us(self) -> float:
-        """Time above the limit, of all equal regions, in µs."""
+        """Total time above the roofline limit in µs, summed over all equal regions."""
         return self.count * max(self.us - self.limit_us, 0.0)
 
     @property

@@ -8,8 +8,9 @@ from functools import partial
 
 from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView, view_of
-from ..extract.candidates.candidates import Hypergraph
-from ..extract.model.kernel import Call, Measurer, Template
+from ..extract.candidates.hypergraph import Hypergraph
+from ..extract.model.kernel import Call, Template
+from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
@@ -66,8 +67,9 @@ def acceptance(
 
 
 def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
-    """Generated kernels of a choice that were never measured here, with the schedules of the plan, to be compiled in
-    advance.
+    """Generated kernels of a choice that were never measured here, with the plan's schedules.
+
+    They are to be compiled in advance.
     """
     for i in choice.chosen:
         candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

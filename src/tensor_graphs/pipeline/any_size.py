@@ -26,9 +26,10 @@ from ..egraph.simplify.simplify import simplify
 from ..egraph.simplify.widen import widen
 from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.gc_pause import gc_paused
-from ..extract.model.kernel import Backend, Call, Candidate, Plan, Strides, Template, Vertex, contiguous
+from ..extract.model.kernel import Backend, Call, Candidate, Strides, Template, Vertex, contiguous
+from ..extract.model.plan import Plan
 from ..extract.model.sizes import bound_call, holds_at_all_sizes, lifted_call
 from ..extract.model.storage_dtypes import narrow_types
 from ..extract.search.plan import plan_of
@@ -154,8 +155,9 @@ class Symbolic:
         return Sized(template, there, template, replace(free, tuned=tuned))
 
     def _probes(self) -> Iterator[Sizes]:
-        """Sizes across the ranges at which kernels are checked. 1 is excluded: kernels have special cases there, which
-        must not be required.
+        """Sizes across the ranges at which kernels are checked.
+
+        1 is excluded: kernels have special cases there, which must not be required.
         """
         atoms = ranges(self.graph)
 
@@ -227,8 +229,10 @@ class Symbolic:
             raise NoFormError(f"kernels without a form for every size: {'; '.join(sorted({*without.values()}))}", kept)
 
     def without_sized(self, choice: Choice, text: str) -> tuple[str, list[Candidate]]:
-        """Suspects if a program of a choice fails with an error text: (names of the plan's generated GPU kernels for every
-        size that the text names, else of all of them; the hypergraph's candidates without these kernels)."""
+        """Suspects for a failed program, as (kernel names, the hypergraph's candidates without these kernels).
+
+        Suspects are the plan's generated GPU kernels for every size that the error `text` names; without any, all.
+        """
         chosen: dict[int, tuple[str, bool]] = {}  # id of the template -> its name, whether the text names its source
         for i in choice.chosen:
             candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

@@ -50,8 +50,9 @@ def result_leaves(returned: Any, *, torch: bool) -> list[Any]:
 
 
 def has_structure(returned: Any, structure: Any, *, torch: bool) -> bool:
-    """Whether a returned value has exactly the nesting and container types of `structure`, a program's results, with
-    tensors (`torch`) or arrays as leaves.
+    """Whether a returned value has exactly the nesting and container types of a program's results, `structure`.
+
+    Leaves are tensors (`torch`) or arrays.
     """
     if structure is None or isinstance(structure, int):
         return is_torch(returned) if torch else type(returned) is np.ndarray

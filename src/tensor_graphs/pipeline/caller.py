@@ -1,5 +1,6 @@
-"""The caller's own module or function as a rival of the compiled program on the CPU: both are timed, the faster one
-runs.
+"""The caller's own module or function as a rival of the compiled program on the CPU.
+
+Both are timed, the faster one runs.
 
 The cost model prices kernels one by one. Only whole calls in the caller's process tell whether the program is faster
 than the caller's existing code. If the program loses by more than noise, `optimize` returns a `CallerProgram`, which
@@ -24,8 +25,9 @@ from .arguments import array_leaves, has_structure, result_leaves, with_arrays
 
 @dataclass(frozen=True)
 class Caller:
-    """A module or function with the arguments of its example call. `torch`: the arguments are Torch tensors, else NumPy
-    arrays. `device`: that of all arguments.
+    """A module or function with the arguments of its example call.
+
+    `torch`: the arguments are Torch tensors, else NumPy arrays. `device`: that of all arguments.
     """
 
     function: Callable[..., Any]
@@ -92,8 +94,9 @@ class Caller:
 
 
 class CallerForm:
-    """The caller's own function as what runs the calls of a bucket of sizes (`backends/program/buckets.py`), for
-    arguments of the examples' kind and device. Results are flat.
+    """The caller's own function as the executor of a bucket of sizes (`backends/program/buckets.py`).
+
+    For arguments of the examples' kind and device. Results are flat.
     """
 
     def __init__(self, caller: Caller) -> None:
@@ -143,8 +146,9 @@ class CallerProgram(Program):
         return made
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Program:
-        """See Program. After binding other weights the compiled plan runs, because the caller's function has its own
-        weights.
+        """See Program.
+
+        After binding other weights the compiled plan runs, because the caller's function has its own weights.
         """
         if params is not None:
             self.caller = self._kinds = None
@@ -195,8 +199,9 @@ class CallerProgram(Program):
 
 
 def expected_inputs(program: Program, given: Sequence[Any]) -> Sequence[Any]:
-    """Inputs of a program at the sizes of `given`, as (name, shape, dtype); () if the program cannot run at these
-    sizes.
+    """Inputs of a program at the sizes of `given`, as (name, shape, dtype).
+
+    () if the program cannot run at these sizes.
     """
     try:
         return program._specs(given) if program.manifest.sizes else program.manifest.inputs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import NoPlanError, WorkerError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Clock
-from ..extract.model.kernel import Measurer
+from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice, search
 from ..extract.solve import budgets
 from ..options import Options
@@ -43,8 +43,9 @@ def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (),
 ) -> Choice:  # fmt: skip
-    """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
-    needs.
+    """The cheapest kernels of a hypergraph within the options' budgets and `limits`.
+
+    Measures as far as the best plan needs.
 
     Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
     says so. `share`: fraction of the remaining time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from ..backends.program import program as programs
+from ..backends.program import saved_program
 from ..backends.program.buckets import FOLDER
 from ..backends.program.program import Program
 from ..errors import BadModelError
@@ -23,7 +23,7 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
     DeviceUnavailableError without a matching GPU.
     """
-    found = programs.load_program(folder, device=device)
+    found = saved_program.load_program(folder, device=device)
     found.report = _report(Path(folder) / REPORT)
     for name, plan in found.plans.items():
         plan.report = _report(Path(folder) / FOLDER / name / REPORT)

@@ -8,7 +8,8 @@ from ..backends.registry import on_gpu, storing_narrow
 from ..backends.runtime.views import view_strides
 from ..backends.user.templates import USER_PREFIX
 from ..egraph.view.view import EGraphView, view_of
-from ..extract.candidates.candidates import Hypergraph, candidate_hypergraph
+from ..extract.candidates.candidates import candidate_hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.storage_dtypes import narrow_types
@@ -31,8 +32,9 @@ def hypergraph(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """Candidate kernels of an e-graph view as a hypergraph; with tolerance "exact" the bitwise-exact ones, where ops
-    have them.
+    """Candidate kernels of an e-graph view as a hypergraph.
+
+    With tolerance "exact" the bitwise-exact ones, where ops have them.
 
     Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
     `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be
@@ -61,8 +63,9 @@ def match_kernels(
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of that in 16-bit
-    storage.
+    """Hypergraphs to search, the richest last.
+
+    Of lower effort levels, of the rewritten graph, and of that in 16-bit storage.
 
     As many as time allows. If there is time for none, the hypergraph of the unrewritten graph (`unrewritten`, if
     already made).
@@ -107,8 +110,9 @@ def only_generated(backends: Sequence[Backend]) -> bool:
 
 
 def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
-    """Predicate that ends kernel generation on a GPU (argument: see `candidates`). Always false without library
-    kernels, since there may then be no plan without generated ones.
+    """Predicate that ends kernel generation on a GPU (argument: see `candidates`).
+
+    Always false without library kernels, since there may then be no plan without generated ones.
     """
     began, budget = session.now(), session.options.budget
     timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)

@@ -12,7 +12,8 @@ from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.keys.device import gpu_machine
 from ..costdb.store.store import Store
 from ..errors import DeviceUnavailableError, WorkerError, warned
-from ..extract.model.kernel import Backend, Measurer
+from ..extract.model.kernel import Backend
+from ..extract.model.pricing import Measurer
 from ..options import CommonOptions, Options
 from .session import Session, store_of
 

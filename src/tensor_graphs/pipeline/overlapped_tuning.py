@@ -17,9 +17,10 @@ from typing import TypeVar
 from ..costdb.store.store import Store
 from ..egraph.view.view import view_of
 from ..errors import TensorGraphsError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Clock, Halted
-from ..extract.model.kernel import Backend, Measurer
+from ..extract.model.kernel import Backend
+from ..extract.model.pricing import Measurer
 from ..extract.search.search import measure_ahead
 from .match import generation_limit, match_kernels, only_generated
 from .prepare import Task

@@ -31,7 +31,8 @@ from ..costdb.store import shards
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Data, Graph, load_data
 from ..errors import TensorGraphsError
-from ..extract.model.kernel import Backend, Candidate, Plan, Vertex
+from ..extract.model.kernel import Backend, Candidate, Vertex
+from ..extract.model.plan import Plan
 from ..models.files.native import graph_to_json
 from ..plain import decode
 from ..private import read_sealed, sealed
@@ -123,8 +124,9 @@ class CachedPlan:
 
     @staticmethod
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
-        """Parse a plan file for a graph (`lift`: see `plan_from_json`). Stale if a kernel has changed or the file is
-        damaged.
+        """Parse a plan file for a graph (`lift`: see `plan_from_json`).
+
+        Stale if a kernel has changed or the file is damaged.
         """
         try:
             plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
@@ -170,8 +172,9 @@ class CacheEntry:
         return CacheEntry(settings.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
-        """The stored JSON; None if there is none. Stale if damaged, or if that search was cut short by a smaller budget
-        than `budget`.
+        """The stored JSON; None if there is none.
+
+        Stale if damaged, or if that search was cut short by a smaller budget than `budget`.
         """
         try:
             data = json.loads(read_sealed(self.path, LARGEST, self.path.name))
@@ -193,8 +196,9 @@ class CacheEntry:
         self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
         lift: Lift | None = None,
     ) -> str:  # fmt: skip
-        """Store a plan found with the cost store's current content; returns the reason if it could not be stored, else
-        "".
+        """Store a plan found with the cost store's current content.
+
+        Returns the reason if it could not be stored, else "".
 
         `as_written`: the result is the unfused graph. The plan is parsed back first (`lift`: see `plan_from_json`).
         """

@@ -22,7 +22,9 @@ from ..egraph.ir.dims import DimExpr
 from ..egraph.ir.graph import Graph, Tensor, constant, load_data
 from ..egraph.ir.ops import Type
 from ..errors import UsageError
-from ..extract.model.kernel import Call, Operand, Plan, Priced, Step, Template, Value
+from ..extract.model.kernel import Call, Operand, Template
+from ..extract.model.plan import Plan, Step, Value
+from ..extract.model.pricing import Priced
 from ..extract.model.sizes import bound_call
 from ..models.files.native import dim_from_json, dim_to_json, graph_from_json, graph_to_json
 
@@ -104,8 +106,9 @@ def _out(value: Any) -> Any:
 
 
 def _weights_out(plan: Plan) -> Json | None:
-    """The terms of the weights as a graph, with their constants' data: inline, or as the digest of a constant of the
-    plan's graph.
+    """The terms of the weights as a graph, with their constants' data.
+
+    Inline, or as the digest of a constant of the plan's graph.
     """
     if not plan.weights:
         return None

@@ -58,8 +58,9 @@ class Task:
         return on_gpu(self.backends)
 
     def searched(self, *, as_written: bool) -> Graph:
-        """Graph at concrete sizes that a plan computes: that of the unfused baseline with `as_written`, else the
-        optimized one.
+        """Graph at concrete sizes that a plan computes.
+
+        That of the unfused baseline with `as_written`, else the optimized one.
         """
         return self.model.written(self.backends) if as_written else self.model.work
 
@@ -81,8 +82,9 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, 
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
-    """The graph in free sizes, for a size-polymorphic search; None if it has no free dimensions, or if such a search is
-    impossible (the report says why).
+    """The graph in free sizes, for a size-polymorphic search.
+
+    None if it has no free dimensions, or if such a search is impossible (the report says why).
     """
     if not graph.free_dims:
         return None

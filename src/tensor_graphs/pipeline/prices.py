@@ -14,7 +14,8 @@ from ..costdb.price.predict import Price, Query
 from ..costdb.price.roofline import DeviceRoofline
 from ..costdb.store import tuned
 from ..costdb.store.store import Store
-from ..extract.model.kernel import Candidate, Priced
+from ..extract.model.kernel import Candidate
+from ..extract.model.pricing import Priced
 from ..extract.model.work import call_work
 
 FAILED = Priced(math.inf, math.inf, math.inf, "failed")
@@ -30,8 +31,7 @@ class ScheduleVariant:
 
 @dataclass(frozen=True)
 class KernelBounds:
-    """Bounds of a kernel: flops, compulsory traffic in bytes, lower bound in µs, and measured relative error against
-    float64.
+    """Flops, compulsory bytes, lower bound in µs and measured relative error (against float64) of a kernel.
 
     The error is None if unknown. `roofline`: the limits of its device, backend and dtype.
     """
@@ -56,8 +56,9 @@ class CostPricer:
         self._variants: dict[tuple[int, int], tuple[list[ScheduleVariant], bool, Candidate]] = {}
 
     def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[ScheduleVariant]:
-        """Schedules of a candidate (one empty schedule if it has none): all ranked ones with `every`, else only the
-        best-ranked.
+        """Schedules of a candidate (one empty schedule if it has none).
+
+        All ranked ones with `every`, else only the best-ranked.
 
         With `every` also the schedules that the store has measured. Cached per call, since candidates share calls.
         """
@@ -97,8 +98,9 @@ class CostPricer:
         return [_cheapest(variants, prices, failed) for variants in asked]
 
     def errors(self, found: Sequence[Candidate]) -> list[float]:
-        """Relative Frobenius error of each candidate against float64, maximum over its measured schedules; 0 for views
-        and unmeasured ones.
+        """Relative Frobenius error of each candidate against float64, maximum over its measured schedules.
+
+        0 for views and unmeasured ones.
         """
         asked = [[] if c.is_view else [v.query.key.digest for v in self.variants(c)] for c in found]
         known = self.store.accuracies({digest for digests in asked for digest in digests})
@@ -129,9 +131,7 @@ class CostPricer:
 
 
 def regime_of(device: str) -> str:
-    """Cache regime of the measurements that represent a kernel inside a program on this device: "hot" (CPU) or
-    "cold".
-    """
+    """Cache regime of measurements that stand for a kernel inside a program here: "hot" (CPU) or "cold"."""
     return "hot" if device.startswith("cpu") else "cold"
 
 

@@ -18,7 +18,7 @@ from ..egraph.ir.graph import Graph, Tensor, topological
 from ..egraph.ir.pattern import build
 from ..egraph.simplify.widen import as_dtype
 from ..errors import BadModelError, ShapeError, UsageError
-from ..extract.model.kernel import Plan
+from ..extract.model.plan import Plan
 from ..extract.model.sizes import bound_call, bound_terms
 from ..models.files.native import load_graph, save_graph
 
@@ -70,9 +70,7 @@ def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -
 
 
 def _rounds(term: Tensor, dtype: str) -> bool:
-    """Whether storing a value in a dtype rounds numbers; False if the value only moves numbers already of that
-    dtype.
-    """
+    """Whether storing a value in a dtype rounds numbers; False if it only moves numbers of that dtype."""
     todo = [term]
     while todo:
         t = todo.pop()

@@ -12,8 +12,9 @@ from ..egraph.ir.graph import Graph
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """Graph with the names and structure of the original model and the values of the optimized form: a program's
-    signature.
+    """Graph with the names and structure of the original model and the values of the optimized form.
+
+    A program's signature.
     """
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 

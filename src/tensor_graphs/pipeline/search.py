@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from ..backends.program.program import Program
 from ..errors import NoPlanError, ShapeError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.gc_pause import gc_frozen
-from ..extract.model.kernel import Measurer
+from ..extract.model.pricing import Measurer
 from ..extract.model.work import graph_flops
 from ..extract.search.search import Choice
 from ..report.report import Report

@@ -17,7 +17,7 @@ from ..egraph.ir.memo import forget
 from ..egraph.ir.rule import Rule
 from ..errors import warnings_into
 from ..extract.model.clock import Clock, Halted
-from ..extract.model.kernel import Measurer
+from ..extract.model.pricing import Measurer
 from ..options import Options, with_builtin
 from ..progress import Progress
 from ..report.report import FinalistReport
@@ -79,8 +79,10 @@ class Session:
 
     @contextmanager
     def part(self, seconds: float, *, own: bool) -> Iterator[None]:
-        """Context of a search that is a part of the call: its budget is `seconds` from now on. `own`: messages for its
-        report are its own, and the latency of its program is not measured."""
+        """Context of a search that is a part of the call: its budget is `seconds` from now on.
+
+        `own`: messages for its report are its own, and the latency of its program is not measured.
+        """
         fields = ("options", "start", "warnings", "omitted", "finalists", "plan_cache_notes", "timed", "verification_s")
         before = {name: getattr(self, name) for name in fields}
         self.options, self.start = replace(self.options, budget=max(0.0, seconds)), self.now()

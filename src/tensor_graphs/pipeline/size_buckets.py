@@ -46,8 +46,10 @@ Search = Callable[[Graph, Sizes], Program]
 
 
 def buckets_of(options: Options, graph: Graph, backends: Sequence[Backend]) -> list[tuple[int, int]]:
-    """(least, largest size) of the buckets of a graph's dimension with the largest range; [] for one plan: without
-    measuring, with states, or where the options want none."""
+    """(least, largest size) of the buckets of a graph's dimension with the largest range.
+
+    [] for one plan: without measuring, with states, or where the options want none.
+    """
     bounds = options.size_buckets
     if bounds is None:
         bounds = BOUNDS if on_gpu(backends) else ()
@@ -75,8 +77,7 @@ def middle(least: int, most: int) -> int:
 
 # ---------------------------------------------------------------- which form is fastest where
 def fastest(samples: Mapping[str, Sequence[float]]) -> str:
-    """The form to run, given µs of its calls: a later one only where it is faster than earlier ones by more than
-    noise."""
+    """The form to run, given µs of its calls: a later one only if faster than earlier ones by more than noise."""
     best, *others = samples
     for form in others:
         if timing.is_surely_faster(samples[form], samples[best], NOISE):
@@ -87,9 +88,11 @@ def fastest(samples: Mapping[str, Sequence[float]]) -> str:
 def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """Divide a range of sizes by the fastest form: (least, largest size, form). Where it differs at the two ends, the
-    size from which the other one is fastest is found by bisection, up to a factor; without `halvings` it is the geometric
-    mean."""
+    """Divide a range of sizes by the fastest form: (least, largest size, form).
+
+    Where it differs at the two ends, the size from which the other one is fastest is found by bisection, up to a
+    factor; without `halvings` it is the geometric mean.
+    """
     low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
     if low == high:
         return [(least, most, low)]
@@ -162,7 +165,7 @@ def _works(call: timing.Run) -> bool:
 
 
 def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """µs of whole calls in turn: on a GPU of QUEUED calls and the wait for their results, per call."""
+    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait."""
     clock, count = timing.wall_us, 1
     if device not in ("", "cpu"):
         import torch
@@ -218,8 +221,10 @@ def with_buckets(
 
 
 def _comparable(session: Session, program: Program, backends: Sequence[Backend]) -> Caller | None:
-    """The caller's function if it may run instead of plans on the program's device: not where a backend without its
-    library was asked for."""
+    """The caller's function if it may run instead of plans on the program's device.
+
+    Not where a backend without its library was asked for.
+    """
     caller, options = session.caller, session.options
     if caller is None or not options.allow_caller or options.tolerance not in FACTORS or options.params:
         return None
@@ -229,8 +234,10 @@ def _comparable(session: Session, program: Program, backends: Sequence[Backend])
 
 
 def _lag(forms: Forms, row: tuple[int, int]) -> float:
-    """How many times slower than the caller's function the program for all sizes is in a bucket; without one, how far
-    its size is from the searched one."""
+    """How many times slower than the caller's function the program for all sizes is in a bucket.
+
+    Without one, how far its size is from the searched one.
+    """
     at = middle(*row)
     if forms.caller is None:
         return abs(np.log(at / forms.sizes[forms.dimension])).item()  # type: ignore[no-any-return]
@@ -258,8 +265,11 @@ def _searched(
 def _divided(
     program: Program, report: Report, name: str, parts: Mapping[tuple[int, int], Forms], halvings: int
 ) -> Program:
-    """The program with the fastest form of each bucket. Adjacent buckets with the plan for all sizes, or with the
-    caller's function, become one; without a function to compare with they stay apart, for `torch.compile` to judge."""
+    """The program with the fastest form of each bucket.
+
+    Adjacent buckets with the plan for all sizes, or with the caller's function, become one; without a function to
+    compare with they stay apart, for `torch.compile` to judge.
+    """
     rows: list[tuple[int, int, str, Forms]] = []
     for row, forms in parts.items():
         for least, most, form in winners(*row, forms.fastest_at, halvings):

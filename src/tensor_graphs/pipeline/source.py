@@ -14,6 +14,7 @@ import numpy as np
 from ..egraph.ir.graph import Graph, Tensor
 from ..errors import ExportError, TensorGraphsError, UsageError
 from ..models.files.limits import check_count
+from ..wording import with_article
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -30,8 +31,7 @@ def as_graph(
     trust: bool = False,
     budget: float | None = None,
 ) -> Graph:
-    """Graph of an expression (or a sequence or dict of expressions), Graph, function, nn.Module, ExportedProgram or
-    path.
+    """Graph of a source: expression(s), Graph, function, nn.Module, ExportedProgram or path.
 
     `params` are bound by name; `dims` fix free dimensions of what is loaded or exported. UsageError for other sources
     and for unknown names, TooLargeError for more operations than the setting `max_nodes`. `budget`: that of `optimize`,
@@ -63,7 +63,7 @@ def as_graph(
         graph = _of_function(source, as_tuple(example_inputs), dynamic_shapes, budget)
     else:
         raise UsageError(
-            f"cannot optimize a {type(source).__name__}",
+            f"cannot optimize {with_article(type(source).__name__)}",
             hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
         )
     if not (isinstance(source, str | Path) or module):  # loaders have bound these names, or refused them
@@ -128,8 +128,9 @@ def refuse_no_sizes(sizes: Mapping[str, int] | None) -> None:
 
 
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
-    """Sizes by the graph's names of its free dimensions; names from a file need not be identifiers. UsageError for
-    unknown names.
+    """Sizes by the graph's names of its free dimensions; names from a file need not be identifiers.
+
+    UsageError for unknown names.
     """
     free = graph.free_dims
     refuse_no_sizes(sizes)

@@ -29,8 +29,9 @@ LARGE = 1 << 30  # combined bytes of two programs above which only one is bound 
 
 
 def time_program(session: Session, task: Task, program: Program, report: Report) -> Program | None:
-    """Measure whole calls of the program and of the unfused baseline, interleaved, into the report; returns the faster
-    baseline.
+    """Measure whole calls of the program and of the unfused baseline, interleaved, into the report.
+
+    Returns the faster baseline.
 
     Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
     programs that take longer, or whose weights take longer to prepare than PREPARING of the budget).

@@ -45,8 +45,9 @@ class Rounding:
 
 
 def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
-    """Whether an output of the graph (`found`; `sharp` in float64) agrees with the function's (`own`; `exact` in
-    float64).
+    """Whether an output of the graph (`found`) agrees with the function's (`own`).
+
+    `sharp` and `exact`: the same outputs in float64.
 
     Raises TraceError for another shape or dtype.
     """

@@ -58,8 +58,9 @@ def compare(
     source: Any, examples: Any, graph: Graph, *, sizes: Mapping[str, int] | None = None, kwargs: Mapping[str, Any] | None = None,
     seed: int = 0, spare: Callable[[], float] = lambda: math.inf,
 ) -> str:  # fmt: skip
-    """Text that says how a graph was compared with the function or module that it was traced from; "" for other
-    sources.
+    """Text that says how a graph was compared with the function or module that it was traced from.
+
+    "" for other sources.
 
     `examples`: the positional arguments of the trace. `sizes`: values of free dimensions. `spare`: seconds that each
     optional part may take now; parts of up to LEAST_S run in any case. Raises TraceError (with output, worst index and

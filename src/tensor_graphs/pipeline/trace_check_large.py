@@ -59,8 +59,9 @@ def random_state_kept() -> Iterator[None]:
 def compare_large(
     title: str, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
 ) -> str:  # fmt: skip
-    """Compare a graph with one call of its function on random inputs, in some strips of each output; returns what was
-    compared.
+    """Compare a graph with one call of its function on random inputs, in some strips of each output.
+
+    Returns what was compared.
 
     Raises TraceError through `judge`. The text says why, if nothing was compared.
     """

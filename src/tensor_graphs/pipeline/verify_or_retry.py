@@ -1,5 +1,4 @@
-"""Verify-or-retry loop: build the program of the extracted plan, verify it, and extract again under stricter limits on
-failure.
+"""Verify-or-retry loop: build and verify the extracted plan's program; on failure extract under stricter limits.
 
 The attempts, from the fastest plan to the unoptimized graph, which always passes:
 
@@ -28,9 +27,10 @@ from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
-from ..extract.candidates.candidates import Hypergraph
+from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Halted
-from ..extract.model.kernel import Candidate, Plan
+from ..extract.model.kernel import Candidate
+from ..extract.model.plan import Plan
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
@@ -190,8 +190,9 @@ class Acceptance:
         return self.stored(None) if STORED in self.dropped else self.plain()
 
     def _without_unmeasured(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
-        """Exclude kernels whose schedules were never run: all of them, or, if the rest does not cover every output,
-        those of the plan.
+        """Exclude kernels whose schedules were never run.
+
+        All of them, or, if the rest does not cover every output, those of the plan.
 
         Returns the reduced hypergraph. If the plan has no such kernel and the program is to run at every size, kernels
         with sizes as arguments are excluded, whose text is another one than that which was measured. Raises `error` if
@@ -223,8 +224,10 @@ class Acceptance:
         raise error
 
     def _without_sized(self, choice: Choice, error: NoPlanError) -> Hypergraph:
-        """Exclude generated kernels that take sizes as arguments: those of the plan that the error names, else all of the
-        plan. Raises `error` without any in the plan."""
+        """Exclude generated kernels that take sizes as arguments.
+
+        Those of the plan that the error names, else all of the plan. Raises `error` without any in the plan.
+        """
         name, kept = self.sized(choice, f"{error.message} {error.__cause__ or ''}")
         if not name:
             raise error
@@ -249,8 +252,9 @@ class Acceptance:
         return verdict, self._problem(program, verdict, poll)
 
     def _problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
-        """Problem of a size-polymorphic program, or "": at other sizes, or at these sizes if lifting to free sizes was
-        wrong.
+        """Problem of a size-polymorphic program, or "".
+
+        At other sizes, or at these sizes if lifting to free sizes was wrong.
         """
         if verdict.passed:
             if sum(r.type.nbytes for r in self.graph.roots) > KEPT_BYTES:

@@ -27,8 +27,9 @@ ENDED = -9  # exit code of the parent's child processes, as seen by a forked chi
 
 
 def adopted(process: P) -> P:
-    """Register a subprocess that belongs to this process only, and return it. A forked child sees the subprocess as
-    ended.
+    """Register a subprocess that belongs to this process only, and return it.
+
+    A forked child sees the subprocess as ended.
     """
     _processes.add(process)
     return process

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadModelError
-from ..extract.model.kernel import Plan, Priced, Template
+from ..extract.model.kernel import Template
+from ..extract.model.plan import Plan
+from ..extract.model.pricing import Priced
 from ..plain import decode, read_bytes
 from .timeline import Rows
 from .timeline import html as timeline_html

@@ -271,8 +271,10 @@ def decompositions() -> dict[Any, Any]:
 
 
 def wait(seconds: float | None = None) -> bool:
-    """Wait until no search of this process runs; returns whether none does and the next call of each graph decides what
-    runs it. False also for a graph with gradients whose backward search begins at the next call.
+    """Wait until no search of this process runs.
+
+    Returns whether none does and the next call of each graph decides what runs it. False also for a graph with
+    gradients whose backward search begins at the next call.
     """
     until = None if seconds is None else time.monotonic() + seconds
     for graph in list(_graphs):

@@ -115,7 +115,7 @@ class TrialStep:
             copy.copy_(kept)
 
     def run(self, function: Callable[..., Any]) -> Any:
-        """Call a graph; returns nothing of use where gradients are computed."""
+        """Call a graph, forward and backward; only calls without gradients return results."""
         import torch
 
         results = function(*self.args)

@@ -47,8 +47,10 @@ class CompileOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> CompileOptions:
-        """Options from a mapping. UsageError for unknown names and invalid values, DeviceUnavailableError for a backend
-        whose device is missing."""
+        """Options from a mapping.
+
+        UsageError for unknown names and invalid values, DeviceUnavailableError for a backend whose device is missing.
+        """
         given = dict(options or {})
         known = {f.name: f for f in fields(cls)}
         if unknown := sorted(set(given) - set(known)):

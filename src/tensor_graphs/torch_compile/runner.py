@@ -68,8 +68,9 @@ def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: 
 
 
 def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
-    """Function that calls a runner without the interpreter of the split module; None if the module does more than that
-    call.
+    """Function that calls a runner without the interpreter of the split module.
+
+    None if the module does more than that call.
     """
     placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
     rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
@@ -126,8 +127,9 @@ def _type(x: Any) -> str:
 
 
 def _layout(value: Any) -> list[int] | None:
-    """Return the axes of a dense tensor from the outermost to the innermost in memory; None for a contiguous or sparse
-    one.
+    """Return the axes of a dense tensor from the outermost to the innermost in memory.
+
+    None for a contiguous or sparse one.
     """
     if value is None or value.is_contiguous():
         return None

@@ -23,7 +23,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from .. import settings
-from ..backends.program.program import Program, load_program
+from ..backends.program.program import Program
+from ..backends.program.saved_program import load_program
 from ..costdb.keys.device import GPU_KIND
 from ..egraph.ir.graph import Graph
 from ..errors import WorkerError

@@ -26,8 +26,9 @@ MOST_FROZEN, MOST_SIZES = 4, 8
 
 
 class NoProgram(Exception):
-    """Raised, before anything is computed, when there is no program for a call (yet): the caller runs the graph
-    eagerly.
+    """Raised, before anything is computed, when there is no program for a call (yet).
+
+    The caller runs the graph eagerly.
     """
 
 
@@ -96,8 +97,10 @@ class Variant:
     def _begin(
         self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str
     ) -> tuple[Search, list[int], Mapping[str, str]]:
-        """Start the search for a part's program. Returns it with the part's placeholders that are program inputs, and the
-        size symbol of each of its free dimensions.
+        """Start the search for a part's program.
+
+        Returns it with the part's placeholders that are program inputs, and the size symbol of each of its free
+        dimensions.
         """
         placeholders = part.module.graph.find_nodes(op="placeholder")
         held = dict(zip(self.frozen.positions, self.frozen.tensors))

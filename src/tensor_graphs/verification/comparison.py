@@ -64,8 +64,9 @@ class OutputError:
 
     @property
     def excess(self) -> float:
-        """Error divided by the allowed error: of the norm, or of the worst element or slice if larger. Above 1 it
-        fails.
+        """Error divided by the allowed error: of the norm, or of the worst element or slice if larger.
+
+        Above 1 it fails.
         """
         whole = self.plan / self.allowed if self.allowed else (math.inf if self.plan else 0.0)
         return whole if self.discrete else max(whole, self.worst.ratio)
@@ -126,8 +127,9 @@ class Verification:
         return max(self.outputs, key=lambda o: (not o.finite, o.excess))
 
     def of_unoptimized(self) -> Verification:
-        """The verdict if the program is the unoptimized graph itself: its own error on this backend becomes the allowed
-        error.
+        """The verdict if the program is the unoptimized graph itself.
+
+        Its own error on this backend becomes the allowed error.
 
         The interpreter's error may be smaller by chance, for example for an output of one element.
         """
@@ -162,8 +164,9 @@ def pieces(*arrays: Array) -> Iterator[list[Array]]:
 
 
 def relative_error(value: Array, reference: Array) -> float:
-    """Relative error ‖value − reference‖ / ‖reference‖ in float64 over the finite elements; ‖value‖ for a reference of
-    zeros.
+    """Relative error ‖value − reference‖ / ‖reference‖ in float64 over the finite elements.
+
+    ‖value‖ for a reference of zeros.
     """
     return compare.MeasuredErrors(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
 
@@ -175,8 +178,9 @@ def misplaced(value: Array, reference: Array, original: Array) -> bool:
 
 
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
-    """Largest relative error that the tolerance allows for an output of `dtype`. `original`: error of the unoptimized
-    graph.
+    """Largest relative error that the tolerance allows for an output of `dtype`.
+
+    `original`: error of the unoptimized graph.
 
     UsageError for an invalid tolerance.
     """

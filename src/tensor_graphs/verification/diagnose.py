@@ -24,8 +24,8 @@ from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.rule import Rule
 from ..errors import TensorGraphsError
-from ..extract.model.kernel import Plan, Step
 from ..extract.model.meaning import output_terms
+from ..extract.model.plan import Plan, Step
 from .comparison import FAR, WRONG, allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
@@ -64,8 +64,9 @@ class Diagnosis:
         return sorted((n for n, x in self.kernels.items() if x > 1), key=lambda n: -self.kernels[n])
 
     def blame(self, fired: Sequence[Rule] = ()) -> str:
-        """A sentence that names the suspects. `fired`: the rules that matched; those that random instances refute are
-        named.
+        """A sentence that names the suspects.
+
+        `fired`: the rules that matched; those that random instances refute are named.
         """
         if self.rewrites:
             who = refuted(fired) or [f"none of {len(fired)} rules that matched is refuted by itself"]
@@ -122,8 +123,9 @@ def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
 
 
 def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
-    """Error of the plan's term against the graph in float64, on inputs as verification draws them; 0 if reordering
-    explains it.
+    """Error of the plan's term against the graph in float64, on inputs as verification draws them.
+
+    0 if reordering explains it.
     """
     return max(_rewrite_error(graph, plan, np.random.default_rng((seed, turn)), turn) for turn in TURNS)
 
@@ -210,8 +212,9 @@ def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int)
 
 
 def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed: Disturbed) -> tuple[float, float]:
-    """Return (error, fair error) of output number `k` of a kernel. `disturbed` gives the effect of rounding on that
-    output.
+    """Return (error, fair error) of output number `k` of a kernel.
+
+    `disturbed` gives the effect of rounding on that output.
     """
     if not dtypes.is_float(dtype):
         place = compare.differing(found, own, exact)

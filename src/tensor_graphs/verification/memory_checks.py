@@ -32,8 +32,9 @@ def refuse_too_large(graph: Graph) -> None:
 
 
 def refuse_too_large_for_gpu(graph: Graph) -> None:
-    """Raise DeviceMemoryError if a graph of known sizes has inputs and results that exceed this machine's GPU memory. Queries
-    only its total size.
+    """Raise DeviceMemoryError if a graph of known sizes has inputs and results that exceed this machine's GPU memory.
+
+    Queries only its total size.
     """
     have = int(gpu_facts().get("memory_bytes", 0))  # 0 without a real GPU (dry run)
     if have and (needed := in_and_out(graph)) > have:

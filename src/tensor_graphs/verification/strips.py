@@ -50,8 +50,9 @@ def verify_strips(
     enough: Callable[[], bool],
     poll: Callable[[], object],
 ) -> Verification:
-    """Verdict on `run` from comparing it with the graph on one random input, strip by strip until `enough()`; see
-    `verify`.
+    """Verdict on `run` from comparing it with the graph on one random input, strip by strip until `enough()`.
+
+    See `verify`.
 
     VerificationError if the program writes to its inputs, which are not copied for it. TooLargeError if inputs,
     outputs and the references of one strip exceed the available memory.
@@ -87,8 +88,9 @@ def fingerprint(arrays: Mapping[str, Array]) -> list[int]:
 
 
 class OutputStrips:
-    """The strips of one output of a graph, in the order in which they are compared: the first, the last, then random
-    ones.
+    """The strips of one output of a graph, in the order in which they are compared.
+
+    The first, the last, then random ones.
 
     `count`: indices of the axis per strip. `taken`: lower bound in bytes on the memory of one strip's references.
     """

@@ -74,8 +74,9 @@ def verify(
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
 ) -> Verification:
-    """Verdict on a program: `run` compared with the graph on random inputs, one if the model is large, else three, or
-    `seeds`.
+    """Verdict on a program: `run` compared with the graph on random inputs.
+
+    On one input if the model is large, else on three, or on `seeds`.
 
     `run`: maps inputs and states by name to outputs, then updated states. `flops`: of the graph. `references`: cache of
     (inputs, float64 run, own-dtype run) per seed, shared between attempts. `device`: Torch device of the tensors that

@@ -1,0 +1,201 @@
+"""Protocols of code generators (`Emitter`) and of the kernel launches that they emit (`Launch`), with default members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from ..ir.index import Axis
+from ..ir.kernel import Kernel, if_fusable
+from ..ir.precision import Precision
+from ..ir.tiling import Shape
+from ..lowering.split_reduction import split
+from .schedule import Move, Numbers, Schedule
+
+
+class Launch(Protocol):
+    """One kernel launch: the name that `source` defines, and the statement that launches the kernel."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Source of the kernel's definition."""
+        ...
+
+    @property
+    def definitions(self) -> Mapping[str, str]:
+        """Python definitions that the launch needs: name -> source."""
+        ...
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The launch statement; `names` maps buffers to variables.
+
+        Emitters of functional kernels return an expression that does not mention the output.
+        """
+        ...
+
+
+class LaunchBase:
+    """Default members of `Launch`."""
+
+    name: str
+    source: str
+
+    @property
+    def definitions(self) -> Mapping[str, str]:
+        """Definitions that the launch needs: the kernel's own."""
+        return {self.name: self.source}
+
+
+class Emitter(Protocol):
+    """Protocol of code generators from kernel IR to source.
+
+    `StrategyEmitter` (generate/strategy.py) implements all of it; `EmitterBase` has the defaults of the data members.
+    `name`: the backend's name. `version`: raise it when the text emitted for the same kernel and schedule changes.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def setup(self) -> tuple[str, ...]:
+        """Helpers that every kernel needs."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Required Python modules."""
+        ...
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Reduced input precisions of float32 products that `rounding` supports, the slower ones first."""
+        ...
+
+    @property
+    def across(self) -> Mapping[Precision, Precision]:
+        """Input precision to use in place of one that needs both operands contiguous along K, where they are not."""
+        ...
+
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
+        """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is legal."""
+        ...
+
+    def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
+        """Candidate schedules in stored form for an input precision of float32 products, best guess first."""
+        ...
+
+    def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
+        """Whether a stored schedule is legal."""
+        ...
+
+    def parse(self, schedule: Numbers) -> Schedule:
+        """The typed schedule of a stored one. UsageError for a schedule with other parameters."""
+        ...
+
+    def moves(self, schedule: Numbers) -> Iterator[Move]:
+        """Moves of the schedule search from a stored schedule, legal or not."""
+        ...
+
+    def warp_specialized(self, schedule: Numbers) -> bool:
+        """Whether a stored schedule is warp specialized."""
+        ...
+
+    def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
+        """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
+        ...
+
+    def masked(self, schedule: Numbers) -> bool:
+        """Whether the text emitted for sizes above a tile is also right for sizes below it.
+
+        `schedule`: stored form. The text is that for sizes which the tiles do not divide (generate/any_size.py).
+        """
+        ...
+
+    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """Launch statement with its grid as an argument, where it may depend on sizes, and the launch's definitions.
+
+        The text `SIZES_` and the launch's name stand where arguments of sizes are added.
+        """
+        ...
+
+    def size_arguments(self, names: Sequence[str]) -> str:
+        """Text of the further arguments of a launch statement: values of given sizes."""
+        ...
+
+    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
+        """Kernel text with an integer parameter for each free size that occurs in it, and the names of these sizes.
+
+        A parameter is called `prefix` + size; `text` is a `size_text.Text`. None if a size occurs where the compiler
+        needs a constant.
+        """
+        ...
+
+
+class EmitterBase:
+    """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
+
+    def masked(self, schedule: Numbers) -> bool:
+        """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""
+        return False
+
+    def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes (`Emitter.sized_launch`)."""
+        return statement, definitions
+
+    def size_arguments(self, names: Sequence[str]) -> str:
+        """Text of the further arguments of a launch statement: values of given sizes (`Emitter.size_arguments`)."""
+        return "".join(f", {n}" for n in names)
+
+    def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
+        """None, because this emitter has no kernels with size parameters."""
+        return None
+
+    setup: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    across: Mapping[Precision, Precision] = {}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A call's kernel in the IR, with its shape and its candidate schedules."""
+
+    kernel: Kernel
+    shape: Shape
+    space: tuple[Numbers, ...]  # candidate schedules in stored form, best guess first
+    # kernel name -> launches
+    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
+    # number of parts -> kernels of the split reduction
+    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def cuts(self) -> bool:
+        """Whether the longest reduction of the kernel can be split (split-K)."""
+        return can_split(self.kernel, self.shape)
+
+    def halves(self, parts: int) -> tuple[Kernel, Kernel]:
+        """The two kernels of a split reduction: (kernel of partial results, combining kernel)."""
+        if parts not in self.cut:
+            self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
+        return self.cut[parts]
+
+
+def split_axis(shape: Shape) -> Axis:
+    """The longest reduction axis that is not nested in another reduction: the axis of split-K."""
+    return max(shape.outer, key=lambda a: a.size)
+
+
+def can_split(kernel: Kernel, shape: Shape) -> bool:
+    """Whether split reduction is legal: the longest reduction axis has even extent and can be split."""
+    if not shape.outer or (axis := split_axis(shape)).size % 2:
+        return False
+    return if_fusable(split, kernel, axis, 2) is not None

@@ -1,0 +1,92 @@
+"""Emitted text with sizes as parameters: the common form of texts that one schedule emits at several choices of sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...egraph.ir.dims import Dim, DimExpr
+from .size_fit import Fitted, Limited, Sizes, fit, value_at
+
+_NUMBER = re.compile(r"(?<![\w.])(?<!\de[-+])(\d+)(?=(?:LL|u)?(?![\w.]))")
+REDUCED = re.compile(r"\br\d+\w*\b")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+PLACEHOLDER = "operand__{}__"
+SIZE = "size__{}__"
+Bounds = Mapping[str, tuple[int, int]]  # size -> (least, largest)
+
+
+class NoForm(Exception):
+    """Raised when a kernel has no form for every size; the text says why."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Emitted text with holes for numbers that depend on sizes: `pieces` alternate with `values`."""
+
+    pieces: tuple[str, ...]
+    values: tuple[Fitted, ...]
+
+    def spelled(self, spell: Callable[[Fitted], str]) -> str:
+        """The text with each value as the function `spell` writes it."""
+        return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
+
+    def at(self, sizes: Sizes) -> str:
+        """The text at given sizes."""
+        return self.spelled(lambda value: str(value_at(value, sizes)))
+
+    @staticmethod
+    def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
+        """Common form of texts emitted at several points (choices of sizes). NoForm if there is none."""
+        pieces = tuple(_NUMBER.split(texts[0])[::2])
+        rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
+        values = []
+        for column in zip(*rows, strict=True):
+            found = fit(column, points)
+            if found is None:
+                raise NoForm(f"{column[:4]} is no known function of the sizes")
+            values.append(found)
+        return Text(pieces, tuple(values))
+
+
+def skeleton(text: str) -> str:
+    """Text with its integers blanked out; texts with a common form have equal skeletons."""
+    return _NUMBER.sub("#", text)
+
+
+def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
+    """Python expression of a fitted function of sizes; `names`: size -> expression."""
+    if isinstance(value, Limited):
+        return f"{value.op}({python(value.value, names)}, {value.limit})"
+    if not isinstance(value, DimExpr):
+        return str(value)
+    return f"({_WORD.sub(lambda m: (names or {}).get(m[0], m[0]), str(value))})"
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Texts that one schedule emits at one choice of sizes.
+
+    The statements of a call, with placeholders for operands and kernels (`kernel0_`, …), bytes of scratch memory, and
+    definitions by name.
+    """
+
+    statement: str
+    scratch: int
+    definitions: tuple[tuple[str, str], ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts, in an order that does not depend on the sizes."""
+        return (self.statement, str(self.scratch), *(text for _, text in self.definitions))
+
+
+@dataclass(frozen=True)
+class Form:
+    """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest)."""
+
+    statement: Text
+    scratch: Dim
+    definitions: Mapping[str, str]  # final texts by final name
+    bounds: Bounds

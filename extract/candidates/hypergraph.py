@@ -1,0 +1,176 @@
+"""The problem of choosing kernels: values in layouts as vertices, candidate kernels as hyperedges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...egraph.ir.ops import Type
+from ...egraph.view.view import EGraphView
+from ..model.kernel import Candidate, Operand, Strides, Vertex
+from ..model.scc import strongly_connected_components
+
+#: Layout of a view of an operand, or None where the view needs a copy (see backends/runtime/views.py).
+ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
+
+
+class NumberedHypergraph(NamedTuple):
+    """A hypergraph of candidate kernels as integer ids.
+
+    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without given ones. The outputs
+    of a multi-output candidate form a bundle, with ids after those of the vertices.
+    """
+
+    vertices: dict[Vertex, int]
+    made: list[int]
+    needs: list[tuple[int, ...]]
+    roots: list[int]
+    bundles: list[tuple[int, ...]]  # bundle -> its vertices
+
+    @property
+    def size(self) -> int:
+        """Number of ids: vertices and bundles."""
+        return len(self.vertices) + len(self.bundles)
+
+    @property
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Pairs (vertex, id of a bundle that contains the vertex)."""
+        for number, bundle in enumerate(self.bundles, len(self.vertices)):
+            yield from ((v, number) for v in bundle)
+
+    def outputs(self, candidate: int) -> tuple[int, ...]:
+        """The vertices that a candidate writes."""
+        made = self.made[candidate] - len(self.vertices)
+        return self.bundles[made] if made >= 0 else (self.made[candidate],)
+
+
+@dataclass
+class Hypergraph:
+    """The problem of choosing kernels.
+
+    Vertices (values in layouts), candidate kernels (hyperedges from input to output vertices), and root vertices, which
+    a plan must produce.
+    """
+
+    view: EGraphView
+    candidates: list[Candidate]
+    given: dict[int, Strides]  # classes available without a kernel (inputs, states, weights) -> layout
+    roots: list[Vertex]
+    stats: dict[str, int] = field(default_factory=dict)
+    types: Sequence[Type] = ()  # storage type of each class, if any differs from the view's types
+
+    def type_of(self, cls: int) -> Type:
+        """The type of a class in memory."""
+        return self.types[cls] if self.types else self.view.types[cls]
+
+    @cached_property
+    def numbered(self) -> NumberedHypergraph:
+        """The hypergraph as integer ids, assigned in candidate order, inputs before the output."""
+        numbers: dict[Vertex, int] = {}
+        known = numbers.get
+        unneeded = {Vertex(c, s) for c, s in self.given.items()}
+        outputs: list[tuple[int, ...]] = []
+        needs = []
+        for candidate in self.candidates:
+            kids = set()
+            for _, vertex in candidate.inputs:
+                number = known(vertex)
+                if number is None:
+                    if vertex in unneeded:
+                        continue
+                    number = numbers[vertex] = len(numbers)
+                kids.add(number)
+            needs.append(tuple(sorted(kids)))
+            outputs.append(tuple([numbers.setdefault(v, len(numbers)) for v in candidate.outputs]))
+        roots = [numbers.setdefault(r, len(numbers)) for r in dict.fromkeys(self.roots)]
+        bundles = dict.fromkeys([o for o in outputs if len(o) > 1])
+        place = {bundle: len(numbers) + n for n, bundle in enumerate(bundles)}
+        made = [o[0] if len(o) == 1 else place[o] for o in outputs]
+        return NumberedHypergraph(numbers, made, needs, roots, list(bundles))
+
+    @cached_property
+    def alike(self) -> list[int]:
+        """Group id per candidate, equal for candidates with equal inputs and outputs.
+
+        Ids count in order of first occurrence.
+        """
+        groups: dict[tuple[int, tuple[int, ...]], int] = {}
+        return [groups.setdefault(key, len(groups)) for key in zip(self.numbered.made, self.numbered.needs)]
+
+    @cached_property
+    def calls(self) -> tuple[list[int], list[int]]:
+        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a view).
+
+        Repeated layers make the same call many times.
+        """
+        first: dict[tuple[int, int], int] = {}
+        found: list[int] = []
+        which: list[int] = []
+        for i, c in enumerate(self.candidates):
+            if c.is_view:
+                which.append(-1)
+                continue
+            number = first.setdefault((id(c.template), id(c.call)), len(first))
+            if number == len(found):
+                found.append(i)
+            which.append(number)
+        return found, which
+
+
+def in_value_order(graph: Hypergraph) -> list[Candidate]:
+    """The candidates without multi-output ones that contradict the value order.
+
+    All inputs of such a kernel must precede all its outputs, in the order given by the single-output kernels. A kernel
+    that makes a table read by every layer together with a value of the last layer would put all layers into one cycle,
+    for which no plan can be proved optimal.
+    """
+    numbered = graph.numbered
+    below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
+    for made, needs in zip(numbered.made, numbered.needs):
+        if made < len(below):
+            below[made] += needs
+    of, members = strongly_connected_components(below)
+    level = [0] * len(members)
+    for n, member in enumerate(members):  # components come children first
+        level[n] = 1 + max([level[of[k]] for v in member for k in below[v] if of[k] != n], default=0)
+    return [
+        c for i, c in enumerate(graph.candidates)
+        if not c.more or min(level[of[v]] for v in numbered.outputs(i)) > max([level[of[k]] for k in numbered.needs[i]], default=0)
+    ]  # fmt: skip
+
+
+def reachable(graph: Hypergraph) -> list[Candidate]:
+    """Candidates that some root may use and whose inputs can all be produced."""
+    numbered, needs = graph.numbered, graph.numbered.needs
+    size, count = len(numbered.vertices), len(needs)
+    waiting: list[list[int]] = [[] for _ in range(size)]
+    makers: list[list[int]] = [[] for _ in range(size)]
+    for i, kids in enumerate(needs):
+        for v in kids:
+            waiting[v].append(i)
+    missing = [len(kids) for kids in needs]
+    ready = [i for i, n in enumerate(missing) if not n]
+    while ready:
+        i = ready.pop()
+        for v in numbered.outputs(i):
+            if not makers[v]:
+                for j in waiting[v]:
+                    missing[j] -= 1
+                    if not missing[j]:
+                        ready.append(j)
+            makers[v].append(i)
+    wanted, seen, keep = list(numbered.roots), bytearray(size), bytearray(count)
+    for v in wanted:
+        seen[v] = 1
+    while wanted:
+        for i in makers[wanted.pop()]:
+            keep[i] = 1
+            for v in needs[i]:
+                if not seen[v]:
+                    seen[v] = 1
+                    wanted.append(v)
+    for i in range(count):  # drop kernels with an output that nothing can read: a smaller kernel omits it
+        keep[i] = keep[i] and all(seen[v] for v in numbered.outputs(i))
+    return [c for c, kept in zip(graph.candidates, keep) if kept]

@@ -1,0 +1,226 @@
+"""Library kernels: templates whose code is declared as text or a function, and the declared identity of that code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from ...egraph.ir.graph import Tensor
+from ...egraph.ir.pattern import Attr, Term, parse_guard, parse_terms, variables
+from ...errors import UsageError
+from .kernel import (
+    MAX_LAYOUT_COMBINATIONS,
+    Call,
+    Check,
+    Code,
+    Layout,
+    Moves,
+    Schedules,
+    Sources,
+    Template,
+    output_names,
+)
+
+OUTPUT_SEPARATOR = ";"  # between the terms of a pattern, one term per output
+
+
+@dataclass(frozen=True, eq=False)
+class KernelBase:
+    """Data and derived members that all kernel templates have.
+
+    `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. A kernel with several
+    outputs has one term per output, separated by semicolons; its code writes into `out`, `out1`, … `family` groups
+    kernels in reports and cost models; views (aliases of their one operand) have the family "view". `prep` maps
+    operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the code then
+    receives its value (a packed or transposed layout) instead of the weight. `inplace` lists operands whose buffer
+    `out` may reuse, `beside` those of each further output. `dense` lists operands that must be contiguous ("*": all).
+    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain. `exact`:
+    bitwise equal to the interpreter. `loss` is the relative error from rounding operands to fewer digits than they have
+    in memory: the kernel is a candidate only where the tolerance allows that. `rate`: approximate ratio of its
+    arithmetic throughput to the usual throughput of its operands' dtype.
+    """
+
+    name: str
+    backend: str
+    pattern: str
+    family: str = field(default="pointwise", kw_only=True)
+    when: tuple[str, ...] = field(default=(), kw_only=True)
+    prep: Mapping[str, Code] = field(default_factory=dict, kw_only=True)
+    inplace: tuple[str, ...] = field(default=(), kw_only=True)
+    beside: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
+    dense: tuple[str, ...] = field(default=(), kw_only=True)
+    setup: tuple[str, ...] = field(default=(), kw_only=True)
+    exact: bool = field(default=False, kw_only=True)
+    version: str = field(default="1", kw_only=True)
+    loss: float = field(default=0.0, kw_only=True)
+    rate: float = field(default=1.0, kw_only=True)
+
+    @property
+    def lifted_from(self) -> tuple[Template, Call] | None:
+        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
+        return None
+
+    def measured_as(self, call: Call) -> tuple[Template, Call]:
+        """The kernel and call under which the cost store has the time of a call at concrete sizes.
+
+        See `Template.measured_as`.
+        """
+        return self, call  # type: ignore[return-value]  # every kernel is a Template
+
+    def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
+        """No bounds: one form serves all sizes (`Template.bounds_of`)."""
+        return ()
+
+    def conditions_of(self, call: Call) -> Sequence[str]:
+        """No conditions on sizes (`Template.conditions_of`)."""
+        return ()
+
+    def reused_by(self, output: int) -> tuple[str, ...]:
+        """Operands whose buffer the output with this index may reuse (`Template.reused_by`)."""
+        return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """The parsed pattern: one term per output (`Template.terms`)."""
+        return parse_terms(self.pattern)
+
+    @property
+    def term(self) -> Term:
+        """The term of the first output (`Template.term`)."""
+        return self.terms[0]
+
+    @cached_property
+    def guards(self) -> tuple[Attr, ...]:
+        """The parsed guard conditions of `when` (`Template.guards`)."""
+        return tuple(map(parse_guard, self.when))
+
+    @property
+    def code_identity(self) -> str:
+        """Declared identity of the code, a part of `identity`."""
+        raise NotImplementedError
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of name, pattern, guards, declared identity of the code and of weight preparation, and version."""
+        prep = sorted((k, code_identity(v)) for k, v in self.prep.items())
+        text = repr((self.name, self.pattern, self.when, self.code_identity, prep, self.version))
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def write_prep(self, operand: str, weight: str, call: Call) -> str:
+        """The expression that prepares one weight operand at load (`Template.write_prep`)."""
+        code = self.prep[operand]
+        return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class LibraryKernel(KernelBase):
+    """A kernel whose code a backend declares.
+
+    `code` is the call: a format string over operand names, attribute names and `out`, or a function of a `Call` that
+    returns the text. Code that mentions `{out}` writes into a given buffer; other code is an expression whose value is a
+    fresh array without aliases.
+    `applies(call)` is a final check of shapes, dtypes and layouts. `layout(call)` returns the strides of the output
+    where they are not row-major (such as channels-last). `flops(call)` is the arithmetic, where the e-nodes' own count
+    is wrong. `scratch(call)` returns the size in bytes of the workspace: the code gets it as `{scratch}`, an
+    uninitialized byte array that other kernels reuse after the call. `source(call)` returns definitions (name -> text)
+    that the call needs. `space(call)` lists the candidate schedules, the best guess first; `call.schedule` is one of
+    them, or another one for which `fits(call)` (legality) holds. `moves(schedule)` gives the neighbours of a schedule,
+    legal or not: (parameter, whether it grows (1) or shrinks (-1), schedule). `warp_specialized(schedule)`: whether
+    warps of the kernel have different roles.
+    """
+
+    code: Code
+    applies: Check | None = field(default=None, kw_only=True)
+    layout: Layout | None = field(default=None, kw_only=True)
+    flops: Callable[[Call], float] | None = field(default=None, kw_only=True)
+    scratch: Callable[[Call], int] | None = field(default=None, kw_only=True)
+    source: Sources | None = field(default=None, kw_only=True)
+    space: Schedules | None = field(default=None, kw_only=True)
+    fits: Check | None = field(default=None, kw_only=True)
+    moves: Moves | None = field(default=None, kw_only=True)
+    warp_specialized: Callable[[Mapping[str, int]], bool] | None = field(default=None, kw_only=True)
+
+    @property
+    def roots(self) -> Sequence[Tensor]:
+        """No terms: a library kernel is found by its name."""
+        return ()
+
+    @property
+    def combinations(self) -> int:
+        """Largest number of operand-layout combinations per match (`Template.combinations`)."""
+        return MAX_LAYOUT_COMBINATIONS
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Tensor variables of the pattern, in order of first use (`Template.operands`)."""
+        return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
+
+    @property
+    def code_identity(self) -> str:
+        """Declared identity of the code, a part of `identity` (`KernelBase.code_identity`)."""
+        return code_identity(self.code)
+
+    def write(self, call: Call) -> str:
+        """Source text of the lines that run a call (`Template.write`)."""
+        return _written(self.code, call)
+
+    def writes_out(self, call: Call) -> bool:
+        """Whether the code writes into a given buffer (`Template.writes_out`)."""
+        if isinstance(self.code, str):
+            return "{out}" in self.code
+        return mentions_out(self.code, self.operands, call)
+
+    def alike(self, call: Call) -> Hashable | None:
+        """Deduplication key for tuning; it is unique to the call, since library kernels share no schedules."""
+        return self.identity, id(call)
+
+    def job_fields(self) -> dict[str, Any]:
+        """No fields: a tuning job finds a library kernel by its name."""
+        return {}
+
+
+def mentions_out(code: Callable[[Call], str], operands: Iterable[str], call: Call) -> bool:
+    """Whether a code function writes into the output that it is given."""
+    outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
+    names = {**{o: o for o in operands}, "scratch": "scratch", **outputs}
+    return "__OUT__" in code(replace(call, names=names))
+
+
+def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str]:
+    """Attach the text that represents `code` in `Template.identity`; returns `code`.
+
+    The text is part of the key of stored measurements. It must differ between functions that write different source for
+    equal calls, and must stay the same when a function or its module is renamed."""
+    code.identity = identity  # type: ignore[attr-defined]
+    return code
+
+
+def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Call], str]]:
+    """Decorator form of `identify`."""
+    return lambda code: identify(code, identity)
+
+
+def code_identity(code: Code) -> str:
+    """The declared identity of a code template: a format string is its own identity.
+
+    UsageError for a function without one.
+    """
+    if isinstance(code, str):
+        return code
+    found = getattr(code, "identity", None)
+    if found is None:
+        raise UsageError(
+            f"the code function {code!r} of a kernel template has no declared identity",
+            where="LibraryKernel.code",
+            hint="wrap it in tensor_graphs.extract.model.library_kernel.identify(code, 'package.kernel[options]')",
+        )
+    return str(found)
+
+
+def _written(code: Code, call: Call) -> str:
+    if callable(code):
+        return code(call)
+    return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)

@@ -1,0 +1,127 @@
+"""Prices of candidates, and the protocols of their sources: pricers (the cost store) and measurers (a device)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .clock import Clock
+from .kernel import Call, Candidate, Template
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A candidate's price in µs.
+
+    The value used, its prediction interval (low, high), its source, and the schedule it refers to. `shipped`: measured
+    only elsewhere, by a row that came with the package.
+    """
+
+    us: float
+    low: float
+    high: float
+    source: str  # measured | predicted | bound
+    schedule: tuple[tuple[str, int], ...] = ()
+    shipped: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The source as reports name it: "shipped" for a shipped measurement."""
+        return "shipped" if self.shipped else self.source
+
+
+class Measurer(Protocol):
+    """Protocol of processes that time candidates; a failed measurement is recorded as a failure and priced infinite.
+
+    `ahead`: whether measuring may begin before the rewritten graph is known, and continues while plans are solved for.
+    `keeps`: whether kernels in flight when the time is up are kept for the next call; set by the caller.
+    """
+
+    keeps: bool
+
+    @property
+    def ahead(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether the measuring processes have started, or start at once."""
+        ...
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Counts and seconds of all measuring, for the report."""
+        ...
+
+    @property
+    def clocks(self) -> list[tuple[str, Clock]]:
+        """Clocks of the measuring processes, for the timeline."""
+        ...
+
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = ...) -> None:
+        """Compile kernels ahead of their use in a program, for at most `seconds`."""
+        ...
+
+    def start(self) -> None:
+        """Start the measuring processes without waiting for them."""
+        ...
+
+    def pause(self) -> None:
+        """Free the memory of the measuring processes while nothing is measured, if restarting them is cheap."""
+        ...
+
+    def rest(self) -> None:
+        """End the measurements in flight and make their rows durable; another search may use the measurer then."""
+        ...
+
+    def close(self) -> None:
+        """End the measuring processes."""
+        ...
+
+    def measure(
+        self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
+        later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
+    ) -> Sequence[Candidate]:  # fmt: skip
+        """Measure candidates and store the results; returns when the rows are durable.
+
+        With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
+        beside the next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a
+        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, only
+        a few schedules. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
+        """
+        ...
+
+    def unfinished(self, candidate: Candidate) -> bool:
+        """Whether a measured candidate has untried schedules that are still worth measuring."""
+        ...
+
+    def further(self, candidate: Candidate) -> bool:
+        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are more."""
+        ...
+
+
+class Pricer(Protocol):
+    """Protocol of price sources: prices of candidates from measurements and predictions."""
+
+    def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
+        """One price per candidate."""
+        ...
+
+    def on_record(self, candidate: Candidate) -> bool:
+        """Whether a kernel's measurement is known without looking its key up in the store."""
+        ...
+
+    @property
+    def prepare(self) -> Callable[[Iterable[Candidate]], None] | None:
+        """Iterator that computes the keys of candidates, possibly in another thread; None if pricing is fast without."""
+        ...
+
+
+class PricerBase:
+    """Defaults of `Pricer`: prices need no preparation."""
+
+    prepare: Callable[[Iterable[Candidate]], None] | None = None
+
+    def on_record(self, candidate: Candidate) -> bool:
+        """Whether a kernel's measurement is known without looking its key up in the store (`Pricer.on_record`)."""
+        return True

@@ -1,0 +1,111 @@
+"""Output of a command: its answer or error as text or as one JSON document, and the exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..errors import Interrupted, TensorGraphsError, TooLargeError, UsageError
+from .console import Answer, Terminated, terminated
+
+SCHEMA = 1
+
+
+def discard_output() -> None:
+    """Direct standard output to nowhere, so that flushing what it holds at exit does not fail."""
+    with suppress(OSError, AttributeError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _closing() -> None:
+    """Ignore SIGTERM and SIGINT from here on, so that the output document is printed completely."""
+    if signal.getsignal(signal.SIGTERM) is terminated:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def finish(as_json: bool, answer: Answer) -> int:
+    """Print an answer, and the error that ended the command early, if any."""
+    _closing()
+    if answer.error is None:
+        print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
+        return 0
+    if not as_json:
+        print(answer.text, flush=True)
+    return fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
+
+
+def described(error: BaseException) -> tuple[int, dict[str, str], str]:
+    """Exit code, JSON object and text of an error."""
+    if isinstance(error, TensorGraphsError):
+        return error.exit_code, error.to_json(), f"error: {error}"
+    if hasattr(error, "format_message"):  # an error of Typer's parser, from whichever copy of Click it uses
+        known = UsageError(error.format_message(), where="command line", hint="see --help")
+        return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, Terminated):
+        return 143, Interrupted("terminated").to_json(), "terminated"
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return 130, Interrupted("interrupted").to_json(), "interrupted"
+    if isinstance(error, MemoryError):
+        short = TooLargeError(f"memory ran out: {error or 'an allocation failed'}", where=_place(error),
+                              hint="give a smaller input, or more memory")  # fmt: skip
+        return short.exit_code, short.to_json(), f"error: {short}"
+    if isinstance(error, OSError) and error.filename is not None:
+        known = UsageError(error.strerror or str(error), where=str(error.filename))
+        return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        known = UsageError(f"a file could not be written: {error.strerror}", hint="make room, or write elsewhere")
+        return 2, known.to_json(), f"error: {known}"
+    import traceback
+
+    trace = "".join(traceback.format_exception(error))
+    hint = "this is a bug; please report it with the command and the output of `tensor-graphs doctor`"
+    bug = TensorGraphsError(f"{type(error).__name__}: {error}", where=_place(error), hint=hint)
+    return 1, bug.to_json(), f"{trace}\n{hint}"
+
+
+def _place(error: BaseException) -> str:
+    """Module, line and function where an error was raised."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def _plain(value: Any) -> Any:
+    """Convert to plain JSON data: NaN and infinities become null, array scalars numbers, other objects text."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    if hasattr(value, "to_json"):
+        return _plain(value.to_json())
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(_plain({"schema": SCHEMA, **document}), allow_nan=False)
+
+
+def fail(
+    as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
+) -> int:  # fmt: skip
+    _closing()
+    if as_json:
+        print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
+    print(text, file=sys.stderr, flush=True)
+    return code
