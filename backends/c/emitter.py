@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
+from ...egraph.ir.graph import Tensor, topological
 from ..generate.schedule import Schedule
 from ..generate.strategy import Strategy, StrategyEmitter
 from ..generate.template import Launch, LaunchBase, Lowered
 from ..ir.kernel import PROBE, Expr, Kernel, walk
 from ..ir.tiling import Shape
-from .emit.blocked import blocked
-from .emit.integer_dots import integer_dots
 from .emit.kernel import emit
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
@@ -39,18 +38,10 @@ class NestSchedule(Schedule):
     """Schedule of a C loop nest: no parameters."""
 
 
-@dataclass(frozen=True)
-class DotSchedule(Schedule):
-    """Schedule of a C loop nest with integer dot products: no parameters."""
-
-    tag: ClassVar[str] = "dots"
-
-
-def _emit_nest(found: Lowered, schedule: NestSchedule | DotSchedule, name: str) -> Sequence[Launch]:
+def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:
     """The single function of a kernel; see emit/kernel.py."""
     doc = "" if name == PROBE else str(found.kernel)
-    text = emit(found.kernel, name, doc, isinstance(schedule, DotSchedule))
-    made = [CLaunch(name, text, tuple(found.kernel.buffers))]
+    made = [CLaunch(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
     if name == PROBE:
         found.made[PROBE] = made  # c/any_size.py asks for the text under any name
     return made
@@ -83,24 +74,7 @@ NEST = Strategy(
 )
 
 
-def _has_dots(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a loop nest is efficient and some sum of it can be integer dot products."""
-    b = kernel.builder
-    if not _efficient(kernel, shape) or any(x.dtype == "float64" for x in kernel.buffers.values()):
-        return False
-    sums = [(e, parts) for e in kernel.reductions if (parts := blocked(b, e)) is not None]
-    return any(integer_dots(b, e, parts) is not None for e, parts in sums)
-
-
-DOTS = Strategy(
-    "integer dots",
-    "Loop nests in which sums over packed numbers are dot products of bytes; the other factor has 16 or 24 bits.",
-    DotSchedule,
-    applies=_has_dots,
-    ranked=lambda asked, count: [DotSchedule()],
-    legal=lambda kernel, shape, schedule, splits: _has_dots(kernel, shape),
-    emit=_emit_nest,
-)
+PACKED = ".dots1"  # of the version of kernels that read bytes: raise it when only their text changes
 
 
 @dataclass
@@ -111,7 +85,12 @@ class CEmitter(StrategyEmitter):
     version: str = "6"
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
-    strategies: tuple[Strategy[Any], ...] = field(default=(NEST, DOTS), kw_only=True)
+    strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)
+
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """The version, with an ending for kernels that read bytes, whose sums are integer dot products."""
+        bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
+        return self.version + (PACKED if bytes_ else "")
 
 
 EMITTER = CEmitter()

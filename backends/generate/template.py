@@ -109,6 +109,10 @@ class Emitter(Protocol):
     @property
     def version(self) -> str: ...
 
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """Version of the text of kernels for terms over inputs."""
+        ...
+
     @property
     def setup(self) -> tuple[str, ...]:
         """Helpers that every kernel needs."""
@@ -184,6 +188,12 @@ class Emitter(Protocol):
 
 class EmitterBase:
     """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
+
+    version: str
+
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """The emitter's version (`Emitter.version_of`)."""
+        return self.version
 
     def masked(self, schedule: Numbers) -> bool:
         """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""
@@ -592,7 +602,7 @@ def template_of(
     return GeneratedKernel(
         f"{emitter.name}.{family}{suffix}", emitter.name, spelled((first, *others)), first, emitter, tuple(others),
         precision, last,
-        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version,
+        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of([first, *others]),
         setup=(*emitter.setup, *(["carried"] if any(bases) else [])), prep={name: prepared(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip

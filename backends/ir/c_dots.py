@@ -12,7 +12,7 @@ static inline floats dots_quarters(float a, float b, float c, float d)
 {
     return (floats){a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d};
 }
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__AVX2__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define DOTS 1
 #else
 #define DOTS 0
@@ -26,14 +26,7 @@ static inline ints dots_sum(ints sum, bytes x, const int8_t *y)
     __builtin_memcpy(s, &sum, 64); __builtin_memcpy(u, &x, 64);
     for (int i = 0; i < 2; i++) {
         const __m256i v = _mm256_loadu_si256((const __m256i *)(y + 32 * i));
-#if defined(__AVXVNNI__)
         s[i] = _mm256_dpbusd_avx_epi32(s[i], u[i], v);
-#else /* even and odd bytes apart: sums of two products may not fit in 16 bits */
-        const __m256i even = _mm256_set1_epi16(255);
-        const __m256i a = _mm256_madd_epi16(_mm256_and_si256(u[i], even), _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
-        const __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(u[i], 8), _mm256_srai_epi16(v, 8));
-        s[i] = _mm256_add_epi32(s[i], _mm256_add_epi32(a, b));
-#endif
     }
     __builtin_memcpy(&sum, s, 64);
     return sum;

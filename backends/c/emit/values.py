@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ...ir.c_expressions import position
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import NEUTRAL, Expr, Unfusable, below_maximum
@@ -11,6 +13,8 @@ from .integer_dots import IntegerDots, integer_dots
 from .lanes import LaneWriter
 from .nest import LoopNest, LoopScope, moved
 from .spelling import TYPES
+
+SUMS = 8  # sums over packed numbers from which splitting the row into integers pays
 
 
 class CValues(LoopNest):
@@ -157,7 +161,8 @@ class CValues(LoopNest):
         operations without a text over vectors."""
         sums, total = self._fresh("sums"), self._fresh("v")
         place.items.append(f"floats {sums} = lanes(0.0f);")
-        found = integer_dots(self.kernel.builder, e, parts) if self.integers else None
+        worth = self.integers and prod(a.size for a in place.bound) >= SUMS
+        found = integer_dots(self.kernel.builder, e, parts) if worth else None
         whole = self._integer_loop(e, parts, found, sums, place) if found is not None else ""
         self._lane_loop(parts, sums, place, whole)
         place.items.append(f"const float {total} = lanes_sum({sums});")
