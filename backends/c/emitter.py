@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ...egraph.ir.graph import Tensor, topological
 from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Schedule
 from ..generate.strategy import Strategy, StrategyEmitter
@@ -73,6 +74,9 @@ NEST = Strategy(
 )
 
 
+PACKED = ".dots1"  # of the version of kernels that read bytes: raise it when only their text changes
+
+
 @dataclass
 class CEmitter(StrategyEmitter):
     """Emitter of C: one function per kernel."""
@@ -82,6 +86,11 @@ class CEmitter(StrategyEmitter):
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
     strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)
+
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """The version, with an ending for kernels that read bytes, whose sums are integer dot products."""
+        bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
+        return self.version + (PACKED if bytes_ else "")
 
 
 EMITTER = CEmitter()

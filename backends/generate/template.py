@@ -409,7 +409,7 @@ def template_of(
     return GeneratedKernel(
         f"{emitter.name}.{family}{suffix}", emitter.name, spelled((first, *others)), first, emitter, tuple(others),
         precision, last,
-        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version,
+        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of([first, *others]),
         setup=(*emitter.setup, *(["carried"] if any(bases) else [])), prep={name: prepared(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip

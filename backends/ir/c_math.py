@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from .c_dots import DOTS
 from .c_lanes import LANES
 
 #: Maximum error in units in the last place of the float32 result.
@@ -68,6 +69,7 @@ static inline float from_float8(uint32_t i)
     return of_bits(bits_of(x) | (i & 128) << 24 | ((i & 127) == 127 ? 0x7fc00000 : 0));
 }""",
     "lanes": LANES,
+    "dots_split": DOTS,
     "scaled": """/* x * 2**n, in two steps: results may be denormal. */
 static inline float scaled(float x, int32_t n)
 {

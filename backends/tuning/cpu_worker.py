@@ -294,6 +294,12 @@ def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
             return (clean if len(clean) >= 3 else sorted(every)[: (len(every) + 1) // 2]), every
 
 
+def _declared(roots: Sequence[Tensor], operands: Mapping[str, Array]) -> dict[str, Array]:
+    """The operands in the dtypes of the terms' leaves, which differ from those in memory where storage dtypes are mixed."""
+    kinds = {str(n.attr("name")): dtypes.numpy_dtype(n.dtype) for n in topological(roots) if n.op == "param"}
+    return {name: operands[name].astype(kind, copy=False) for name, kind in kinds.items()}
+
+
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Reply to one measuring job."""
     stage = "compile"
@@ -312,7 +318,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
             reference, want = _reference(roots, given, operands, flops)
             floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
             allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
-            disturbed = Disturbed(Graph.of(list(roots), params=operands), {})
+            disturbed = Disturbed(Graph.of(list(roots), params=_declared(roots, operands)), {})
             checked = enumerate(zip(call.outputs, got, want, strict=True))
             found = worst([check(o, g, w, k, allowed, disturbed) for k, (o, g, w) in checked])
         stage = "time"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.builders import cast, transpose
-from ...egraph.ir.graph import Data, Graph, Tensor, load_data, rebuild
+from ...egraph.ir.graph import Data, Graph, Tensor, load_data, make, rebuild
 from ...errors import UnsupportedError, UsageError
 from .packed_weight import LazyPart, PackedWeight
 from .quantization import check_form, dequantized, encoded, group_of
@@ -45,13 +45,15 @@ class Quantization:
 def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[Graph, Quantization]:
     """Return the graph with the weights of matrix products in a form of `FORMS`, and what was done.
 
-    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed or cast.
+    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed or cast. An
+    embedding table that is the output matrix too keeps its dtype where rows are looked up.
     Products that values in `but` are (up to elementwise ops and views), such as logits, keep their weights. Packed params are `NAME.q` and
     `NAME.scale`, computed when they are loaded. UsageError for another form or a param without data, UnsupportedError if there
     is no weight.
     """
     check_form(form)
     found = _matrices(graph, but)
+    looked_up = {n.args[0] for n in graph.nodes() if n.op == "gather"}
     made, params, kept, totals = dict[Tensor, Tensor](), dict(graph.params), list[str](), np.zeros(4)
     for leaf, by_rows in found.items():
         name = str(leaf.attr("name"))
@@ -62,7 +64,8 @@ def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[G
         except UnsupportedError:
             kept.append(name)
             continue
-        del params[name]
+        if leaf not in looked_up:
+            del params[name]
         params |= weight.params(name)
         made[leaf] = weight.tensor(name)
         after = sum(prod(d.shape) * dtypes.itemsize(dtypes.name_of(d.dtype)) for d in weight.parts.values())
@@ -70,10 +73,17 @@ def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[G
     if not made:
         raise UnsupportedError(f"no weight can be quantized to {form}", where=graph.name,
                                hint=f"weights are float matrices of products, of at least {SMALLEST} numbers")  # fmt: skip
-    roots = rebuild(graph.roots, lambda node, args: made.get(node))
+    roots = rebuild(graph.roots, lambda node, args: _replaced(node, args, made))
     error = sqrt(totals[2] / totals[3]) if totals[3] else 0.0
     done = Quantization(form, len(made), int(totals[0]), int(totals[1]), error, tuple(kept))
     return replace(graph.with_roots(roots), params=params), done
+
+
+def _replaced(node: Tensor, args: tuple[Tensor, ...], made: Mapping[Tensor, Tensor]) -> Tensor | None:
+    """A quantized weight in place of its leaf; rows that are looked up come from the leaf."""
+    if node.op == "gather" and node.args[0] in made:
+        return make(node.op, (node.args[0], *args[1:]), dict(node.attrs))
+    return made.get(node)
 
 
 def _matrices(graph: Graph, but: Sequence[Tensor]) -> dict[Tensor, bool]:
@@ -91,7 +101,7 @@ def _matrices(graph: Graph, but: Sequence[Tensor]) -> dict[Tensor, bool]:
             or leaf.type.nbytes < SMALLEST * dtypes.itemsize(leaf.dtype)
         ):
             continue
-        uses = list(_uses(leaf, False, readers))
+        uses = [u for u in _uses(leaf, False, readers) if u[0].op != "gather" or u[1] is not leaf]
         products = all(n.op in ("matmul", "linear") and len(n.args) > 1 and n.args[1] is a for n, a, _ in uses)
         ways = {turned for *_, turned in uses}
         if uses and products and len(ways) == 1 and leaf not in graph.roots and not any(n in last for n, *_ in uses):

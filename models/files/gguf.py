@@ -7,7 +7,7 @@ anything is allocated. Nothing in a file is executed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from .arrays import MappedArray
 
 MAGIC = b"GGUF"
 MAX_RANK, MAX_NAME, MAX_TENSORS, MAX_SIZE = 4, 1 << 16, 1 << 20, 1 << 40
+MAX_TEXTS, MAX_TEXT = 1 << 21, 1 << 12  # texts of an array that is kept, and bytes of one of them
 ALIGNMENT = 32  # of tensor data, unless `general.alignment` says otherwise
 
 #: Type of a metadata value -> struct format.
@@ -63,7 +64,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata and tensors of a file by name. Of an array of texts only the number of texts is kept."""
+    """Metadata and tensors of a file by name. Of an array of texts only the number of texts is kept, unless it was asked for."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -73,8 +74,8 @@ class GgufFile:
 class _Header:
     """A cursor over the mapped bytes of a header."""
 
-    def __init__(self, path: Path, data: np.ndarray[Any, Any]) -> None:
-        self.path, self.data, self.at = path, data, 0
+    def __init__(self, path: Path, data: np.ndarray[Any, Any], texts: Collection[str]) -> None:
+        self.path, self.data, self.at, self.texts = path, data, 0, texts
 
     def bad(self, text: str) -> BadModelError:
         return BadModelError(text, where=str(self.path))
@@ -106,7 +107,7 @@ class _Header:
         return found
 
     def value(self, kind: int, name: str) -> Any:
-        """A metadata value; of an array of texts their number."""
+        """A metadata value; of an array of texts that nobody asked for their number."""
         if kind in _SCALARS:
             found = self.number(_SCALARS[kind], name)
             return bool(found) if kind == _BOOL else found
@@ -117,6 +118,10 @@ class _Header:
         inner = self.number("<I", name)
         if inner == _STRING:
             count = self.count(f"texts of {name!r}", 8)
+            if name in self.texts:
+                if count > MAX_TEXTS:
+                    raise TooLargeError(f"{count} texts of {name!r}, more than {MAX_TEXTS}", where=str(self.path))
+                return [self.text(f"a text of {name!r}", MAX_TEXT) for _ in range(count)]
             for _ in range(count):
                 self.skip(self.number("<Q", name), name)
             return count
@@ -132,8 +137,8 @@ class _Header:
         self.at += size
 
 
-def read_gguf(path: Path | str) -> GgufFile:
-    """Return metadata and tensors of a file; no tensor data is read.
+def read_gguf(path: Path | str, texts: Collection[str] = ()) -> GgufFile:
+    """Return metadata and tensors of a file; no tensor data is read. texts: names of arrays of texts to keep.
 
     BadModelError for a malformed header, BadWeightsError for tensors outside the file or that overlap it, TooLargeError for sizes
     beyond limits, UnsupportedError for other versions and encodings.
@@ -143,7 +148,7 @@ def read_gguf(path: Path | str) -> GgufFile:
         size = path.stat().st_size
         if size < 24:
             raise BadModelError(f"{path.name} has {size} bytes, too few for a header", where=str(path))
-        header = _Header(path, np.memmap(path, np.uint8, "r"))
+        header = _Header(path, np.memmap(path, np.uint8, "r"), texts)
     except OSError as error:
         raise BadModelError(f"{path.name} cannot be read: {error}", where=str(path)) from None
     if header.take(4, "the magic") != MAGIC:

@@ -27,9 +27,11 @@ from tensor_graphs.backends.tuning.cpu_worker import (
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProcess, Failure, SinkBase, Timing
 from tensor_graphs.backends.tuning.sample import sample
+from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
+from tensor_graphs.models.common import quantization
 
 KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})
@@ -219,3 +221,15 @@ def test_samples_are_taken_in_turn() -> None:
     calls = []
     used, every = timed([lambda: calls.append(0), lambda: calls.append(1)], 0.001)
     assert 3 <= len(used) <= len(every) and abs(calls.count(0) - calls.count(1)) <= 2
+
+
+def test_a_packed_weight_beside_operands_in_other_storage_dtypes() -> None:
+    """Terms whose floats are unified to float32 are checked against operands stored in bfloat16."""
+    x, codes, scale = t.input("x", (1, 256)), t.input("q", (16, 128), "uint8"), t.input("s", (16, 2), "bfloat16")
+    weight = t.cast(quantization.dequantized("int4", codes, scale), "float32")
+    found = backend("c").template([t.matmul(x, t.transpose(weight))])
+    kinds = {"x": ((1, 256), "bfloat16"), "q": ((16, 128), "uint8"), "s": ((16, 2), "bfloat16")}
+    operands = {n: Operand(Type(shape, dtype), contiguous(shape)) for n, (shape, dtype) in kinds.items()}
+    call = Call(operands, Operand(Type((1, 16), "bfloat16"), (16, 1)), {})
+    reply = answer({**encode(found, call), "seconds": 0.01})
+    assert reply["ok"], reply

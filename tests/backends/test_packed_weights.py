@@ -48,6 +48,7 @@ def weight(form: str) -> Tensor:
     return quantization.dequantized(form, leaf, scale(LENGTH // quantization.group_of(form, LENGTH)))
 
 
+DOTS = ("int4", "int8", "zeros", "short groups", "long groups")  # forms with integer dot products
 FORMS = (*quantization.FORMS, "zeros", "short groups", "long groups", "two bits", "neighbours")
 
 
@@ -78,7 +79,8 @@ def _leaves(root: Tensor) -> list[Tensor]:
 
 @pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_c(dtype: str) -> None:
+@pytest.mark.parametrize("integers", [False, True])
+def test_c(dtype: str, integers: bool) -> None:
     functions, calls = dict[str, str](), dict[str, tuple[Tensor, list[str]]]()
     for n, form in enumerate(FORMS):
         root = t.tanh(product(form)) + t.input("r", (1, COLUMNS)) if form == "zeros" else product(form)
@@ -86,9 +88,10 @@ def test_c(dtype: str) -> None:
         own = lambda kind: dtype if kind == "float32" else kind
         buffers = {name: c_buffer(leaf.type, own(leaf.dtype)) for leaf, name in names.items()}
         kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, dtype)})
-        functions[f"f{n}"] = text = emit(kernel, f"f{n}")
+        functions[f"f{n}"] = text = emit(kernel, f"f{n}", integers=integers)
         calls[f"f{n}"] = root, list(kernel.buffers)
         assert ("lanes_fma" in text) == (form != "neighbours"), form
+        assert ("dots_split(" in text) == (integers and form in DOTS), form
     made = library(functions)
     for name, (root, order) in calls.items():
         given = {n: v.astype(numpy_dtype(dtype)) if v.dtype == np.float32 else v for n, v in values(root).items()}
@@ -99,6 +102,45 @@ def test_c(dtype: str) -> None:
         )[0]
         error = np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted)
         assert error < (1e-6 if dtype == "float32" else 4e-3), (name, error)
+
+
+def integer_product(root: Tensor, dtype: str = "float32") -> tuple[Any, list[str]]:
+    """The C function of a term with integer dot products, and the names of its arguments."""
+    names = {leaf: str(leaf.attr("name")) for leaf in _leaves(root)}
+    own = lambda kind: dtype if kind == "float32" else kind
+    buffers = {name: c_buffer(leaf.type, own(leaf.dtype)) for leaf, name in names.items()}
+    kernel = kernel_of(root, names, {**buffers, "out": c_buffer(root.type, dtype)})
+    return library({"f": emit(kernel, "f", integers=True)}).f, list(kernel.buffers)
+
+
+@pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
+def test_integer_dots_keep_values_that_are_not_finite_and_small_ones() -> None:
+    root = product("int8")
+    function, order = integer_product(root)
+    given = {**values(root), "out": np.zeros((1, COLUMNS), np.float32)}
+    x = given["x"][0].copy()
+    for place, value in ((0, np.nan), (300, np.inf), (511, -np.inf), (7, 1e-38), (7, 3e34)):
+        given["x"][0] = x if abs(value) > 1e-30 else 0.0
+        given["x"][0, place] = value
+        function(*(pointer(given[n]) for n in order))
+        with np.errstate(all="ignore"):
+            wanted = evaluate([root], given)[0]
+        np.testing.assert_allclose(given["out"], wanted, rtol=2e-5, err_msg=str(value))
+
+
+@pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
+def test_integer_dots_round_a_row_block_by_block() -> None:
+    """One huge value costs the other blocks no digits."""
+    root = product("int4")
+    function, order = integer_product(root, "bfloat16")
+    given = {n: v.astype(numpy_dtype("bfloat16")) if v.dtype == np.float32 else v for n, v in values(root).items()}
+    given["w"][:, 64:] = 0x88  # zeros from number 128 on, and there is the large value
+    given["x"][0, 400], given["out"] = 1e6, np.zeros((1, COLUMNS), numpy_dtype("bfloat16"))
+    function(*(pointer(given[n]) for n in order))
+    wanted = evaluate(
+        [root], {n: v.astype(np.float64) if v.dtype.itemsize != 1 else v for n, v in given.items()}, float64=True
+    )[0]
+    assert np.linalg.norm(given["out"].astype(np.float64) - wanted) < 4e-3 * np.linalg.norm(wanted)
 
 
 def c_buffer(kind: Type, dtype: str) -> Buffer:

@@ -75,11 +75,15 @@ def model() -> Graph:
     return Graph.of(t.matmul(y, t.transpose(leaf["table"])), params=params)
 
 
-def test_matrices_that_only_products_read_are_quantized() -> None:
+def test_matrices_of_products_are_quantized() -> None:
     graph, done = quantized(model(), "int8")
-    assert done.weights == 2 and done.before == 2 * 96 * 64 * 4 and 0 < done.error < 0.01
-    assert {n for n in graph.params if "." in n} == {"up.q", "up.scale", "down.q", "down.scale"}
-    assert {"table", "small"} <= {*graph.params}
+    assert done.weights == 3 and done.before == (2 * 96 + 80) * 64 * 4 and 0 < done.error < 0.01
+    assert {n for n in graph.params if "." in n} == {
+        f"{n}.{p}" for n in ("up", "down", "table") for p in ("q", "scale")
+    }
+    assert {"table", "small"} <= {*graph.params}, "rows are looked up in the table as it is"
+    (lookup,) = (n for n in graph.nodes() if n.op == "gather")
+    assert lookup.args[0].op == "param"
     ids = {"ids": np.array([1, 5, 7])}
     plain, found = (evaluate(g, ids, float64=True)[0] for g in (model_with(graph), graph))
     assert 0 < np.linalg.norm(plain - found) / np.linalg.norm(plain) < 0.05

@@ -44,9 +44,10 @@ TILE = 16  # tile edge of a transposing copy
 PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: about 10 µs
 
 
-def emit(kernel: Kernel, name: str, doc: str = "") -> str:
-    """C function of a kernel: `void name(operands..., out)`. Unfusable if an operation has no C spelling."""
-    return FunctionWriter(kernel, name).function(doc)
+def emit(kernel: Kernel, name: str, doc: str = "", integers: bool = True) -> str:
+    """C function of a kernel: `void name(operands..., out)`. `integers`: sums over packed numbers may be integer dot
+    products (emit/integer_dots.py). Unfusable if an operation has no C spelling."""
+    return FunctionWriter(kernel, name, integers).function(doc)
 
 
 def work(kernel: Kernel) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Builder, Expr, Kernel, Unfusable, if_fusable, walk
@@ -62,6 +63,7 @@ class LoopNest:
 
     kernel: Kernel
     name: str
+    integers: bool = False  # sums over packed numbers as integer dot products
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class LoopNest:
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
         self.same: dict[Expr, Expr] = {}
+        self.split: dict[Any, Any] = {}  # (axis, row, order of chunks) -> the row as planes of integers
         self.lines: dict[Expr, str] = {}  # column reductions -> array of accumulators
         self.rows: dict[Expr, tuple[str, LoopScope]] = {}  # buffered row values -> (array, scope it is filled in)
         self.kept = {} if self.columns else self._kept()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ...ir.c_expressions import position
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import NEUTRAL, Expr, Unfusable, below_maximum
 from .blocked import BlockedSum, blocked
+from .dot_writer import SplitRow
+from .integer_dots import IntegerDots, integer_dots
 from .lanes import LaneWriter
 from .nest import LoopNest, LoopScope, moved
 from .spelling import TYPES
+
+SUMS = 8  # sums over packed numbers from which splitting the row into integers pays
 
 
 class CValues(LoopNest):
@@ -126,7 +132,7 @@ class CValues(LoopNest):
     def _reduced(self, e: Expr, place: LoopScope) -> str:
         """A row reduction: a loop with one accumulator, and for max and min a NaN flag."""
         if not self.wide and (parts := blocked(self.kernel.builder, e)) is not None:
-            return self._blocked(parts, place)
+            return self._blocked(e, parts, place)
         monoid, axis = e.value
         name, body = self._fresh("v"), e.args[0]
         place.items.append(f"{self._type(e.kind)} {name} = {self._neutral(e)};")
@@ -150,11 +156,21 @@ class CValues(LoopNest):
             place.items.append(f"if ({watch}) {name} = NAN;")
         return name
 
-    def _blocked(self, parts: BlockedSum, place: LoopScope) -> str:
-        """A sum in blocks: a loop over blocks with a vector of accumulators. Unfusable for operations without a text over
-        vectors."""
-        block, sums, total = parts.block, self._fresh("sums"), self._fresh("v")
-        loop = place.opened(block, f"for (long {block} = 0; {block} < {block.size}; {block}++)")
+    def _blocked(self, e: Expr, parts: BlockedSum, place: LoopScope) -> str:
+        """A sum in blocks: a loop over blocks with a vector of accumulators, or two, the first over integers. Unfusable for
+        operations without a text over vectors."""
+        sums, total = self._fresh("sums"), self._fresh("v")
+        place.items.append(f"floats {sums} = lanes(0.0f);")
+        worth = self.integers and prod(a.size for a in place.bound) >= SUMS
+        found = integer_dots(self.kernel.builder, e, parts) if worth else None
+        whole = self._integer_loop(e, parts, found, sums, place) if found is not None else ""
+        self._lane_loop(parts, sums, place, whole)
+        place.items.append(f"const float {total} = lanes_sum({sums});")
+        return total
+
+    def _lane_loop(self, parts: BlockedSum, sums: str, place: LoopScope, unless: str) -> None:
+        """The loop over blocks in floats; `unless`: the variable of a condition under which it is not needed."""
+        loop = _block_loop(place, parts.block, f"!{unless}" if unless else "")
         lanes = LaneWriter(parts.lane, lambda e: self.value(e, loop), self._fresh)
         part = "lanes(0.0f)"
         for body in parts.bodies:
@@ -166,10 +182,31 @@ class CValues(LoopNest):
             *lanes.lines,
             f"{sums} = lanes_fma({part}, lanes({scale}), {sums});" if scale else f"{sums} += {part};",
         ]
-        place.items.append(f"floats {sums} = lanes(0.0f);")
         loop.close()
-        place.items.append(f"const float {total} = lanes_sum({sums});")
-        return total
+
+    def _integer_loop(self, e: Expr, parts: BlockedSum, dots: IntegerDots, sums: str, place: LoopScope) -> str:
+        """The loop over blocks in integers, and before all loops the row as planes of integers. Returns the variable that
+        says whether the loop runs."""
+        narrow = any(b.dtype in ("float16", "bfloat16") for b in self.kernel.buffers.values())
+        planes = 2 if narrow else 3  # 16 or 24 bits
+        key = e.axis, dots.row, tuple(v.chunks for v in dots.vectors), tuple(g.vectors for g in dots.groups)
+        if key not in self.split:
+            top = place
+            while top.parent is not None:
+                top = top.parent
+            made = self.split[key] = SplitRow.named(self._fresh, planes, parts.block.size)
+            top.items.append(f"float {made.row}[{e.axis.size}];")
+            fill = top.opened(e.axis, f"for (long {e.axis} = 0; {e.axis} < {e.axis.size}; {e.axis}++)")
+            fill.items.append(f"{made.row}[{e.axis}] = {self.value(dots.row, fill)};")
+            self._vector(fill)
+            fill.close()
+            top.items += made.declared(dots)
+        split: SplitRow = self.split[key]
+        loop = _block_loop(place, parts.block, split.whole)
+        lines = split.summed(dots, parts.block, sums, lambda x: self.value(x, loop), self._at, self._fresh)
+        loop.items += lines
+        loop.close()
+        return split.whole
 
     def _unrolled(self, axis: Axis, body: Expr) -> tuple[Axis, list[Expr]]:
         """The loop unrolled by up to 8, so that accumulators are loaded and stored less often."""
@@ -230,6 +267,12 @@ class CValues(LoopNest):
                 scope.head[i] = "#pragma omp parallel for simd schedule(static)" + reductions
                 return
         scope.head.insert(0, "#pragma omp simd" + reductions)
+
+
+def _block_loop(place: LoopScope, block: Axis, condition: str) -> LoopScope:
+    """A loop over blocks, under a condition if there is one."""
+    head = [f"if ({condition})"] if condition else []
+    return place.opened(block, *head, f"for (long {block} = 0; {block} < {block.size}; {block}++)")
 
 
 def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:

@@ -210,7 +210,7 @@ class Generator:
     def decodes(self) -> bool:
         """Whether there is a tokenizer: then results have text, also for prompts given as token ids."""
         try:
-            return (self._path / FILE).is_file() and bool(self.tokenizer)
+            return (self._path.is_file() or (self._path / FILE).is_file()) and bool(self.tokenizer)
         except UnsupportedError:
             return False
 

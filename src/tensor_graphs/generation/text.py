@@ -1,4 +1,4 @@
-"""Text of prompts and tokens: the tokenizer of a model's folder (package `tokenizers`), and incremental decoding."""
+"""Text of prompts and tokens: the tokenizer of a model's folder or GGUF file (package `tokenizers`), and incremental decoding."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadModelError, UnsupportedError, UsageError
+from .gguf_tokenizer import gguf_tokenizer
 
 FILE = "tokenizer.json"
 _PARTIAL = "\ufffd"  # what a tokenizer gives for an incomplete UTF-8 sequence
@@ -15,12 +16,16 @@ _LONGEST = 8  # pending tokens after which text is given out though it ends in a
 
 
 class Tokenizer:
-    """The tokenizer of a folder with tokenizer.json.
+    """The tokenizer of a folder with tokenizer.json, or of a GGUF file.
 
-    BadModelError if the folder has none or it cannot be read; UnsupportedError without the package `tokenizers`.
+    BadModelError if the folder has none or it cannot be read; UnsupportedError without the package `tokenizers`, and for a GGUF file
+    with no tokenizer or one of another kind (`gguf_tokenizer`).
     """
 
     def __init__(self, folder: Path) -> None:
+        if folder.is_file():
+            self._tokenizer: Any = gguf_tokenizer(folder)
+            return
         file = folder / FILE
         if not file.is_file():
             raise BadModelError(f"the folder has no {FILE}", where=str(folder), hint="give token ids in place of text")
@@ -30,7 +35,7 @@ class Tokenizer:
             raise UnsupportedError("text needs the package tokenizers", where=str(file),
                                    hint="pip install 'tensor-graphs[text]', or give token ids in place of text") from None  # fmt: skip
         try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exception
             raise BadModelError(f"{FILE} cannot be read: {str(error)[:200]}", where=str(file)) from None
 

@@ -1,0 +1,114 @@
+"""C text of integer dot products: the row in planes of 8 bits, and the sums of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...ir.index import Axis, Index
+from ...ir.kernel import Expr
+from .integer_dots import DotGroup, DotVector, IntegerDots
+
+
+@dataclass(frozen=True)
+class SplitRow:
+    """Variables of a row that is split into planes of integers (`dots_split`): floats, integers, steps of the blocks, sums of
+    the integers, and whether the integers stand for the row."""
+
+    planes: int
+    blocks: int
+    row: str
+    digits: str
+    steps: str
+    totals: str
+    whole: str
+
+    @staticmethod
+    def named(fresh: Callable[[str], str], planes: int, blocks: int) -> SplitRow:
+        """A row in `planes` planes and some blocks, with fresh names."""
+        return SplitRow(planes, blocks, *(fresh(n) for n in ("row", "digits", "steps", "totals", "whole")))
+
+    def declared(self, dots: IntegerDots) -> list[str]:
+        """Statements that split the row, which is known."""
+        vectors, groups = len(dots.vectors), len(dots.groups)
+        order = ", ".join(str(n) for v in dots.vectors for n in v.chunks)
+        of = ", ".join(str(g) for v in range(vectors) for g, own in enumerate(dots.groups) if v in own.vectors)
+        return [
+            f"_Alignas(64) int8_t {self.digits}[{self.planes * self.blocks * vectors * 64}];",
+            f"float {self.steps}[{self.blocks}];",
+            f"floats {self.totals}[{self.blocks * groups}];",
+            f"const int {self.whole} = DOTS && dots_split({self.row}, {self.blocks}, {vectors}, (const uint8_t[]){{{order}}}, "
+            f"(const uint8_t[]){{{of}}}, {groups}, {self.planes}, {self.digits}, {self.steps}, {self.totals});",
+        ]  # fmt: skip
+
+    def summed(
+        self, dots: IntegerDots, block: Axis, sums: str, value: Callable[[Expr], str], at: Callable[[Index], str],
+        fresh: Callable[[str], str],
+    ) -> list[str]:  # fmt: skip
+        """Statements that add the products of one block to `sums`. value: text of a scale or offset."""
+        lines: list[str] = []
+        read: dict[tuple[str, Index, int], str] = {}
+        numbers = [_numbers(v, read, lines, at, fresh) for v in dots.vectors]
+        size = 64 * len(dots.vectors)
+        for g, group in enumerate(dots.groups):
+            found = self._product(group, numbers, block, size, lines, fresh)
+            scale, offset = (_quarters(values, value) for values in (group.scales, group.offsets))
+            if offset != "lanes(0.0f)":
+                at_total = f"{self.totals}[{block} * {len(dots.groups)} + {g}]"
+                lines.append(f"{found} = lanes_fma({at_total}, -{offset}, {found});")
+            lines.append(f"{sums} = lanes_fma({found}, {scale} * lanes({self.steps}[{block}]), {sums});")
+        return lines
+
+    def _product(
+        self, group: DotGroup, numbers: Sequence[str], block: Axis, size: int, lines: list[str], fresh: Callable[[str], str]
+    ) -> str:  # fmt: skip
+        """The variable with the sums of products of a group, as floats."""
+        total = fresh("d")
+        lines.append(f"ints {total} = {{0}};")
+        for plane in range(2):
+            if plane:
+                lines.append(f"{total} = {total} << 8;")
+            lines += self._plane(total, group, numbers, block, size, plane)
+        found = fresh("l")
+        if self.planes == 2:
+            lines.append(f"floats {found} = lanes_float({total});")
+            return found
+        last = fresh("d")
+        lines += [f"ints {last} = {{0}};", *self._plane(last, group, numbers, block, size, 2)]
+        lines.append(f"floats {found} = lanes_fma(lanes_float({total}), lanes(256.0f), lanes_float({last}));")
+        return found
+
+    def _plane(
+        self, total: str, group: DotGroup, numbers: Sequence[str], block: Axis, size: int, plane: int
+    ) -> list[str]:
+        start = plane * self.blocks * size
+        return [
+            f"{total} = dots_sum({total}, {numbers[v]}, {self.digits} + {block} * {size} + {start + 64 * v});"
+            for v in group.vectors
+        ]
+
+
+def _numbers(
+    v: DotVector, read: dict[tuple[str, Index, int], str], lines: list[str], at: Callable[[Index], str], fresh: Callable[[str], str]
+) -> str:  # fmt: skip
+    """The variable with the numbers of a vector, one a byte."""
+    key = v.operand, v.at, v.flip
+    if key not in read:
+        read[key] = fresh("b")
+        flip = f" ^ {v.flip}" if v.flip else ""
+        lines.append(f"const bytes {read[key]} = dots_read({v.operand} + {at(v.at)}){flip};")
+    if v.low == 0 and v.mask == 255:
+        return read[key]
+    name = fresh("n")
+    lines.append(f"const bytes {name} = dots_bits({read[key]}, {v.low}, {v.mask});")
+    return name
+
+
+def _quarters(values: Sequence[Expr], value: Callable[[Expr], str]) -> str:
+    """A vector of one value for each quarter."""
+    if len(set(values)) == 1:
+        return f"lanes({value(values[0])})"
+    return f"dots_quarters({', '.join(value(v) for v in values)})"
+
+
+__all__ = ["SplitRow"]

@@ -1,0 +1,160 @@
+"""Integer dot products: sums in blocks whose one factor is packed whole numbers, over integers in place of floats.
+
+Of a sum over x · scale · (n - zero), where n are bits of bytes, the processor's instructions for bytes compute x · n: the
+row x is written once as whole numbers of 16 or 24 bits times a step a block, in planes of 8 bits (`dots_split` in
+`backends/ir/c_dots.py`), products and sums of whole numbers are exact, and scales and zero points apply to sums of 64
+products. So a weight needs no conversion to a float. The rounding of x is that of a number of 16 or 24 bits beside the largest
+one of its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import Builder, Expr, factors
+from .blocked import LANES, BlockedSum, moved
+
+QUARTERS = 4  # chunks of `LANES` bytes in a vector
+
+
+@dataclass(frozen=True)
+class ByteNumber:
+    """A float value that is affine in bits of a byte: factor · ((byte ^ flip) & mask) - offset."""
+
+    load: Expr
+    mask: int
+    flip: int
+    factor: Expr
+    offset: Expr
+
+
+@dataclass(frozen=True)
+class DotVector:
+    """64 bytes of weights: where they start, which bits of them are the numbers, and the chunks of the row that they meet."""
+
+    operand: str
+    at: Index
+    flip: int
+    low: int
+    mask: int
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DotGroup:
+    """Vectors whose products share scales and offsets, one value for each quarter of a vector."""
+
+    vectors: tuple[int, ...]
+    scales: tuple[Expr, ...]
+    offsets: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class IntegerDots:
+    """A sum in blocks as integer dot products. row: the other factor, over the reduction axis."""
+
+    row: Expr
+    vectors: tuple[DotVector, ...]
+    groups: tuple[DotGroup, ...]
+
+
+def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
+    """A sum `e` in blocks `parts` as integer dot products; None if it has another form."""
+    over, under = factors(e.args[0])
+    start = index(parts.block) * (LANES * len(parts.bodies)) + index(parts.lane)
+
+    def first(f: Expr) -> Expr:
+        """A factor as the first chunk has it."""
+        return moved(b, f, e.axis, start)
+
+    numbers = [f for f in over if _number(b, first(f), parts.lane) is not None]
+    if len(numbers) != 1:
+        return None
+    row = b.product([f for f in over if f is not numbers[0] and parts.lane in first(f).axes],
+                    [f for f in under if parts.lane in first(f).axes])  # fmt: skip
+    found = [_chunk(b, body, parts) for body in parts.bodies]
+    if row.axes != {e.axis} or row.kind != "float" or any(c is None for c in found):
+        return None
+    return _vectors(row, [c for c in found if c is not None], parts.lane)
+
+
+def _chunk(b: Builder, body: Expr, parts: BlockedSum) -> tuple[ByteNumber, Expr, Expr] | None:
+    """(number, scale, offset in units of the number) of the elements of one chunk."""
+    over, under = factors(body)
+    found = [n for f in over if (n := _number(b, f, parts.lane)) is not None]
+    if len(found) != 1:
+        return None
+    number = found[0]
+    above, below = ([f for f in side if parts.lane not in f.axes] for side in (over, under))
+    scale = b.product([*above, *parts.shared, number.factor], below)
+    return number, scale, b.pointwise("div", (number.offset, number.factor))
+
+
+def _number(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
+    """The value as a number over neighbours along `lane`; None if it has another form."""
+    if e.kind != "float" or lane not in e.axes:
+        return None
+    if e.op == "cast":
+        return _bits(b, e.args[0], lane)
+    if e.op not in ("mul", "add", "sub") or lane in e.args[1].axes:
+        return None
+    found, other = _number(b, e.args[0], lane), e.args[1]
+    if found is None or (e.op == "mul" and other.op != "const"):
+        return None
+    factor, offset = found.factor, found.offset
+    if e.op == "mul":
+        factor, offset = b.mul(factor, other), b.mul(offset, other)
+    else:
+        offset = b.pointwise("add" if e.op == "sub" else "sub", (offset, other))
+    return ByteNumber(found.load, found.mask, found.flip, factor, offset)
+
+
+def _bits(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
+    """Bits of a byte as a number; its lowest bit has the value 1."""
+    mask, flip = 255, 0
+    while e.op in ("and", "xor") and e.args[1].op == "const":
+        constant = int(e.args[1].value) & 255
+        if e.op == "and" and flip:  # bits flipped after the selection
+            return None
+        mask, flip = (mask & constant, flip) if e.op == "and" else (mask, flip ^ constant)
+        e = e.args[0]
+    if e.op != "load" or e.args or e.value[2] or e.value[3] not in ("uint8", "int8") or not mask:
+        return None
+    signed = e.value[3] == "int8"
+    if e.value[1].coefficient(lane) != 1 or (signed and mask != 255):
+        return None
+    low = (mask & -mask).bit_length() - 1
+    offset = b.const(128.0 if signed else 0.0)  # the sign bit flipped adds 128
+    return ByteNumber(e, mask, flip ^ 128 if signed else flip, b.const(float(1 << low)), offset)
+
+
+def _vectors(row: Expr, chunks: Sequence[tuple[ByteNumber, Expr, Expr]], lane: Axis) -> IntegerDots | None:
+    """Chunks joined to vectors: neighbours in memory, equal bits of each byte."""
+    streams: dict[tuple[str, int, int], list[tuple[int, int]]] = {}  # -> (bytes from the first chunk, chunk)
+    starts: dict[str, Index] = {}
+    for n, (number, _, _) in enumerate(chunks):
+        operand, at, _, _ = number.load.value
+        gap = at - starts.setdefault(operand, at)
+        if gap.terms:
+            return None
+        streams.setdefault((operand, number.mask, number.flip), []).append((gap.const, n))
+    vectors: list[DotVector] = []
+    for (operand, mask, flip), places in streams.items():
+        places.sort()
+        for i in range(0, len(places), QUARTERS):
+            own = places[i : i + QUARTERS]
+            if [at - own[0][0] for at, _ in own] != [LANES * q for q in range(QUARTERS)]:
+                return None
+            low = (mask & -mask).bit_length() - 1
+            start = starts[operand] + own[0][0] - index(lane)
+            vectors.append(DotVector(operand, start, flip, low, mask >> low, tuple(n for _, n in own)))
+    groups: dict[tuple[tuple[Expr, ...], tuple[Expr, ...]], list[int]] = {}
+    for v, vector in enumerate(vectors):
+        key = tuple(chunks[n][1] for n in vector.chunks), tuple(chunks[n][2] for n in vector.chunks)
+        groups.setdefault(key, []).append(v)
+    return IntegerDots(row, tuple(vectors), tuple(DotGroup(tuple(own), *key) for key, own in groups.items()))
+
+
+__all__ = ["DotGroup", "DotVector", "IntegerDots", "integer_dots"]
