@@ -138,9 +138,12 @@ def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:
     for name, along in first.dims.items():
         if name in ("m", "n"):
             dims[name] = along
-        elif along.threads > 1:
+        elif name not in first.shared and along.threads > 1:
             parts = next(a.size for a in shape.inner if a.name == "parts")
-            dims["parts"] = DimensionThreads(along.threads, 1, -(-parts // along.threads))
+            repeat = -(-parts // along.threads)
+            if first.shared:  # a part has a whole result: a loop, where registers do not hold all of them
+                repeat = min(repeat, max(1, HELD * 2 // (first.dims["m"].held * first.dims["n"].held)))
+            dims["parts"] = DimensionThreads(along.threads, 1, repeat)
     for a in shape.inner:
         dims.setdefault(a.name, DimensionThreads(1, 1, a.size))
     return ThreadLayout(dims, first.early, 0, first.least)
@@ -213,7 +216,10 @@ def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> li
     """At most `count` schedules, best guess first. Unfusable if there is a product or a long reduction inside another
     reduction."""
     numbers = ranked(_seen(kernel, shape, splits and _splittable(kernel, shape)), count)
-    return [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
+    found = [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
+    if not shape.dots or split_axis(shape) in {e.axis for e in shape.dots}:
+        return found
+    return [s.but(warm=False) if s.split else s for s in found]  # parts of another sum read no matrix first
 
 
 def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SkinnyGemmSchedule]:

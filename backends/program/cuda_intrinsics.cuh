@@ -29,6 +29,9 @@ template <class T> DEVICE T across_lanes(T x, int step) { return __shfl_xor_sync
 
 // Memory that another block has just written: from the cache that all of them share.
 DEVICE float recent(const float* x) { return __ldcg(x); }
+DEVICE void recent_word(float* y, const float* x) {  // 16 bytes
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3]) : "l"(x) : "memory");
+}
 
 DEVICE void visible() { __threadfence(); }
 

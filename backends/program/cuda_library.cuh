@@ -13,8 +13,13 @@ template <int N, class T> DEVICE Pack<T, N> read(const T* x) { return *reinterpr
 template <int N, class T> DEVICE void write(T* x, Pack<T, N> value) { *reinterpret_cast<Pack<T, N>*>(x) = value; }
 template <int N> DEVICE Pack<float, N> read_recent(const float* x) {
     Pack<float, N> found;
+    if constexpr (BYTES >= 16 && N % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) found.at[i] = recent(x + i);
+        for (int i = 0; i < N; i += 4) recent_word(found.at + i, x + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) found.at[i] = recent(x + i);
+    }
     return found;
 }
 

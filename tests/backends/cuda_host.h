@@ -87,6 +87,7 @@ inline void begin_next() {}
 inline void prefetch_line(const void* x) { volatile char there = *static_cast<const char*>(x); (void)there; }  // reads: an address beyond an operand is found
 inline void await_previous() {}
 inline float recent(const float* x) { return *x; }
+inline void recent_word(float* y, const float* x) { std::memcpy(y, x, 16); }
 template <class P, class T> void fetch_word(P& to, const T* from) { std::memcpy(&to, from, 16); }
 inline void end_round() {}
 template <int N> void await_round() {}
