@@ -24,6 +24,7 @@ from .schedules import (
     SimtSchedule,
     SkinnyGemmSchedule,
     joining,
+    packed_first,
     simt_applies,
     simt_legal,
     simt_schedules,
@@ -102,6 +103,7 @@ SKINNY = Strategy(
     legal=lambda kernel, shape, s, splits: skinny_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
     wanted=lambda count, found: count - count // 2 if found else count,
+    merge=packed_first,
     masked=lambda s: True,
 )
 SIMT = Strategy(

@@ -36,13 +36,15 @@ class Warps:
     """Warp layout of a tensor-core GEMM (emit/fragments.py).
 
     `across` warps lie along N, each with `tiles` fragments of 8 columns. `along` warps lie along K (intra-block
-    split-K), each with `depth` chunks of 32 elements per iteration.
+    split-K), each with `depth` chunks of 32 elements per iteration. `packed`: codes of quantized weights are loaded and
+    converted 16 bytes at a time (emit/packed_fragments.py).
     """
 
     along: int
     across: int = 1
     tiles: int = 1
     depth: int = 1
+    packed: bool = False
 
 
 @dataclass(frozen=True)
