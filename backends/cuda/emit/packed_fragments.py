@@ -40,7 +40,7 @@ class PackedSide:
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
     """The right side of a product as codes with one zero and one scale per vector of them; None if it is none."""
-    over, under = factors(kernel.builder.product(dot.right, ()))
+    over, under = factors(kernel.builder.product((*dot.right, *_bare(dot)), ()))
     moving = [f for f in over if not _steady(f, axis, BYTES)]
     if under or not moving:
         return None
@@ -54,6 +54,11 @@ def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
     scale = kernel.builder.product(steady, ()) if steady else None
     values = [e for e in (zero, scale) if e is not None]
     return PackedSide(form, zero, scale) if all(_steady(e, axis, form.span) for e in values) else None
+
+
+def _bare(dot: Dot) -> list[Expr]:
+    """Factors on the left side of a product that read no memory: the place values of halves of bytes."""
+    return [f for f in dot.left if all(x.op != "load" for x in walk([f]))]
 
 
 def _steady(e: Expr, axis: Axis, width: int) -> bool:
@@ -96,7 +101,7 @@ class PackedFragments(Fragments):
                 raise Unfusable("a product without codes")
             self.packed[e] = side
         b = self.kernel.builder
-        self.left = {e: b.product(dots[e].left, ()) for e in self.dots}
+        self.left = {e: b.product([f for f in dots[e].left if f not in _bare(dots[e])], ()) for e in self.dots}
         self.right = {e: b.product(dots[e].right, ()) for e in self.dots}
         rows = (*self.left.values(), *(e.args[0] for e in self.sums))
         self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
