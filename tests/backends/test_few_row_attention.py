@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,27 @@ def test_every_ranked_schedule_can_be_emitted() -> None:
             assert FewRowAttentionSchedule.parse(one) is not None
             assert launches(template, replace(call, schedule=one)), one
         assert all(BACKEND.emitter.fits(lowered.kernel, lowered.shape, one, lowered.cuts) for one in own)
+
+
+def test_what_queries_are_computed_from_is_computed_once() -> None:
+    """Norm, gain and rotary waves before the loop over positions: in it, one product for each element."""
+    q, room = c.rms_norm(x("q", 1, 1, 4, 64), x("g", 64), eps=1e-6), 128
+    wave = t.cast(t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), "float32") * x("f", 1, 1, 1, 64)
+    root = c.masked_attention(
+        c.rope(q, t.cos(wave), t.sin(wave)),
+        x("k", 1, 1, room, 64),
+        x("v", 1, 1, room, 64),
+        x("m", 1, 1, 1, room),
+        scale=0.125,
+    )
+    template = generated(root)
+    call = replace(call_of(template, "bfloat16"), schedule=schedule(8, 8, 4, 2, split=4))
+    (launch,) = launches(template, call)
+    assert isinstance(launch, CudaLaunch)
+    nests = re.findall(r"(?:^ +for .*\n|^ +#pragma unroll\n)+(?:^ {8,}.*\n)+", launch.text, re.M)
+    scores = [nest for nest in nests if re.search(r"\+= t\d+\[[^]]*\] \* wide\(v\d+\[r64\w*_i\]", nest)]
+    assert len(scores) == 1 and "op::" not in scores[0]
+    assert launch.text.count("op::cos(") == launch.text.count("op::sin(") == 1
 
 
 def test_the_best_guess_spreads_a_single_head_over_many_blocks() -> None:
