@@ -55,7 +55,9 @@ class ThreadLoops(CudaPart):
         bodies = {e: frame.in_column(e.args[0]) for e in ready}
         outer = frame.scope
         for body in bodies.values():  # hoist loop-invariant reductions
-            for x in nest_of(body):
+            for x in (
+                walk([body]) if self.layout.shared else nest_of(body)
+            ):  # in attention also those that scores are made of
                 if x.op == "reduce" and x not in ready and x.axes <= outer.bound and frame.scope.find(x) is None:
                     self.loads.need(x)
         if outer is frame.top:
