@@ -18,11 +18,14 @@ from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
 from .emit.kernel import emit, emit_joined
 from .emit.sizes import sized_launch, with_sizes
+from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_schedules
+from .few_row_attention import applies as few_rows_apply
 from .schedules import (
     FEW,
     SimtSchedule,
     SkinnyGemmSchedule,
     joining,
+    packed_first,
     simt_applies,
     simt_legal,
     simt_schedules,
@@ -40,9 +43,11 @@ from .warp_specialized.schedules import gemm_fits, gemm_schedules
 from .windows.kernel import WindowSchedule, emit_windows
 from .windows.schedules import window_schedules, windows_fit
 
+ThreadSchedule = SimtSchedule | SkinnyGemmSchedule | FewRowAttentionSchedule  # schedules with a thread layout
 
-def _emit_threads(found: Lowered, s: SimtSchedule | SkinnyGemmSchedule, name: str) -> Sequence[Launch]:
-    """The launch of a SIMT kernel or skinny GEMM; the last block of each tile combines the parts of a split reduction."""
+
+def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Launch]:
+    """The launch of a kernel in a thread layout; the last block of each tile combines the parts of a split reduction."""
     layout = s.layout(found.kernel, found.shape)
     if s.scratch_parts == 1:
         return [emit(found.kernel, layout, name, found.shape)]
@@ -59,11 +64,16 @@ def _emit_threads(found: Lowered, s: SimtSchedule | SkinnyGemmSchedule, name: st
         raise Unfusable("a reduction that only the joining half does")
     # same thread layout, with the axis names of the split kernel
     names = dict(zip((a.name for a in found.shape.inner), (a.name for a in spread.inner), strict=True))
-    moved = replace(layout, dims={names.get(d, d): along for d, along in layout.dims.items()})
+    moved = replace(
+        layout,
+        dims={names.get(d, d): along for d, along in layout.dims.items()},
+        shared={names.get(d, d): other for d, other in layout.shared.items()},
+        seen=names.get(layout.seen, layout.seen),
+    )
     return [emit_joined(first, second, (moved, joining(layout, after)), name, (spread, after))]
 
 
-def _emitted(kernel: Kernel, shape: Shape, s: SimtSchedule | SkinnyGemmSchedule, splits: bool) -> bool:
+def _emitted(kernel: Kernel, shape: Shape, s: ThreadSchedule, splits: bool) -> bool:
     """Whether a kernel can be emitted with a schedule within the limits on registers and shared memory."""
     if s.scratch_parts > 1 and not splits:
         return False
@@ -94,6 +104,7 @@ SKINNY = Strategy(
     legal=lambda kernel, shape, s, splits: skinny_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
     wanted=lambda count, found: count - count // 2 if found else count,
+    merge=packed_first,
     masked=lambda s: True,
 )
 SIMT = Strategy(
@@ -103,6 +114,18 @@ SIMT = Strategy(
     applies=simt_applies,
     ranked=lambda asked, count: simt_schedules(asked.kernel, asked.shape, count, asked.splits),
     legal=lambda kernel, shape, s, splits: simt_legal(shape, s) and _emitted(kernel, shape, s, splits),
+    emit=_emit_threads,
+    masked=lambda s: True,
+)
+ATTENTION = Strategy(
+    "attention of few rows",
+    "Decode steps: threads along the head size share their registers between scores and results; split-KV over blocks.",
+    FewRowAttentionSchedule,
+    applies=few_rows_apply,
+    ranked=lambda asked, count: few_row_schedules(asked.kernel, asked.shape, count, asked.splits),
+    legal=lambda kernel, shape, s, splits: (
+        few_row_legal(kernel, shape, s, splits) and _emitted(kernel, shape, s, splits)
+    ),
     emit=_emit_threads,
     masked=lambda s: True,
 )
@@ -141,7 +164,7 @@ class CudaEmitter(StrategyEmitter):
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
-    strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, GEMM, TILED), kw_only=True)
+    strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, ATTENTION, GEMM, TILED), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Launch statement with its grid as an argument and a placeholder for sizes, and the definitions

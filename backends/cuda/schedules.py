@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ...egraph.ir import dtypes
 from ..generate.emitter import split_axis
 from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
+from ..generate.strategy import after
 from ..ir.index import Axis, Index
 from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
 from ..ir.tiling import Shape, padded, shape_of
 from ..lowering.split_reduction import split
 from .emit.fragments import refusal
+from .emit.packed_fragments import span_of
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, slope, together
+from .packed_ranking import PackedFew
 from .ranking import Few, Pass, Product, Reduced, Rows, ranked
 
 ROWS = 4  # maximum rows of GEMM on CUDA cores
@@ -77,6 +80,7 @@ class SkinnyGemmSchedule(Schedule):
     n: int = number("columns of a block", Domain(8, 256, powers=True))
     wide: int | None = optional("warps along columns", POWERS)
     deep: int | None = optional("chunks of 32 K elements of a warp per iteration", POWERS)
+    packed: bool = flag("codes of quantized weights: 16 bytes a load, converted two at a time", fixed=True, form=True)
     vector: tuple[tuple[str, int], ...] = sides(
         "contiguous elements per thread along a short inner reduction", Domain(1, 8, powers=True), "v"
     )
@@ -99,7 +103,7 @@ class SkinnyGemmSchedule(Schedule):
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
         """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
-        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1)
+        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed)
         threads = 32 * warps.along * wide
         across = min(n // 2, threads)
         down = min(padded(max(1, shape.m)), threads // across)
@@ -127,7 +131,8 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     """Whether warps cover the columns evenly, and a block has at most 32 of them and all rows."""
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
-    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows and (s.early or not s.warm)
+    packed = not s.packed or (s.n % (16 * wide) == 0 and s.deep is None and not s.warm)
+    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows and packed and (s.early or not s.warm)
 
 
 def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:
@@ -138,9 +143,12 @@ def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:
     for name, along in first.dims.items():
         if name in ("m", "n"):
             dims[name] = along
-        elif along.threads > 1:
+        elif name not in first.shared and along.threads > 1:
             parts = next(a.size for a in shape.inner if a.name == "parts")
-            dims["parts"] = DimensionThreads(along.threads, 1, -(-parts // along.threads))
+            repeat = -(-parts // along.threads)
+            if first.shared:  # a part has a whole result: a loop, where registers do not hold all of them
+                repeat = min(repeat, max(1, HELD * 2 // (first.dims["m"].held * first.dims["n"].held)))
+            dims["parts"] = DimensionThreads(along.threads, 1, repeat)
     for a in shape.inner:
         dims.setdefault(a.name, DimensionThreads(1, 1, a.size))
     return ThreadLayout(dims, first.early, 0, first.least)
@@ -213,14 +221,41 @@ def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> li
     """At most `count` schedules, best guess first. Unfusable if there is a product or a long reduction inside another
     reduction."""
     numbers = ranked(_seen(kernel, shape, splits and _splittable(kernel, shape)), count)
-    return [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
+    found = [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
+    if not shape.dots or split_axis(shape) in {e.axis for e in shape.dots}:
+        return found
+    return [s.but(warm=False) if s.split else s for s in found]  # parts of another sum read no matrix first
 
 
 def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SkinnyGemmSchedule]:
     """At most `count` schedules, best guess first; empty unless operands are 16-bit and contiguous along K."""
     few = _few(kernel, shape, splits and _splittable(kernel, shape))
-    numbers = ranked(few, count) if few is not None else ()
-    return [s for one in numbers if (s := SkinnyGemmSchedule.parse(one)) is not None]
+    packed = _packed(kernel, shape, few)
+    first = _parsed(packed, count - count // 4) if packed is not None else []
+    return [*(s.but(packed=True) for s in first), *(_parsed(few, count - len(first)) if few is not None else [])]
+
+
+def _parsed(seen: Few | PackedFew, count: int) -> list[SkinnyGemmSchedule]:
+    """At most `count` ranked schedules of a skinny GEMM."""
+    return [s for one in ranked(seen, count) if (s := SkinnyGemmSchedule.parse(one)) is not None]
+
+
+def packed_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
+    """Merge of candidate lists: skinny GEMM of quantized weights with packed conversions before those of earlier strategies, other
+    skinny GEMM behind them."""
+    first = [s for s in own if isinstance(s, SkinnyGemmSchedule) and s.packed]
+    return [*first, *after(found, [s for s in own if s not in first], count - len(first))]
+
+
+def _packed(kernel: Kernel, shape: Shape, few: Few | None) -> PackedFew | None:
+    """Description of a skinny GEMM whose codes are converted 16 bytes at a time; None where they are no known form."""
+    if few is None:
+        return None
+    main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
+    span = span_of(kernel, shape, main)
+    if not span or any(e.axis == main and e not in shape.dots for e in kernel.reductions):
+        return None
+    return PackedFew(few.rows, few.columns, few.length, span, few.matrices, few.batch, few.splits, few.own)
 
 
 def _splittable(kernel: Kernel, shape: Shape) -> bool:
@@ -324,6 +359,7 @@ __all__ = [
     "SkinnyGemmSchedule",
     "fastest",
     "joining",
+    "packed_first",
     "simt_applies",
     "simt_legal",
     "simt_schedules",

@@ -108,18 +108,22 @@ def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
 Bound = tuple[Index, Expr, bool]
 
 
-def up_to(e: Expr) -> list[Bound]:
+def up_to(e: Expr, *, hiding: bool = False) -> list[Bound]:
     """Bounds that a maximum's body has from numbers in memory, as (index, number, strict).
 
-    The index is at most (strict: less than) the number wherever the body may differ from -inf.
+    The index is at most (strict: less than) the number wherever the body may differ from -inf. With `hiding`, also bounds from
+    conditions that select -inf; those that select something else are always read.
     """
     if e.op == "add":
-        return [*up_to(e.args[0]), *up_to(e.args[1])]
+        return [*up_to(e.args[0], hiding=hiding), *up_to(e.args[1], hiding=hiding)]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
-        return up_to(e.args[0])
-    if e.op != "where" or e.args[2].op != "const" or e.args[2].value != -math.inf:
+        return up_to(e.args[0], hiding=hiding)
+    if e.op != "where":
         return []
-    return _at_most(e.args[0], True)
+    lost = [x.op == "const" and x.value == -math.inf for x in e.args[1:]]
+    if lost == [True, False] and hiding:
+        return _at_most(e.args[0], False)
+    return _at_most(e.args[0], True) if lost[1] else []
 
 
 def _at_most(c: Expr, wanted: bool) -> list[Bound]:

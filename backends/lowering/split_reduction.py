@@ -22,6 +22,7 @@ from .one_pass_variance import in_one_walk
 ALIGNMENT = 256  # byte alignment of partial results
 COUNTERS = 1 << 16  # maximum tiles per split kernel
 HELD = 64  # longest reduction axis around a split one, whose partial results then have that axis as well
+REPEATED = 256  # longest reduction that every part computes again: a norm of query heads in attention
 
 
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
@@ -50,7 +51,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
             raise Unfusable("a split reduction inside another long one")
         if any(
             x.op == "reduce"
-            and x.axis.size > HELD
+            and x.axis.size > REPEATED
             and x.axis != axis
             and axis not in x.axes
             and x.axes <= set(kernel.axes)

@@ -29,6 +29,9 @@ template <class T> DEVICE T across_lanes(T x, int step) { return __shfl_xor_sync
 
 // Memory that another block has just written: from the cache that all of them share.
 DEVICE float recent(const float* x) { return __ldcg(x); }
+DEVICE void recent_word(float* y, const float* x) {  // 16 bytes
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3]) : "l"(x) : "memory");
+}
 
 DEVICE void visible() { __threadfence(); }
 
@@ -55,6 +58,39 @@ template <class P, class T> DEVICE void read_past(P& to, const T* from) {
     }
 MATRIX_STEP(bf16, "bf16")
 MATRIX_STEP(f16, "f16")
+
+// Four of the eight bytes of a and b, chosen by the digits of a number.
+DEVICE unsigned pick(unsigned a, unsigned b, unsigned digits) { return __byte_perm(a, b, digits); }
+// Pairs of 16-bit floats: a * b + c, rounded once; of two floats; of two floats e4m3fn.
+template <class T> constexpr bool is_bf16 = false;
+template <> constexpr bool is_bf16<bf16> = true;
+DEVICE unsigned pair_sum(unsigned a, unsigned b, unsigned c, bf16) { unsigned y; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c)); return y; }
+DEVICE unsigned pair_sum(unsigned a, unsigned b, unsigned c, f16) { unsigned y; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c)); return y; }
+DEVICE unsigned pair_of(float low, float high, bf16) { unsigned y; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); return y; }
+DEVICE unsigned pair_of(float low, float high, f16) { unsigned y; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); return y; }
+#if __CUDA_ARCH__ >= 890
+DEVICE void pairs_of_float8(unsigned& low, unsigned& high, unsigned x, f16) {
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b;}" : "=r"(low), "=r"(high) : "r"(x));
+}
+#else
+DEVICE unsigned pair_of_float8(unsigned two) {  // in the upper bytes
+    const unsigned nan = ((two & 0x7f00u) == 0x7f00u ? 0x7fffu : 0) | ((two & 0x7f000000u) == 0x7f000000u ? 0x7fff0000u : 0);
+    return pair_sum((two & 0x7f007f00u) >> 1 | (two & 0x80008000u), 0x5c005c00u, 0x80008000u, f16()) | nan;
+}
+DEVICE void pairs_of_float8(unsigned& low, unsigned& high, unsigned x, f16) {
+    low = pair_of_float8(pick(x, 0, 0x1404)), high = pair_of_float8(pick(x, 0, 0x3424));
+}
+#endif
+DEVICE unsigned pair_of_pair(unsigned x) {  // bf16 of f16
+    unsigned y;
+    asm("{.reg .b16 a, b; .reg .f32 c, d; mov.b32 {a, b}, %1; cvt.f32.f16 c, a; cvt.f32.f16 d, b; cvt.rn.bf16x2.f32 %0, d, c;}" : "=r"(y) : "r"(x));
+    return y;
+}
+DEVICE void pairs_of_float8(unsigned& low, unsigned& high, unsigned x, bf16) {
+    unsigned a, b;
+    pairs_of_float8(a, b, x, f16());
+    low = pair_of_pair(a), high = pair_of_pair(b);
+}
 
 // Shared memory of the size that the kernel is launched with.
 #define ROOM(T, name) extern __shared__ T name[]

@@ -13,8 +13,13 @@ template <int N, class T> DEVICE Pack<T, N> read(const T* x) { return *reinterpr
 template <int N, class T> DEVICE void write(T* x, Pack<T, N> value) { *reinterpret_cast<Pack<T, N>*>(x) = value; }
 template <int N> DEVICE Pack<float, N> read_recent(const float* x) {
     Pack<float, N> found;
+    if constexpr (BYTES >= 16 && N % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) found.at[i] = recent(x + i);
+        for (int i = 0; i < N; i += 4) recent_word(found.at + i, x + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) found.at[i] = recent(x + i);
+    }
     return found;
 }
 
@@ -190,6 +195,80 @@ template <class T> DEVICE void multiply(float (&sums)[4], const Pack<T, 8>& abov
     matrix_step(sums, a[0], b[0], a[1], b[1], c[0], c[1], T());
     matrix_step(sums, a[2], b[2], a[3], b[3], c[2], c[3], T());
 }
+// Numbers of 16 bytes of codes as 16-bit floats, two at a time: `span` of them, plus a whole number.
+template <class T> DEVICE unsigned pair(float x) {
+    const T y = stored<T>(x);
+    return y.bits | (unsigned)y.bits << 16;
+}
+template <class T> constexpr unsigned one_pair = is_bf16<T> ? 0x3f803f80u : 0x3c003c00u;
+template <class T, int N> DEVICE unsigned& word(Pack<T, 8> (&x)[N], int i) { return reinterpret_cast<unsigned*>(&x[i / 4])[i % 4]; }
+// Whole numbers 0 to 15 in bytes, low and high halves: as the low bits of 128 (or 1024).
+template <class T> DEVICE void nibbles(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x, float offset) {
+    constexpr bool brief = is_bf16<T>;
+    const unsigned *codes = reinterpret_cast<const unsigned*>(&x), high = brief ? 0x43434343u : 0x64646464u;
+    const unsigned one = one_pair<T>, less = pair<T>(offset - (brief ? 128.0f : 1024.0f));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const unsigned halves = (i < 4 ? codes[i] : codes[i - 4] >> 4) & 0x0f0f0f0fu;
+        word(y, 2 * i) = pair_sum(pick(halves, high, 0x4140), one, less, T());
+        word(y, 2 * i + 1) = pair_sum(pick(halves, high, 0x4342), one, less, T());
+    }
+}
+// Floats e2m1 in low and high halves: the bytes of the wider floats are looked up by their magnitudes.
+template <class T> DEVICE void e2m1(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x, float) {
+    constexpr bool brief = is_bf16<T>;
+    const unsigned* codes = reinterpret_cast<const unsigned*>(&x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned sizes = codes[i] & 0x77777777u, below = codes[i] << 4 & 0x80808080u, above = codes[i] & 0x80808080u;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {  // two bytes: low, high, low, high
+            const unsigned own = sizes >> 16 * j, signs = pick(below, above, j ? 0x7362 : 0x5140);
+            const unsigned high = signs | (brief ? pick(0x3f3f3f00u, 0x40404040u, own) : pick(0x3e3c3800u, 0x46444240u, own));
+            const unsigned low = brief ? pick(0xc0800000u, 0xc0804000u, own) : 0;
+            word(y, 2 * i + j) = pick(low, high, 0x6240);
+            word(y, 2 * i + j + 8) = pick(low, high, 0x7351);
+        }
+    }
+}
+// Whole numbers 0 to 255 in bytes: as the low bits of 1024, or of 2 ** 23.
+template <class T> DEVICE void unsigned_bytes(Pack<T, 8> (&y)[2], const Pack<unsigned char, 16>& x, float offset) {
+    const unsigned* codes = reinterpret_cast<const unsigned*>(&x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const unsigned own = codes[i / 2];
+        if constexpr (is_bf16<T>) {
+            const float less = offset - 8388608.0f;
+            const float a = __uint_as_float(pick(own, 0x4b000000u, i % 2 ? 0x7652 : 0x7650)) + less;
+            const float b = __uint_as_float(pick(own, 0x4b000000u, i % 2 ? 0x7653 : 0x7651)) + less;
+            word(y, i) = pair_of(a, b, T());
+        } else {
+            word(y, i) = pair_sum(pick(own, 0x64646464u, i % 2 ? 0x4342 : 0x4140), one_pair<T>, pair<T>(offset - 1024.0f), T());
+        }
+    }
+}
+template <class T> DEVICE void signed_bytes(Pack<T, 8> (&y)[2], const Pack<unsigned char, 16>& x, float offset) {
+    Pack<unsigned char, 16> moved;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reinterpret_cast<unsigned*>(&moved)[i] = reinterpret_cast<const unsigned*>(&x)[i] ^ 0x80808080u;
+    unsigned_bytes(y, moved, offset - 128.0f);
+}
+// Floats e4m3fn.
+template <class T> DEVICE void float8(Pack<T, 8> (&y)[2], const Pack<unsigned char, 16>& x, float) {
+    const unsigned* codes = reinterpret_cast<const unsigned*>(&x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs_of_float8(word(y, 2 * i), word(y, 2 * i + 1), codes[i], T());
+}
+template <class T, int N> DEVICE void scaled(Pack<T, 8> (&x)[N], float by) {
+    const unsigned factor = pair<T>(by);
+#pragma unroll
+    for (int i = 0; i < 4 * N; ++i) word(x, i) = pair_sum(word(x, i), factor, 0x80008000u, T());
+}
+template <class T, int N> DEVICE void moved(Pack<T, 8> (&x)[N], float by) {
+    const unsigned more = pair<T>(by);
+#pragma unroll
+    for (int i = 0; i < 4 * N; ++i) word(x, i) = pair_sum(word(x, i), one_pair<T>, more, T());
+}
 // What a warp has of a product, TILES times 8 columns of every 16 rows, into rows of ROW values; and what PARTS warps have.
 template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const float (&x)[N][4]) {
     const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
@@ -197,6 +276,14 @@ template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const
     for (int i = 0; i < N; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) place[(i / TILES * 16 + row + j / 2 * 8) * ROW + i % TILES * 8 + column + j % 2] = x[i][j];
+}
+// The same of a product of columns times rows, 16 columns of every 8 rows.
+template <int ROW, int TILES, int N> DEVICE void put_columns(float* place, const float (&x)[N][4]) {
+    const int column = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) place[(i / TILES * 8 + row + j % 2) * ROW + i % TILES * 16 + column + j / 2 * 8] = x[i][j];
 }
 // The diagonals of squares, each of them half of 16 rows times their own 8 columns.
 template <int N> DEVICE void put_diagonal(float* place, const float (&x)[N][4]) {

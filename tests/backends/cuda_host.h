@@ -87,6 +87,7 @@ inline void begin_next() {}
 inline void prefetch_line(const void* x) { volatile char there = *static_cast<const char*>(x); (void)there; }  // reads: an address beyond an operand is found
 inline void await_previous() {}
 inline float recent(const float* x) { return *x; }
+inline void recent_word(float* y, const float* x) { std::memcpy(y, x, 16); }
 template <class P, class T> void fetch_word(P& to, const T* from) { std::memcpy(&to, from, 16); }
 inline void end_round() {}
 template <int N> void await_round() {}
@@ -116,6 +117,38 @@ inline void narrow(float x, bf16& y) {
     y.bits = x != x ? 0x7fff : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 inline void narrow(float x, f16& y) { _Float16 h = _Float16(x); std::memcpy(&y.bits, &h, 2); }
+
+inline unsigned pick(unsigned a, unsigned b, unsigned digits) {
+    unsigned y = 0;
+    for (int i = 0; i < 4; ++i) {
+        unsigned at = digits >> 4 * i & 7;
+        y |= ((at < 4 ? a : b) >> 8 * (at % 4) & 255) << 8 * i;
+    }
+    return y;
+}
+inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
+template <class T> constexpr bool is_bf16 = false;
+template <> constexpr bool is_bf16<bf16> = true;
+template <class T> unsigned pair_of(float low, float high, T) {
+    T a, b;
+    narrow(low, a), narrow(high, b);
+    return a.bits | unsigned(b.bits) << 16;
+}
+template <class T> unsigned pair_sum(unsigned a, unsigned b, unsigned c, T) {
+    T x[2], y[2], z[2];
+    for (int i = 0; i < 2; ++i) x[i].bits = a >> 16 * i, y[i].bits = b >> 16 * i, z[i].bits = c >> 16 * i;
+    return pair_of(wide(x[0]) * wide(y[0]) + wide(z[0]), wide(x[1]) * wide(y[1]) + wide(z[1]), T());
+}
+template <class T> void pairs_of_float8(unsigned& low, unsigned& high, unsigned codes, T) {
+    float found[4];
+    for (int i = 0; i < 4; ++i) {
+        int code = codes >> 8 * i & 255, power = code >> 3 & 15, rest = code & 7;
+        found[i] = ldexpf(power ? 8 + rest : rest, (power ? power : 1) - 10);
+        if ((code & 127) == 127) found[i] = NAN;
+        if (code & 128) found[i] = -found[i];
+    }
+    low = pair_of(found[0], found[1], T()), high = pair_of(found[2], found[3], T());
+}
 
 // 16 rows times 8 columns, 16 elements of the sum: every thread of a warp shows what it holds, and adds what is its own.
 template <class T> void matrix_step(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, T) {

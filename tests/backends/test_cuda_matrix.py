@@ -6,21 +6,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.kernel import CudaLaunch
+from tensor_graphs.backends.cuda.emit.packed_fragments import packed_side
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
+from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir import quantized_ops
 from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.extract.model.kernel import Call
 from tensor_graphs.models.common import quantization
 
-from .cuda_host import compiled
-from .test_cuda_cpp import call_of, check
-from .test_kernel_ir import x
+from .cuda_host import compiled, source_of
+from .test_cuda_cpp import TOLERANCE, call_of, check, memory
+from .test_kernel_ir import error, x
 
 
 def _product(rows: int, length: int, columns: int) -> Tensor:
@@ -68,11 +72,13 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
         {"warps": 2, "n": 8}, {"warps": 2, "n": 32, "wide": 2, "split": 2}, {"warps": 4, "n": 128, "deep": 2, "early": 1}]),
     "uneven normed": (lambda: _normed(5, 72, 67), ("w",), [{"warps": 2, "n": 16}]),
     "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8, "early": 1, "warm": 1}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
-    "int4": (lambda: _packed(16, 1024, 32, "int4"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 4, "n": 8, "split": 2, "early": 1}]),
-    "int4 of a row": (lambda: _packed(1, 2048, 24, "int4") + x("r", 1, 24), (), [{"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}]),
-    "int8 of a row": (lambda: _packed(1, 1024, 16, "int8"), (), [{"warps": 2, "n": 16, "deep": 2}]),
-    "fp8": (lambda: _packed(5, 128, 16, "fp8"), (), [{"warps": 2, "n": 8}]),
-    "mxfp4": (lambda: _packed(4, 128, 16, "mxfp4"), (), [{"warps": 2, "n": 8, "deep": 2}]),
+    "int4": (lambda: _packed(16, 1024, 32, "int4"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 4, "n": 8, "split": 2, "early": 1},
+        {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "wide": 2, "packed": 1, "split": 2, "early": 1}]),
+    "int4 of a row": (lambda: _packed(1, 2048, 24, "int4") + x("r", 1, 24), (), [
+        {"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1}]),
+    "int8 of a row": (lambda: _packed(1, 1024, 16, "int8"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}]),
+    "fp8": (lambda: _packed(5, 128, 16, "fp8"), (), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "packed": 1}]),
+    "mxfp4": (lambda: _packed(4, 128, 16, "mxfp4"), (), [{"warps": 2, "n": 8, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
 
@@ -98,13 +104,67 @@ def made(name: str, dtype: str) -> list[tuple[GeneratedKernel, Call, CudaLaunch]
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_in_fragments_compute_what_is_specified(dtype: str, tmp_path: Path) -> None:
-    found = [one for name in (CASES if dtype == "bfloat16" else ("plain", "gates")) for one in made(name, dtype)]
+    some = ("plain", "gates", "int8 of a row", "fp8", "mxfp4")
+    found = [one for name in (CASES if dtype == "bfloat16" else some) for one in made(name, dtype)]
     kernels = compiled(
         "\n".join([CUDA_LIBRARY, *{launch.name: launch.text for *_, launch in found}.values()]), tmp_path
     )
     for template, call, launch in found:
         assert "multiply(" in launch.text
         check(template, call, launch, kernels[launch.name], dtype)
+
+
+def _with_zeros(rows: int, length: int, columns: int) -> Tensor:
+    """Rows times a matrix of 4-bit codes with a zero point for each group."""
+    codes, shape = t.input("w", (columns, length // 2), "uint8"), (columns, length // 128)
+    number = quantized_ops.unpack(codes, bits=4, form="unsigned", axis=1, block=16)
+    return t.matmul(x("a", rows, length), t.transpose(quantized_ops.dequantize(number, x("s", *shape), x("z", *shape))))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("form", [*quantization.FORMS, "zeros"])
+def test_every_code_is_converted_to_its_number(form: str, dtype: str, tmp_path: Path) -> None:
+    """All bytes in all places of a vector, NaN of 8-bit floats included."""
+    template = generated(_with_zeros(2, 512, 32) if form == "zeros" else _packed(2, 512, 32, form))
+    call = replace(call_of(template, dtype), schedule={"warps": 2, "n": 16, "packed": 1})
+    (launch,) = launches(template, call)
+    assert isinstance(launch, CudaLaunch)
+    found, where = template.lower(call), memory(template, call)
+    assert found is not None
+    codes = where["w"].array.reshape(32, -1)
+    size = codes.shape[1]
+    codes[:] = (
+        ((np.arange(size) * 17 + np.arange(32)[:, None] * 8 + np.arange(size) // 256) % 256)
+        .astype(np.uint8)
+        .view(codes.dtype)
+    )
+    if form == "fp8":
+        codes[1:][(codes[1:] & 127) == 127] = 3  # NaN in the first column only
+    want = {n: g.array.astype(np.float64) if g.array.dtype.kind in "fV" else g.array.copy() for n, g in where.items()}
+    kir_numpy.run(found.kernel, want)
+    kernel = compiled(source_of([launch]), tmp_path)[launch.name]
+    kernel([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
+    got = where["out"].array.astype(np.float64)
+    there = ~np.isnan(want["out"])
+    assert (np.isnan(got) == ~there).all() and there.all() == (form != "fp8")
+    assert error(got[there], want["out"][there]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("index", "known"), [(0, "nibbles"), (1, None), (2, None)], ids=["units of 16", "units of 8", "another table"]
+)
+def test_codes_are_recognized_by_their_values(index: int, known: str | None) -> None:
+    axis_size = 512
+    codes = t.input("w", (32, axis_size // 2), "uint8")
+    number = quantized_ops.unpack(codes, bits=4, form="unsigned", axis=1, block=8 if index == 1 else 16)
+    number = t.sqrt(number) if index == 2 else number
+    template = generated(t.matmul(x("a", 1, axis_size), t.transpose(number)))
+    lowered = template.lower(call_of(template, "bfloat16"))
+    assert lowered is not None
+    (e,) = lowered.kernel.reductions
+    side = packed_side(lowered.kernel, lowered.shape.dots[e], e.axis)
+    assert (side.form.name if side is not None else None) == known
+    assert any("packed" in s for s in lowered.space) == (known is not None)
 
 
 def test_columns_of_one_product_as_several_results(tmp_path: Path) -> None:

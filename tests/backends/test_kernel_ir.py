@@ -862,6 +862,9 @@ def test_attention_of_few_rows_is_split_into_parts_of_one_tile() -> None:
     root = c.attention(x("q", 1, 1, 4, 64), x("k", 1, 1, 768, 64), x("v", 1, 1, 768, 64), scale=0.125)
     space = _space(root)
     assert {s.get("split", 1) for s in space[:4]} == {12}
+    q = c.rms_norm(x("q", 1, 1, 4, 256), x("g", 256), eps=1e-6)
+    root = c.attention(q, x("k", 1, 1, 768, 256), x("v", 1, 1, 768, 256), scale=0.0625)
+    assert min(s.get("split", 1) for s in _space(root)[:4]) >= 8, "every part computes the norm again"
 
 
 def test_guesses_for_small_products_wait_little() -> None:

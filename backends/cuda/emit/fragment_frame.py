@@ -15,10 +15,10 @@ class FragmentFrame(ThreadFrame):
     """Frame of mma fragments: a kernel's rows and columns distributed over a block's threads as tensor cores want them.
 
     It exists beside the thread layout of the epilogue. `dim` is the dimension of K, of `size` elements; a loop
-    iteration of all warps covers `step` elements.
+    iteration of all warps covers `step` elements. Each thread holds 8 elements along K of a chunk, or `span` neighbours.
     """
 
-    def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps) -> None:
+    def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps, span: int = WIDTH) -> None:
         super().__init__(outer.kernel, outer.layout, outer.name, outer.shape)
         self.param, self.counter, self.place, self.warps = outer.param, outer.counter, outer.place, warps
         self.dim, self.block = self.dim_of[axis], outer.along["n"].block
@@ -26,7 +26,12 @@ class FragmentFrame(ThreadFrame):
         self.along = {d: DimensionThreads(8, 1, -(-self.extent[d] // WIDTH)) for d in self.order}
         self.along |= {"m": DimensionThreads(8, 1, 2 * self.heights), "n": DimensionThreads(8, 1, warps.tiles)}
         self.along |= {self.dim: DimensionThreads(4, 8, warps.depth)}
-        self.walked, self.size, self.step = {self.dim}, axis.size, CHUNK * warps.depth * warps.along
+        self.walked, self.size = {self.dim}, axis.size
+        self.step = CHUNK * warps.depth * warps.along
+        self.span = span
+        if span > WIDTH:  # neighbours in vectors of 8
+            self.along[self.dim] = DimensionThreads(1, WIDTH, span // WIDTH)
+            self.step = CHUNK // WIDTH * span * warps.along
         bound = {a for d in ("m", "n", self.dim) for a in self.groups[d]} | {*self.shape.batch, *self.shape.inner}
         self.scope = self.top = CudaScope(2, bound)
 

@@ -56,9 +56,12 @@ class ThreadFrame(Writer[CudaScope]):
         self.extent = {d: math.prod(a.size for a in g) for d, g in self.groups.items()}
         self.along = {d: layout.dims.get(d, DimensionThreads()) for d in self.order}
         self.walked = {a.name for a in own if self.along[a.name].block < a.size}
+        self.walked |= {layout.seen} & self.groups.keys()
         if shape.joined and self.along["n"].block < shape.n:
             self.walked.add("n")
         self.dim_of = {a: d for d, g in self.groups.items() for a in g} | dict.fromkeys(shape.joined, "n")
+        if any({d, other} <= {*self.spans(e)} for e in kernel.exprs for d, other in layout.shared.items()):
+            raise Unfusable("a value along two dimensions that share threads")
         bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
         self.scope = self.top = CudaScope(1, bound)
         self.shared = 0

@@ -119,8 +119,9 @@ class SimtEmitter(CudaPart):
             raise Unfusable("no matrix to prefetch")
         buffers: dict[str, Buffer] = dict(self.kernel.buffers)
         if last is not None:
-            body += last.as_last(tiles["m"] * tiles["n"] * batch, s.batch[0].size, frame.counter, frame.shared)
-            frame.shared = last.frame.shared
+            start = 0 if self.layout.shared else frame.shared  # attention takes much: its halves use the same memory
+            body += last.as_last(tiles["m"] * tiles["n"] * batch, s.batch[0].size, frame.counter, start)
+            frame.shared = max(frame.shared, last.frame.shared)
             buffers |= last.kernel.buffers
         blocks, written = tiles["m"] * tiles["n"] * batch, {x.buffer for x in self.kernel.stores}
         if blocks >= 1 << 31:

@@ -32,7 +32,7 @@ class ThreadLoads(CudaPart):
 
     def need(self, e: Expr) -> None:
         """Emit the loads and computations of everything that the loop nest of an expression reads."""
-        frame = self.frame
+        frame, few = self.frame, self._few(e)
         for x in unknown(e, lambda a: frame.scope.find(a) is not None or a.op in ("const", "index")):
             if frame.scope.find(x) is not None:  # computed along with another reduction
                 continue
@@ -46,9 +46,26 @@ class ThreadLoads(CudaPart):
             if x.op == "load":
                 with self.inside(home):
                     home.known[x] = self.load(x)
-            elif costly(x.op) and home is frame.top and frame.stages.get(x, 0) > 1 and frame.count(frame.spans(x)) > 1:
+            elif home is frame.top and (
+                x in few or (costly(x.op) and frame.stages.get(x, 0) > 1 and self._held(x) > 1)
+            ):
                 with self.inside(home):
                     home.known[x] = self.kept(x)
+
+    def _held(self, e: Expr) -> int:
+        """Elements of a value that a thread holds."""
+        return self.frame.count(self.frame.spans(e))
+
+    def _few(self, e: Expr) -> frozenset[Expr]:
+        """In attention, values of an expression's nest that have fewer elements than what reads them, such as normed queries: they
+        are computed once, before the loop over positions."""
+        if not self.layout.shared:
+            return frozenset()
+        plain = ("load", "reduce", "const", "index")
+        pairs = ((x, a) for x in nest_of(e) for a in (x.args if x.op not in plain else ()))
+        return frozenset(
+            a for x, a in pairs if a.op not in plain and a.kind == "float" and self._held(a) < self._held(x)
+        )
 
     def load(self, e: Expr) -> Local:
         """Emit a load of the thread's elements, vectorized where they are contiguous."""

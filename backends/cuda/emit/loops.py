@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...ir.index import index
 from ...ir.kernel import Expr, Unfusable, walk
-from ...ir.loop_fusion import sharing
+from ...ir.loop_fusion import sharing, up_to
 from .frame import CudaPart, CudaScope, Local, nest_of
 from .loads import ThreadLoads
+from .nest import ThreadNest
 from .reductions import Reductions, rolls_on
 from .spelling import plus
 
@@ -52,7 +55,9 @@ class ThreadLoops(CudaPart):
         bodies = {e: frame.in_column(e.args[0]) for e in ready}
         outer = frame.scope
         for body in bodies.values():  # hoist loop-invariant reductions
-            for x in nest_of(body):
+            for x in (
+                walk([body]) if self.layout.shared else nest_of(body)
+            ):  # in attention also those that scores are made of
                 if x.op == "reduce" and x not in ready and x.axes <= outer.bound and frame.scope.find(x) is None:
                     self.loads.need(x)
         if outer is frame.top:
@@ -86,7 +91,7 @@ class ThreadLoops(CudaPart):
                 if (maximum := rolls_on(e)) in scales:
                     self.accumulators.rescale(acc, scales[maximum])
                 self.accumulators.accumulate(e, bodies[e], dim, acc)
-        self.walk(dim, inner, outer, fetched if fetched.lines else None)
+        self.walk(dim, inner, outer, fetched if fetched.lines else None, self._end(ready, dim))
         alone = [e for e in ready if e not in scales and rolls_on(e) not in scales]
         for monoid in dict.fromkeys(e.value[0] for e in alone):
             self.accumulators.exchange([names[e] for e in alone if e.value[0] == monoid], monoid, dim)
@@ -95,9 +100,33 @@ class ThreadLoops(CudaPart):
         for e in ready:
             outer.known[e] = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
 
-    def walk(self, dim: str, inner: CudaScope, outer: CudaScope, fetched: CudaScope | None = None) -> None:
+    def _end(self, ready: Sequence[Expr], dim: str) -> str:
+        """Text of the end of the loop that the layout's `seen` asks for: a number in memory, such as a row's position, masks
+        every maximum beyond it. "" where it asks for none; Unfusable if there is no such mask."""
+        frame = self.frame
+        if self.layout.seen != dim:
+            return ""
+        (axis,) = frame.groups[dim]
+        found = [up_to(e.args[0], hiding=True) for e in ready if rolls_on(e) not in ready]
+        for at, number, strict in found[0] if all(found) else []:
+            begin = at - index(axis)
+            there = all((at, number, strict) in bounds for bounds in found)
+            if there and axis not in begin.axes and not frame.dims(begin.axes) and not frame.spans(number):
+                self.loads.need(number)
+                nest, name = ThreadNest(frame, ()), self.fresh("end")
+                count = (
+                    f"{nest.scalar(number, 0)} {'' if strict else '+ 1 '}- ({nest.position(begin, (), begin.range[1])})"
+                )
+                nest.line(f"const int {name} = op::max(op::min({count}, {axis.size}LL), 0LL);")
+                nest.close()
+                return name
+        raise Unfusable("no mask that ends the loop")
+
+    def walk(
+        self, dim: str, inner: CudaScope, outer: CudaScope, fetched: CudaScope | None = None, end: str = ""
+    ) -> None:
         """Close a loop over a dimension: header, first coordinate, body. With `fetched`, loads are prefetched some
-        iterations ahead (cp.async)."""
+        iterations ahead (cp.async). `end`: text of where the loop ends, if not behind the last element."""
         frame = self.frame
         size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead
         first = f"const int {dim}_0 = {at}{plus(frame.thread(dim))};"
@@ -112,7 +141,7 @@ class ThreadLoops(CudaPart):
             )
         more = ", round = 0" if fetched is not None else ""
         turn = f", round = (round + 1) % {ahead + 1}" if fetched is not None else ""
-        self.line(f"for (int {at} = 0{more}; {at} < {size}; {at} += {step}{turn}) {{", outer)
+        self.line(f"for (int {at} = 0{more}; {at} < {end or size}; {at} += {step}{turn}) {{", outer)
         self.line(f"    {first}", outer)
         if fetched is not None:
             self.line(f"    fetch_round({at} + {ahead * step}, (round + {ahead}) % {ahead + 1});", outer)

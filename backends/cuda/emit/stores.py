@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import itemsize
@@ -40,11 +39,11 @@ class ThreadStores(CudaPart):
         masks = [*nest.masks(dims), *(nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards)]
         masks += [
             f"{enclosed(frame.lane(d))} == 0"
-            for d in self.layout.dims
-            if d not in dims and self.layout.dims[d].threads > 1
+            for d, along in self.layout.apart.items()
+            if d not in dims and along.threads > 1
         ]
-        if self.layout.threads > math.prod(a.threads for a in self.layout.dims.values()):
-            masks.append(f"thread < {math.prod(a.threads for a in self.layout.dims.values())}")
+        if self.layout.threads > self.layout.used:
+            masks.append(f"thread < {self.layout.used}")
         condition = f"if ({all_of(masks)}) " if masks else ""
         text = nest.scalar(value, nest.deepest, dtype=buffer.dtype)
         if lanes:

@@ -11,6 +11,7 @@ from .fragments import Fragments, Put, plus
 from .frame import CudaPart, Local
 from .loads import ThreadLoads
 from .nest import ThreadNest
+from .packed_fragments import PackedFragments, span_of
 
 
 @dataclass(eq=False)
@@ -28,8 +29,15 @@ class TensorCores(CudaPart):
         if not axes:
             raise Unfusable("no product for tensor cores")
         axis = max(axes, key=lambda a: a.size)
-        own = FragmentFrame(frame, axis, warps)
-        fragments = Fragments(own, axis)
+        if warps.packed:
+            wide = span_of(self.kernel, self.shape, axis)
+            if not wide:
+                raise Unfusable("a product without codes")
+            own = FragmentFrame(frame, axis, warps, wide)
+            fragments: Fragments = PackedFragments(own, axis)
+        else:
+            own = FragmentFrame(frame, axis, warps)
+            fragments = Fragments(own, axis)
         if any(frame.dim_of.get(a) in frame.walked - {own.dim} for e in fragments.dots for a in e.axes):
             raise Unfusable("a product along whose columns a loop walks")
         if self.layout.warm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...ir.index import Axis, Division, Index, index
@@ -36,13 +36,15 @@ class Warps:
     """Warp layout of a tensor-core GEMM (emit/fragments.py).
 
     `across` warps lie along N, each with `tiles` fragments of 8 columns. `along` warps lie along K (intra-block
-    split-K), each with `depth` chunks of 32 elements per iteration.
+    split-K), each with `depth` chunks of 32 elements per iteration. `packed`: codes of quantized weights are loaded and
+    converted 16 bytes at a time (emit/packed_fragments.py).
     """
 
     along: int
     across: int = 1
     tiles: int = 1
     depth: int = 1
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class ThreadLayout:
     programmatic dependent launch; with `warm`, a block has the first part of the matrices that it reads brought into the
     L2 cache before it waits for the previous kernel. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
     memory (0: none). `least` is the minimum number of threads of a block. `warps` is the warp layout of a tensor-core
-    GEMM, None without one.
+    GEMM, None without one. `shared` maps a dimension to another one whose threads it lies along: no value may vary
+    along both. `seen` names a dimension whose loop ends where a mask hides all further positions.
     """
 
     dims: Mapping[str, DimensionThreads]
@@ -62,17 +65,29 @@ class ThreadLayout:
     least: int = 32
     warps: Warps | None = None
     warm: bool = False
+    shared: Mapping[str, str] = field(default_factory=dict)
+    seen: str = ""
 
     @cached_property
+    def apart(self) -> Mapping[str, DimensionThreads]:
+        """The dimensions with threads of their own."""
+        return {d: along for d, along in self.dims.items() if d not in self.shared}
+
+    @cached_property
+    def used(self) -> int:
+        """Number of threads along all dimensions."""
+        return math.prod(a.threads for a in self.apart.values())
+
+    @property
     def threads(self) -> int:
         """Threads of a block, at least one warp."""
-        return max(self.least, math.prod(a.threads for a in self.dims.values()))
+        return max(self.least, self.used)
 
     def stride(self, dim: str) -> int:
         """Distance in thread ids between neighbours along a dimension."""
         step = 1
-        for name, along in self.dims.items():
-            if name == dim:
+        for name, along in self.apart.items():
+            if name == self.shared.get(dim, dim):
                 return step
             step *= along.threads
         return step

@@ -1,0 +1,152 @@
+"""Forms of quantized numbers that registers convert several at a time, recognized by the values that an expression has.
+
+An expression of bytes in memory is a `CodeForm` if it has the values of a known form for every byte, and the byte of each element
+along K lies where that form wants it: 16 bytes for 16 numbers, or for 32 numbers of which the first 16 are the low halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....egraph.ir import dtypes
+from ....egraph.ir.ops import OPS
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import Expr, walk
+
+Array = np.ndarray[Any, Any]
+BYTES = 16  # of a vector load
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+@dataclass(frozen=True)
+class CodeForm:
+    """A form of packed numbers: `name` is the conversion's name in cuda_library.cuh (`nibbles`, `e2m1`, `unsigned_bytes`,
+    `signed_bytes`, `float8`), `load` the load of the bytes, `span` the numbers of 16 bytes, `offset` what is added to whole
+    numbers."""
+
+    name: str
+    load: Expr
+    span: int
+    offset: float = 0.0
+
+
+def code_form(e: Expr, axis: Axis) -> CodeForm | None:
+    """The form of an expression of bytes along K; None if it has none."""
+    loads = [x for x in walk([e]) if x.op == "load"]
+    if len(loads) != 1 or loads[0].value[3] not in ("uint8", "int8") or loads[0].args or e.kind != "float":
+        return None
+    (load,) = loads
+    for span in (BYTES, 2 * BYTES):
+        if axis.size % span == 0 and _repeats(e, load, axis, span) and _lies(load.value[1], axis, span):
+            table = _table(e, load, axis, span)
+            found = _named(table, load) if table is not None else None
+            if found is not None and (found.span == span):
+                return found
+    return None
+
+
+def _repeats(e: Expr, load: Expr, axis: Axis, span: int) -> bool:
+    """Whether indices in an expression are the same `span` elements later, where the load moves by 16 bytes."""
+    later = {axis: index(axis) + span}
+    others = [x.value for x in walk([e]) if x.op == "index"]
+    at: Index = load.value[1]
+    return all(i.axes <= {axis} and i.replaced(later) == i for i in others) and (
+        at.replaced(later) - at == index(BYTES))  # fmt: skip
+
+
+def _lies(at: Index, axis: Axis, span: int) -> bool:
+    """Whether the bytes of the elements of a span are neighbours, from a place that 16 divides on; of 32 elements the same
+    twice."""
+    here = [_number(at, {axis: np.array(k)}) for k in range(span)]
+    own = at.replaced({axis: index(0)})
+    aligned = own.const % BYTES == 0 and all(c % BYTES == 0 for _, c in own.terms)
+    return aligned and [int(v - here[0]) for v in here] == [k % BYTES for k in range(span)]
+
+
+def _number(at: Index, where: Mapping[Axis, Array]) -> Array:
+    """Value of an index at places along axes; 0 along others."""
+    found = np.array(at.const)
+    for atom, c in at.terms:
+        if isinstance(atom, Axis):
+            found = found + c * where.get(atom, np.array(0))
+        else:
+            inner = _number(atom.index, where)
+            found = found + c * (inner % atom.by if atom.rest else inner // atom.by)
+    return found
+
+
+def _table(e: Expr, load: Expr, axis: Axis, span: int) -> Array | None:
+    """Values [256, span] of an expression for each byte and place; None if an operation has no value."""
+    codes = np.arange(256, dtype=np.uint8).view(dtypes.numpy_dtype(load.value[3]))[:, None]
+    known: dict[Expr, Array] = {load: codes}
+    where = {axis: np.arange(span)[None, :]}
+    with np.errstate(all="ignore"):
+        for x in _ordered(e):
+            if x in known:
+                continue
+            args = [known[a] for a in x.args]
+            if x.op == "const":
+                known[x] = np.array(x.value)
+            elif x.op == "index":
+                known[x] = _number(x.value, where)
+            elif x.op == "cast":
+                known[x] = args[0].astype(np.float64 if dtypes.is_float(x.value) else dtypes.numpy_dtype(x.value))
+            elif (function := OPS[x.op].numpy) is not None and x.op != "reduce":
+                known[x] = np.asarray(function({}, *args))
+            else:
+                return None
+    return np.broadcast_to(known[e], (256, span)).astype(np.float64)
+
+
+def _ordered(e: Expr) -> list[Expr]:
+    """An expression's nodes, operands first."""
+    found: dict[Expr, None] = {}
+    stack = [(e, False)]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            found[x] = None
+        elif x not in found:
+            stack.append((x, True))
+            stack += [(a, False) for a in x.args]
+    return list(found)
+
+
+def _named(table: Array, load: Expr) -> CodeForm | None:
+    """The form with these values of bytes and places."""
+    whole = np.arange(256)
+    if table.shape[1] == 2 * BYTES:
+        low, high = table[:16, 0], table[::16, BYTES]
+        if (table[:, :BYTES] != low[whole % 16, None]).any() or (table[:, BYTES:] != high[whole // 16, None]).any():
+            return None
+        if (low != high).any():
+            return None
+        if (low - low[0] == np.arange(16)).all() and _small(low[0], 100):
+            return CodeForm("nibbles", load, 2 * BYTES, float(low[0]))
+        return CodeForm("e2m1", load, 2 * BYTES) if (low == [*E2M1, *-E2M1]).all() else None
+    if not (np.equal(table, table[:, :1]) | (np.isnan(table) & np.isnan(table[:, :1]))).all():
+        return None
+    own = table[:, 0]
+    if (own - own[0] == whole).all() and _small(own[0], 256):
+        return CodeForm("unsigned_bytes", load, BYTES, float(own[0]))
+    signed = whole.astype(np.uint8).view(np.int8).astype(np.float64)
+    if (own - own[0] == signed).all() and _small(own[0], 1):
+        return CodeForm("signed_bytes", load, BYTES, float(own[0]))
+    return CodeForm("float8", load, BYTES) if np.array_equal(own, _float8(), equal_nan=True) else None
+
+
+def _small(offset: float, limit: int) -> bool:
+    """Whether an offset is a whole number at most `limit` large, so that sums with codes are exact in 16 bits."""
+    return float(offset).is_integer() and abs(offset) < limit
+
+
+def _float8() -> Array:
+    """Values of the 8-bit float e4m3fn."""
+    return np.asarray(OPS["from_float8"].numpy({"dtype": "float32"}, np.arange(256, dtype=np.uint8)), np.float64)  # type: ignore[misc]
+
+
+__all__ = ["BYTES", "CodeForm", "code_form"]

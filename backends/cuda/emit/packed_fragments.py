@@ -1,0 +1,297 @@
+"""Skinny GEMM with quantized weights in CUDA C++: 16 bytes of codes per load, converted two at a time in registers.
+
+A thread holds all numbers of 16 bytes of a column, 16 or 32 neighbours along K, as several vectors of 8 of mma fragments; the
+rows' vectors are of the same neighbours. Conversions are functions of cuda_library.cuh (code_forms.py says which). What is one
+value for all numbers of such a vector, such as the scale of a group, multiplies the converted pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ....egraph.ir.dtypes import HALVES
+from ...ir.index import Axis, index
+from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
+from ...ir.tiling import Dot, Shape
+from .code_forms import BYTES, CodeForm, code_form
+from .fragment_frame import CHUNK, HEIGHT, WIDTH
+from .fragments import Fragments, Put, plus, refusal
+from .frame import CudaScope, Local
+from .nest import ThreadNest
+from .spelling import CTYPES, all_of, enclosed, span
+from .thread_layout import slope
+
+
+@dataclass(frozen=True)
+class PackedSide:
+    """The right side of a product: codes, what is subtracted from the numbers (or None), and what they are multiplied by (or
+    None), one value each for all numbers of a vector of codes."""
+
+    form: CodeForm
+    zero: Expr | None
+    scale: Expr | None
+
+    @property
+    def values(self) -> list[Expr]:
+        """Loads of the zero and the scale."""
+        return [x for e in (self.zero, self.scale) if e is not None for x in walk([e]) if x.op == "load"]
+
+
+def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
+    """The right side of a product as codes with one zero and one scale per vector of them; None if it is none."""
+    over, under = factors(kernel.builder.product((*dot.right, *_bare(dot)), ()))
+    moving = [f for f in over if not _steady(f, axis, BYTES)]
+    if under or not moving:
+        return None
+    number, zero = kernel.builder.product(moving, ()), None
+    form = code_form(number, axis)
+    if form is None and number.op == "sub":
+        (number, zero), form = number.args, code_form(number.args[0], axis)
+    if form is None:
+        return None
+    steady = [f for f in over if f not in moving]
+    scale = kernel.builder.product(steady, ()) if steady else None
+    values = [e for e in (zero, scale) if e is not None]
+    return PackedSide(form, zero, scale) if all(_steady(e, axis, form.span) for e in values) else None
+
+
+def _bare(dot: Dot) -> list[Expr]:
+    """Factors on the left side of a product that read no memory: the place values of halves of bytes."""
+    return [f for f in dot.left if all(x.op != "load" for x in walk([f]))]
+
+
+def _steady(e: Expr, axis: Axis, width: int) -> bool:
+    """Whether an expression has one value for each aligned run of elements: its loads have, and no other part names the axis."""
+    return all(
+        slope(x.value[1], axis, width) == 0 and not x.args if x.op == "load" else x.op not in ("reduce", "index")
+        for x in walk([e])
+    )
+
+
+def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
+    """Numbers of 16 bytes of codes in all products along an axis; 0 where some product has no such codes, or others have as
+    well."""
+    dots = [d for e, d in shape.dots.items() if e.axis == axis]
+    sides = [packed_side(kernel, d, axis) for d in dots]
+    spans = {s.form.span if s is not None else 0 for s in sides}
+    return spans.pop() if len(spans) == 1 else 0
+
+
+class PackedFragments(Fragments):
+    """Emitter part for the main loop of skinny GEMM with quantized weights: products of rows and converted codes."""
+
+    def _operands(self, axis: Axis) -> None:
+        frame, dots = self.frame, self.shape.dots
+        ready = [e for e in self.kernel.reductions if e.axis == axis]
+        if (reason := refusal(self.kernel, axis)) or frame.wide != "float32":
+            raise Unfusable(reason or "a product in float64")
+        if (
+            frame.extent["m"] > 2 * HEIGHT
+            or frame.size % frame.span
+            or (frame.warps.depth, frame.warps.tiles % 2) != (1, 0)
+        ):
+            raise Unfusable("vectors of codes do not cover the rows, or the sum")
+        self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
+        self.sums = [e for e in ready if e not in self.dots]
+        self.packed: dict[Expr, PackedSide] = {}
+        for e in self.dots:
+            side = packed_side(self.kernel, dots[e], axis)
+            if side is None or set(frame.spans(side.form.load)) != {"n", frame.dim}:
+                raise Unfusable("a product without codes")
+            self.packed[e] = side
+        b = self.kernel.builder
+        self.left = {e: b.product([f for f in dots[e].left if f not in _bare(dots[e])], ()) for e in self.dots}
+        self.right = {e: b.product(dots[e].right, ()) for e in self.dots}
+        rows = (*self.left.values(), *(e.args[0] for e in self.sums))
+        self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
+        self.rights = []
+        if not self.dots or any("n" in frame.spans(x) for x in self.lefts):
+            raise Unfusable("columns on the left side of a product")
+        self.squares = {e: two for e in self.sums if (two := self._rows(e)) is not None}
+        self.held, self.names = {}, {}
+        self.codes = {x: self.fresh("code") for x in dict.fromkeys(s.form.load for s in self.packed.values())}
+        self.values = {
+            x: self.fresh("factor") for x in dict.fromkeys(x for s in self.packed.values() for x in s.values)
+        }
+
+    def _coordinates(self) -> None:
+        frame, warps = self.frame, self.frame.warps
+        base = f"{enclosed(frame.place['n'])} * {frame.block} + " if frame.place["n"] else ""
+        across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
+        chunk = CHUNK // WIDTH * frame.span
+        self.line("const int m_0 = thread / 4 % 8;")
+        self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
+        self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * {frame.span};")
+
+    def stage(self) -> list[str]:
+        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines."""
+        frame = self.frame
+        self._coordinates()
+        for e in (*self.dots, *self.sums):
+            self._accumulator(e)
+        tiles = frame.warps.tiles
+        for name in self.codes.values():
+            self.line(f"Pack<unsigned char, 16> {name}[{tiles}];")
+        for x, name in self.values.items():
+            self.line(f"{CTYPES[x.value[3]]} {name}[{tiles}];")
+            frame.top.known[x] = Local(name, ("n",), str(x.value[3]))
+        self.held = {x: self.hold(frame.spans(x), self.dtype(x)) for x in self.lefts}
+        frame.top.known |= self.held
+        self.line("{")
+        self.line(f"const int {frame.dim}_0 = own;")
+        self._each_tile(lambda: self._fetch(""))
+        self.read(self.lefts)
+        self.line("}")
+        self._walk_sum()
+        return frame.top.lines
+
+    def _each_tile(self, body: Callable[[], None], pair: str = "") -> None:
+        """Emit a loop over the tiles of columns (of the pair that begins with a tile), at the first element of a vector of
+        codes."""
+        frame = self.frame
+        first, end = (pair, f"{pair} + 2") if pair else ("0", str(frame.warps.tiles))
+        self.line("#pragma unroll")
+        self.line(f"for (int n_i = {first}; n_i < {end}; ++n_i) {{")
+        self.line(f"const int {frame.dim}_i = 0, {frame.dim}_v = 0;")
+        body()
+        self.line("}")
+
+    def _single(self) -> ThreadNest:
+        """A nest without loops, for text inside `_each_tile`."""
+        return ThreadNest(self.frame, ())
+
+    def _fetch(self, condition: str) -> None:
+        """Emit the loads of a tile's codes, and of the values that belong to them."""
+        frame = self.frame
+        nest = self._single()
+        conditions = nest.masks(("n", frame.dim))
+        when = f"if ({condition}) " if condition else ""
+        for x, name in self.codes.items():
+            operand, at, _, _ = x.value
+            (axis,) = frame.groups[frame.dim]
+            first, row = f"(const unsigned char*){frame.param[operand]}", at.replaced({axis: index(0)})
+            place = f"{frame.dim}_0" if frame.span == BYTES else f"({frame.dim}_0 >> 1)"
+            where = f"{first} + {nest.position(row, (), span(at, ()))} + {place}"
+            read = (
+                f"read_once_if<16>({all_of(conditions)}, {where}, {first})" if conditions else f"read_once<16>({where})"
+            )
+            nest.line(f"{when}{name}[n_i] = {read};")
+        for x, name in self.values.items():
+            operand, at, _, dtype = x.value
+            text = f"{frame.param[operand]}[{nest.position(at, (), span(at, ()))}]"
+            ctype = CTYPES[dtype]
+            text = f"{all_of(conditions)} ? {text} : {ctype}{{}}" if conditions else text
+            nest.line(f"{when}{name}[n_i] = {text};")
+        nest.close()
+
+    def _walk_sum(self) -> None:
+        """The software-pipelined loop over K: codes are converted, multiplied, and the next ones loaded."""
+        frame = self.frame
+        whole, at, outer = frame.step >= frame.size, f"{frame.dim}_block", frame.top
+        loop = CudaScope(2 if whole else 3, set(outer.bound), outside=outer)
+        with self.inside(loop):
+            self.line(f"const int {frame.dim}_0 = {'own' if whole else f'{at} + own'};")
+            sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
+            for e in self.sums:
+                if e in self.squares:
+                    self._square(e)
+                else:
+                    self.accumulators.accumulate(e, e.args[0], frame.dim, self.names[e])
+            if not whole:
+                self.line(f"const bool more = {at} + {frame.step} < {frame.size};")
+            self.line("#pragma unroll")
+            self.line(f"for (int pair = 0; pair < {frame.warps.tiles}; pair += 2) {{")
+            self._pair(sides, whole)
+            self.line("}")
+            if not whole:
+                self.line("{")
+                self.line(f"const int {frame.dim}_0 = {at} + {frame.step} + own;")
+                self.read(self.lefts, "more")
+                self.line("}")
+        if whole:
+            outer.lines += loop.lines
+            return
+        self.line("#pragma unroll 1")
+        self.line(f"for (int {at} = 0; {at} < {frame.size}; {at} += {frame.step}) {{")
+        outer.lines += loop.lines
+        self.line("}")
+
+    def _pair(self, sides: dict[Expr, Local], whole: bool) -> None:
+        """Emit two tiles of columns: conversion, the loads of the next iteration, products.
+
+        The matrix unit takes 16 columns as its rows and 8 rows as its columns: nothing is computed twice, and registers are
+        where it wants them.
+        """
+        frame = self.frame
+        vectors = frame.span // WIDTH
+        names: dict[Expr, str] = {}
+        for e in self.dots:
+            left = sides[self.left[e]]
+            if left.dims not in (("m", frame.dim), (frame.dim,)) or left.dtype not in HALVES:
+                raise Unfusable("rows that the matrix unit does not take")
+            names[e] = self.fresh("w")
+            self.line(f"Pack<{CTYPES[left.dtype]}, 8> {names[e]}[2][{vectors}];")
+        self._each_tile(lambda: self._convert(names, whole), "pair")
+        self.line("#pragma unroll")
+        self.line(f"for (int {frame.dim}_i = 0; {frame.dim}_i < {vectors}; ++{frame.dim}_i) {{")
+        for e, name in names.items():
+            left = sides[self.left[e]]
+            for h in range(self._octets):
+                place = f"{self.names[e].name}[{plus('pair / 2', h * frame.warps.tiles // 2)}]"
+                row = f"{left.name}[{plus(f'{frame.dim}_i', h * vectors if 'm' in left.dims else 0)}]"
+                self.line(f"multiply({place}, {name}[0][{frame.dim}_i], {name}[1][{frame.dim}_i], {row});")
+        self.line("}")
+
+    @property
+    def _octets(self) -> int:
+        """Groups of 8 rows."""
+        return -(-max(1, self.frame.extent["m"]) // WIDTH)
+
+    def _convert(self, names: Mapping[Expr, str], whole: bool) -> None:
+        """Emit the conversion of a tile's codes, and the loads of the next iteration."""
+        frame = self.frame
+        for e, name in names.items():
+            side, own = self.packed[e], f"{name}[n_i % 2]"
+            self.line(f"{side.form.name}({own}, {self.codes[side.form.load]}[n_i], {side.form.offset}f);")
+            self._apply("moved", own, side.zero, minus=True)
+            self._apply("scaled", own, side.scale)
+        if not whole:
+            self.line("{")
+            self.line(f"const int {frame.dim}_0 = {frame.dim}_block + {frame.step} + own;")
+            self._fetch("more")
+            self.line("}")
+
+    def _accumulator(self, e: Expr) -> None:
+        if e not in self.dots:
+            super()._accumulator(e)
+            return
+        self.names[e] = Local(self.fresh("acc"), ("m", "n"), "float32")
+        self.line(f"float {self.names[e].name}[{self._octets * self.frame.warps.tiles // 2}][4] = {{}};")
+
+    def put(self, e: Expr, first: int) -> Put:
+        """Emit the store of a warp's partial sum to shared memory; returns its location."""
+        if e not in self.dots:
+            return super().put(e, first)
+        frame, warps = self.frame, self.frame.warps
+        row, rows = warps.tiles * WIDTH * warps.across + 8, frame.heights * HEIGHT
+        place = f"{plus('shared', first)} + thread / {32 * warps.across} * {rows * row}"
+        place += f" + thread / 32 % {warps.across} * {warps.tiles * WIDTH}" if warps.across > 1 else ""
+        self.line(f"put_columns<{row}, {warps.tiles // 2}>({place}, {self.names[e].name});")
+        return Put(first, row, rows * row)
+
+    def _apply(self, function: str, vectors: str, e: Expr | None, minus: bool = False) -> None:
+        """Emit the addition or multiplication of one value to converted numbers."""
+        if e is None:
+            return
+        nest = self._single()
+        value = nest.scalar(e, 0)
+        nest.line(f"{function}({vectors}, {'-' if minus else ''}{enclosed(value)});")
+        nest.close()
+
+    def warmed(self) -> list[str]:
+        """No statements: codes are few bytes."""
+        return []
+
+
+__all__ = ["PackedFragments", "PackedSide", "packed_side", "span_of"]

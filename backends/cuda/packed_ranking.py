@@ -1,0 +1,74 @@
+"""Ranking of schedules of skinny GEMM with quantized weights whose codes are converted 16 bytes at a time (`packed`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, exp, log2
+
+from ..machine import target
+from .ranking import LATENCY, Fixed, Ranked
+
+BYTES = 16  # of codes in a load
+ISSUED = 128 * 1700.0  # instructions of threads that an SM issues in a µs
+EACH = {32: 2.6, 16: 3.8}  # instructions of a thread per number, by the numbers of 16 bytes: counted in SASS
+
+
+@dataclass(frozen=True)
+class PackedFew:
+    """Description of a skinny GEMM with codes: rows, columns, elements along K, numbers of 16 bytes of codes (`span`), matrices,
+    batch size, whether the sum may be split, and the fixed schedule entries of short inner reductions."""
+
+    rows: int
+    columns: int
+    length: int
+    span: int
+    matrices: int
+    batch: int
+    splits: bool
+    own: Fixed
+
+    def ranked(self) -> Ranked:
+        """Yields (schedule, estimated µs): warps along K and N, tiles of 8 columns per warp, split-K factor."""
+        for along, wide, tiles in product((1, 2, 4, 8, 16), (1, 2, 4), (2, 4, 8)):
+            n, warps = 8 * tiles * wide, along * wide
+            uneven = self.columns % n and self.columns < 8 * n
+            if not 2 <= warps <= 16 or uneven or self._registers(tiles) > min(255, target().registers // (32 * warps)):
+                continue
+            for split in (1, 2, 4, 8) if self.splits else (1,):
+                step = 4 * self.span * along
+                if self.length % (self.span * split) or step >= 2 * max(self.length // split, 4 * self.span):
+                    continue
+                schedule = {"warps": along, "wide": wide, "n": n, "split": split, "um": self.rows}
+                yield schedule | dict(self.own), self.us(along, wide, tiles, split)
+
+    def _registers(self, tiles: int) -> int:
+        """Estimated registers per thread: codes, converted numbers of two tiles, rows, accumulators and about 40 others."""
+        octets = -(-self.rows // 8)
+        return self.matrices * (4 * tiles + self.span + 2 * tiles * octets) + octets * self.span // 2 + 40
+
+    def us(self, along: int, wide: int, tiles: int, split: int) -> float:
+        """Estimated time in µs: the larger of DRAM time, with a penalty for too few bytes in flight, and instructions of the busiest
+        SM; at least one memory latency per round of loads."""
+        machine, threads, n = target(), 32 * along * wide, 8 * tiles * wide
+        blocks = ceil(self.columns / n) * self.batch * split
+        resident = max(1, min(machine.threads // threads, machine.registers // (threads * self._registers(tiles))))
+        busy = blocks / machine.multiprocessors
+        share = ceil(busy)
+        rounds = ceil(self.length / split / (4 * self.span * along))
+        numbers = self.length * n * self.matrices / split  # of a block
+        padded = 4.0 * self.span * along * rounds * n * self.matrices
+        dram = self.length * self.columns * self.matrices * self.batch * BYTES / self.span / machine.bytes_per_us
+        flying = min(max(1.0, busy), resident) * threads * tiles * BYTES * self.matrices * min(1.0, numbers / padded)
+        starved = 0.4 * max(0.0, log2((40 << 10) / flying))
+        issued = share * padded * EACH[self.span] / ISSUED
+        waves = ceil(busy / resident)
+        joined = (1.0 + 0.3 * split) * (split > 1) + 0.1 * log2(along) + 0.05 * tiles
+        return (
+            1.6
+            + max(dram * share / busy * exp(min(2.0, starved)), issued, LATENCY * (1 + 0.5 * rounds) * waves)
+            + joined
+        )
+
+
+__all__ = ["PackedFew"]

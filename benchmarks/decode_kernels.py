@@ -1,0 +1,165 @@
+"""Kernels of decode steps on a GPU, alone: `python -m benchmarks.decode_kernels [--seconds S] [--only TEXT] [--out FILE]`.
+
+Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes) and products with quantized weights (`benchmarks.quantised`),
+each as a generated kernel of Triton and of CUDA C++. Every kernel's schedule search tries up to `--schedules` schedules. Rows: the
+kernel, its best schedules with µs in cold caches, µs of its bytes at the device's bandwidth, failed schedules with their first message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import tensor_graphs.egraph.ir.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
+from tensor_graphs.backends.triton.backend import BACKEND as TRITON
+from tensor_graphs.backends.tuning.jobs import job_of, measure_jobs
+from tensor_graphs.backends.tuning.keys import key_of
+from tensor_graphs.costdb.keys.rates import GPU
+from tensor_graphs.costdb.store import shards
+from tensor_graphs.costdb.store.schema import checked
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.models.common import quantization
+
+from .quantised import SHAPES
+
+BEST = 4  # schedules of a row
+
+
+def attention(groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0) -> Tensor:
+    """Attention of a decode step over a cache of `room` positions; `window`: a ring; `norm`: queries are normed and turned."""
+    q = t.input("q", (1, groups, heads, head))
+    k, v = (t.input(name, (1, groups, room, head)) for name in "kv")
+    if norm:
+        waves = (t.input(name, (1, 1, 1, head)) for name in ("cos", "sin"))
+        q = c.rope(c.rms_norm(q, t.input("g", (head,)), eps=1e-6), *waves)
+    own, held = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), t.iota((1, 1, 1, room), 3)
+    if window:
+        held = own - t.mod(own - held + room, room)
+    hidden = t.gt(held, own)
+    if window:
+        hidden = t.logical_or(t.logical_or(hidden, t.le(held, own - window)), t.lt(held, 0))
+    mask = t.where(hidden, t.full((1,) * 4, float("-inf")), t.full((1,) * 4, 0.0))
+    return c.masked_attention(q, k, v, mask, scale=head**-0.5)
+
+
+def product(shape: str, rows: int, form: str) -> Tensor:
+    """Rows times a weight, quantized or (`plain`) not; the weight's columns lie one after the other."""
+    columns, size = SHAPES[shape]
+    x = t.input("x", (rows, size))
+    if form == "plain":
+        return t.matmul(x, t.transpose(t.input("w", (columns, size))))
+    length = size if form in ("int8", "fp8") else size // 2
+    codes = t.input("w", (columns, length), "int8" if form == "int8" else "uint8")
+    scale = t.input("s", (columns, size // quantization.group_of(form, size)))
+    return t.matmul(x, t.transpose(quantization.dequantized(form, codes, scale)))
+
+
+CASES: dict[str, Callable[[], Tensor]] = {
+    "gemma ring 768, norm": lambda: attention(1, 4, 256, 768, norm=True, window=512),
+    "gemma 1024, norm": lambda: attention(1, 4, 256, 1024, norm=True),
+    "gemma ring 768": lambda: attention(1, 4, 256, 768, window=512),
+    "llama-1b 1024": lambda: attention(8, 4, 64, 1024),
+    "llama-8b 1024": lambda: attention(8, 4, 128, 1024),
+    "llama-8b 8192": lambda: attention(8, 4, 128, 8192),
+    **{f"{shape} x {rows} {form}": lambda shape=shape, rows=rows, form=form: product(shape, rows, form)  # type: ignore[misc]
+       for shape, rows, form in (
+           ("8b-gate-up", 1, "int4"), ("8b-gate-up", 1, "fp8"), ("8b-gate-up", 1, "plain"), ("8b-down", 1, "int4"), ("8b-gate-up", 16, "int4"),
+           ("8b-gate-up", 1, "int8"), ("8b-gate-up", 1, "mxfp4"), ("8b-o", 1, "int4"), ("8b-gate-up", 16, "fp8"))},
+}  # fmt: skip
+
+
+def call_of(template: GeneratedKernel) -> Call:
+    """A call over row-major bfloat16 operands; integers stay what they are."""
+
+    def place(n: Tensor) -> Operand:
+        dtype = n.dtype if n.dtype in ("int64", "uint8", "int8") else "bfloat16"
+        return Operand(Type(n.shape, dtype), contiguous(n.shape))  # type: ignore[arg-type]
+
+    found = {str(n.attr("name")): place(n) for n in topological(template.roots) if n.op == "input"}
+    return Call({o: found[o] for o in template.operands}, place(template.root), {})
+
+
+def kernels(only: str) -> Iterator[tuple[str, str, GeneratedKernel, Call]]:
+    """(case, backend, template, call) of every kernel that can be generated."""
+    for name, make in CASES.items():
+        if only not in name:
+            continue
+        for backend, emitter in (("nvrtc", CUDA.emitter), ("triton", TRITON.emitter)):
+            template = template_of(emitter, make())
+            call = call_of(template)
+            if template.lower(call) is not None:
+                yield name, backend, template, call
+
+
+def bytes_of(call: Call) -> int:
+    """Bytes of all operands and results."""
+    return sum(
+        dtypes.itemsize(o.type.dtype) * prod(concrete(o.type.shape)) for o in (*call.operands.values(), *call.outputs)
+    )
+
+
+def figures(rows: Sequence[Mapping[str, Any]], template: GeneratedKernel, call: Call) -> dict[str, Any]:
+    """Best schedules of a kernel in rows of a store, and its failures."""
+    wanted = key_of(template, call).columns
+    same = [
+        r
+        for r in rows
+        if all(r[n] == wanted[n] for n in ("kernel", "backend", "source", "shapes", "dtypes", "strides") if n in wanted)
+    ]
+    cold = sorted((r["median_us"], r["schedule"]) for r in same if r["kind"] == "timing" and r["regime"] == "cold")
+    failed = [f"{r['schedule']}: {r['message'][:200]}" for r in same if r["kind"] == "failure"]
+    return {"best": cold[:BEST], "tried": len(cold), "failed": len(failed), "failures": failed[:2]}
+
+
+def stored(root: Path) -> list[dict[str, Any]]:
+    """All rows in the shards under a folder."""
+    return [row for shard in shards.find(root) for row in checked(shards.read(shard.path))[0].to_pylist()]
+
+
+def main() -> None:
+    """Measure all kernels, then print a row for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=100.0, help="no kernel is begun after so many seconds")
+    parser.add_argument("--schedules", type=int, default=32)
+    parser.add_argument("--only", default="", help="only cases whose names contain this text")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    begun, found = time.perf_counter(), list(kernels(options.only))
+    with tempfile.TemporaryDirectory() as folder:
+        left = options.seconds - (time.perf_counter() - begun)
+        jobs = [job_of(template, call) for *_, template, call in found]
+        outcome = measure_jobs(
+            jobs, folder, schedules=options.schedules, seconds=left, say=lambda text: print(text, flush=True)
+        )
+        rows = stored(Path(folder))
+    print(f"{outcome.measured} of {len(found)} kernels in {time.perf_counter() - begun:.0f} s; {dict(outcome.bad)}")
+    listed = [
+        {
+            "case": name,
+            "backend": backend,
+            "limit_us": bytes_of(call) / GPU.bytes_per_us,
+            **figures(rows, template, call),
+        }
+        for name, backend, template, call in found
+    ]
+    for row in listed:
+        print(json.dumps(row))
+    if options.out is not None:
+        options.out.write_text(json.dumps(listed, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
