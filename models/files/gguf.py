@@ -21,6 +21,12 @@ from .arrays import MappedArray
 
 MAGIC = b"GGUF"
 MAX_RANK, MAX_NAME, MAX_TENSORS, MAX_SIZE = 4, 1 << 16, 1 << 20, 1 << 40
+MAX_TEXT = 1 << 24  # bytes of a text
+MAX_VALUES, MAX_TEXTS, MAX_LIST = (
+    1 << 16,
+    1 << 22,
+    1 << 16,
+)  # metadata values, texts of one array, numbers that are kept of one
 ALIGNMENT = 32  # of tensor data, unless `general.alignment` says otherwise
 
 #: Type of a metadata value -> struct format.
@@ -61,7 +67,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata and tensors of a file by name. Of an array of texts only the number of texts is kept."""
+    """Metadata and tensors of a file by name. Of an array of texts, or of more than `MAX_LIST` numbers, only the length is kept."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -104,17 +110,19 @@ class _Header:
         return found
 
     def value(self, kind: int, name: str) -> Any:
-        """A metadata value; of an array of texts their number."""
+        """A metadata value; of an array of texts or of many numbers its length."""
         if kind in _SCALARS:
             found = self.number(_SCALARS[kind], name)
             return bool(found) if kind == _BOOL else found
         if kind == _STRING:
-            return self.text(f"the value of {name!r}", len(self.data))
+            return self.text(f"the value of {name!r}", MAX_TEXT)
         if kind != _ARRAY:
             raise self.bad(f"{name!r} has the unknown type {kind}")
         inner = self.number("<I", name)
         if inner == _STRING:
             count = self.count(f"texts of {name!r}", 8)
+            if count > MAX_TEXTS:
+                raise TooLargeError(f"{count} texts of {name!r}, more than {MAX_TEXTS}", where=str(self.path))
             for _ in range(count):
                 self.skip(self.number("<Q", name), name)
             return count
@@ -122,6 +130,9 @@ class _Header:
             raise self.bad(f"{name!r} is an array of the type {inner}")
         form = _SCALARS[inner]
         count = self.count(f"numbers of {name!r}", struct.calcsize(form))
+        if count > MAX_LIST:
+            self.skip(count * struct.calcsize(form), name)
+            return count
         return np.frombuffer(self.take(count * struct.calcsize(form), name), np.dtype(form)).tolist()
 
     def skip(self, size: int, what: str) -> None:
@@ -155,7 +166,10 @@ def read_gguf(path: Path | str) -> GgufFile:
     if tensors > MAX_TENSORS:
         raise TooLargeError(f"{tensors} tensors, more than {MAX_TENSORS}", where=str(path))
     metadata: dict[str, Any] = {}
-    for _ in range(header.count("metadata values", 13)):
+    values = header.count("metadata values", 13)
+    if values > MAX_VALUES:
+        raise TooLargeError(f"{values} metadata values, more than {MAX_VALUES}", where=str(path))
+    for _ in range(values):
         name = header.text("a metadata name", MAX_NAME)
         if name in metadata:
             raise header.bad(f"{name[:200]!r} is there twice")
@@ -210,6 +224,8 @@ def _stored(
             f"tensor {shown}: rows of {row} numbers are no multiple of {encoding.numbers} ({encoding.name})",
             where=str(path),
         )
+    if not encoding.dtype and not prod(shape):
+        raise BadWeightsError(f"tensor {shown} of shape {list(shape)} has no blocks ({encoding.name})", where=str(path))
     nbytes = prod(shape) // encoding.numbers * encoding.nbytes
     if offset % aligned or start + offset + nbytes > size:
         raise BadWeightsError(

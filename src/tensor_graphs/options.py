@@ -195,7 +195,7 @@ class CommonOptions:
         (),
         "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
         " of `use_kernels`. The files are executed as code.",
-        anything, decides=False,
+        of_kind("a list of files", list, tuple, str, Path), decides=False,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
