@@ -178,3 +178,16 @@ def test_a_pair_of_files_is_replaced_or_neither(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", WHAT)
 def test_kills_lose_nothing(what: str) -> None:
     assert [said for said, _ in kills(what, 3)] == [""] * 3
+
+
+def test_the_current_folder_is_filled_and_stays_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with writing.replacing_folder(".") as part:
+        for name in ("manifest.json", "a", "z"):
+            (part / name).write_text(name)
+    assert sorted(os.listdir(".")) == sorted(os.listdir(tmp_path)) == ["a", "manifest.json", "z"]
+    with pytest.raises(UnwritableError, match="current folder, and not empty"), writing.replacing_folder("."):
+        raise AssertionError
+    assert (tmp_path / "z").read_text() == "z"

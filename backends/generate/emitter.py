@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from ...egraph.ir.graph import Tensor
 from ..ir.index import Axis
 from ..ir.kernel import Kernel, if_fusable
 from ..ir.precision import Precision
@@ -64,6 +65,10 @@ class Emitter(Protocol):
     def name(self) -> str: ...
     @property
     def version(self) -> str: ...
+
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """Version of the text of kernels for terms over inputs."""
+        ...
 
     @property
     def setup(self) -> tuple[str, ...]:
@@ -142,6 +147,12 @@ class Emitter(Protocol):
 
 class EmitterBase:
     """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
+
+    version: str
+
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """The emitter's version (`Emitter.version_of`)."""
+        return self.version
 
     def masked(self, schedule: Numbers) -> bool:
         """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data
+from ...egraph.ir.graph import Data, tuple_like
 from ...egraph.ir.ops import Type
 from ...errors import ShapeError, UsageError
 from ...extract.model.plan import Plan
@@ -479,7 +479,8 @@ class Program:
     def save(self, folder: str | Path) -> Path:
         """Write the program as a folder and return its path. An existing program is replaced atomically. States are
         saved with their initial values, not their current ones. For a GPU, the kernels that were compiled for calls so far
-        are saved, too: loaded on the same kind of GPU, the program needs no compiler.
+        are saved, too: loaded on the same kind of GPU, the program needs no compiler. Loaded, it returns plain tuples in place of
+        named ones.
 
         UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
         then.
@@ -536,7 +537,8 @@ def _filled(item: Any, results: Sequence[Any]) -> Any:
         return None if item is None else results[item]
     if isinstance(item, Mapping):
         return {k: _filled(v, results) for k, v in item.items()}
-    return type(item)([_filled(v, results) for v in item])
+    parts = [_filled(v, results) for v in item]
+    return parts if isinstance(item, list) else tuple_like(item, parts)
 
 
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:

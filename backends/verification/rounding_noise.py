@@ -74,7 +74,7 @@ class Disturbed:
         if self.device:
             from .torch_reference import evaluate_tensors
 
-            around = _Around(_mirrored(_of_tensors(number // 2, self.device), number))
+            around = _Around(_mirrored(of_tensors(number // 2, self.device), number))
             return evaluate_tensors(
                 self.graph, self.values, self.device, float64=True, poll=self.poll, kept=self.kept, around=around
             )
@@ -114,7 +114,7 @@ def _mirrored(random: Callable[[Any], Any], number: int) -> Callable[[Any], Any]
     return (lambda shape: 1.0 - random(shape)) if number % 2 else random
 
 
-def _of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
+def of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
     import torch
 
     drawing = torch.Generator(device).manual_seed(seed)

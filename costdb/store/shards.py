@@ -27,6 +27,7 @@ MAX_SHARD_FILE_BYTES, MAX_SHARD_TABLE_BYTES = (
 _NAME = re.compile(r"[0-9a-f]{64}\.parquet")
 _TEMPORARY = ".tmp-"
 _TEMPORARY_AGE_S = 3600.0
+_DEPTH = 8  # folders below a store's root that are looked into: shards lie two deep
 
 
 def is_name(name: str) -> bool:
@@ -174,8 +175,8 @@ def find(root: Path) -> list[ShardFile]:
     return [found[name] for name in sorted(found)]
 
 
-def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """All regular files below `folder`, sorted; unreadable and vanished folders are skipped."""
+def _walk(folder: Path | str, depth: int = _DEPTH) -> Iterator[os.DirEntry[str]]:
+    """All regular files in and up to `depth` folders below `folder`, sorted; unreadable and vanished folders are skipped."""
     try:
         with os.scandir(folder) as entries:
             ordered = sorted(entries, key=lambda entry: entry.name)
@@ -183,7 +184,8 @@ def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
         return
     for entry in ordered:
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
+            if depth:
+                yield from _walk(entry.path, depth - 1)
         elif entry.is_file(follow_symlinks=False):
             yield entry
 

@@ -12,11 +12,13 @@ place in a plan nor keep a kernel out. Failures and errors of a team's rows are 
 
 from __future__ import annotations
 
+import os
 import posixpath
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Protocol
 
 from ... import private, settings
 from ...errors import CostStoreError
+from ...plain import Malformed, read_bytes
 from ..reports.reports import StoreReport
 from . import cache, shards
 from .schema import FORMAT, TEAM, checked
@@ -74,13 +77,22 @@ class SharedFolder:
 
     def read(self, path: str, most: int) -> bytes:
         """See `Place.read`."""
-        with open(self.root / path, "rb") as file:
-            return _limited(file.read(most + 1), path, most)
+        self._refuse_links(self.root / path)
+        try:
+            return read_bytes(self.root / path, most)  # what was a file when it was found may be a pipe now
+        except Malformed as error:
+            raise OSError(str(error)) from None
 
     def write(self, path: str, content: bytes) -> None:
         """See `Place.write`."""
         target = self.root / path
+        self._refuse_links(target)
         shards.write_by_content(target.parent, content)
+
+    def _refuse_links(self, target: Path) -> None:
+        """OSError if a link in the team's folder leads elsewhere."""
+        if Path(os.path.realpath(target)) != Path(os.path.realpath(self.root)) / target.relative_to(self.root):
+            raise OSError(f"{target} leads out of the team's folder")
 
 
 class ObjectStore:
@@ -95,28 +107,40 @@ class ObjectStore:
             ) from error
         try:
             self.files, self.root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError, OSError) as error:
+        except Exception as error:  # those of storage libraries have no common class
             raise CostStoreError(f"the team's store cannot be reached: {str(error)[:300]}", where=url) from error
 
     def find(self) -> Iterator[tuple[str, int]]:
         """See `Place.find`."""
-        self.files.invalidate_cache()
         folder = posixpath.join(self.root, FORMAT)
-        if not self.files.exists(folder):
-            return
-        for path, facts in self.files.find(folder, detail=True).items():
+        with _errors_of_storage():
+            self.files.invalidate_cache()
+            found = self.files.find(folder, detail=True) if self.files.exists(folder) else {}
+        for path, facts in found.items():
             yield posixpath.relpath(path, self.root), int(facts.get("size") or 0)
 
     def read(self, path: str, most: int) -> bytes:
         """See `Place.read`."""
-        with self.files.open(posixpath.join(self.root, path), "rb") as file:
+        with _errors_of_storage(), self.files.open(posixpath.join(self.root, path), "rb") as file:
             return _limited(file.read(most + 1), path, most)
 
     def write(self, path: str, content: bytes) -> None:
         """See `Place.write`."""
         target = posixpath.join(self.root, path)
-        self.files.makedirs(posixpath.dirname(target), exist_ok=True)
-        self.files.pipe_file(target, content)  # object stores show an object when it is complete
+        with _errors_of_storage():
+            self.files.makedirs(posixpath.dirname(target), exist_ok=True)
+            self.files.pipe_file(target, content)  # object stores show an object when it is complete
+
+
+@contextmanager
+def _errors_of_storage() -> Iterator[None]:
+    """OSError in place of the errors of storage libraries, which have no common class."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
 def place_of(team: str) -> Place:

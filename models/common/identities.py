@@ -28,8 +28,8 @@ LARGE = 8.0  # threshold: larger arguments use a formula without intermediate ov
 
 
 def keep_zero_sign(x: Tensor, y: Tensor) -> Tensor:
-    """Return y with the sign of x. Used for odd functions, which are computed on |x|."""
-    return t.mul(y, t.sign(x))
+    """Return y with the sign of x, -0.0 where x is. Used for odd functions, which are computed on |x|."""
+    return t.where(t.ne(x, 0.0), t.mul(y, t.sign(x)), x)
 
 
 def asin(x: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ from .arrays import MappedArray
 
 MAGIC = b"GGUF"
 MAX_RANK, MAX_NAME, MAX_TENSORS, MAX_SIZE = 4, 1 << 16, 1 << 20, 1 << 40
-MAX_TEXTS, MAX_TEXT = 1 << 21, 1 << 12  # texts of an array that is kept, and bytes of one of them
+MAX_TEXT, MAX_TOKEN = 1 << 24, 1 << 12  # bytes of a text, and of one of an array that is kept
+MAX_TEXTS, MAX_KEPT = 1 << 22, 1 << 21  # texts of one array, and values of one that is kept
+MAX_VALUES, MAX_LIST = 1 << 16, 1 << 16  # metadata values, and numbers that are kept of one array
 ALIGNMENT = 32  # of tensor data, unless `general.alignment` says otherwise
 
 #: Type of a metadata value -> struct format.
@@ -64,7 +66,10 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata and tensors of a file by name. Of an array of texts only the number of texts is kept, unless it was asked for."""
+    """Metadata and tensors of a file by name.
+
+    Of an array of texts, or of more than `MAX_LIST` numbers, that was not asked for, only the length is kept.
+    """
 
     path: Path
     metadata: Mapping[str, Any]
@@ -74,8 +79,8 @@ class GgufFile:
 class _Header:
     """A cursor over the mapped bytes of a header."""
 
-    def __init__(self, path: Path, data: np.ndarray[Any, Any], texts: Collection[str]) -> None:
-        self.path, self.data, self.at, self.texts = path, data, 0, texts
+    def __init__(self, path: Path, data: np.ndarray[Any, Any], kept: Collection[str]) -> None:
+        self.path, self.data, self.at, self.kept = path, data, 0, kept
 
     def bad(self, text: str) -> BadModelError:
         return BadModelError(text, where=str(self.path))
@@ -107,21 +112,22 @@ class _Header:
         return found
 
     def value(self, kind: int, name: str) -> Any:
-        """A metadata value; of an array of texts that nobody asked for their number."""
+        """A metadata value; of an array of texts or of many numbers that nobody asked for, its length."""
         if kind in _SCALARS:
             found = self.number(_SCALARS[kind], name)
             return bool(found) if kind == _BOOL else found
         if kind == _STRING:
-            return self.text(f"the value of {name!r}", len(self.data))
+            return self.text(f"the value of {name!r}", MAX_TEXT)
         if kind != _ARRAY:
             raise self.bad(f"{name!r} has the unknown type {kind}")
         inner = self.number("<I", name)
         if inner == _STRING:
             count = self.count(f"texts of {name!r}", 8)
-            if name in self.texts:
-                if count > MAX_TEXTS:
-                    raise TooLargeError(f"{count} texts of {name!r}, more than {MAX_TEXTS}", where=str(self.path))
-                return [self.text(f"a text of {name!r}", MAX_TEXT) for _ in range(count)]
+            kept = name in self.kept
+            if count > (most := MAX_KEPT if kept else MAX_TEXTS):
+                raise TooLargeError(f"{count} texts of {name!r}, more than {most}", where=str(self.path))
+            if kept:
+                return [self.text(f"a text of {name!r}", MAX_TOKEN) for _ in range(count)]
             for _ in range(count):
                 self.skip(self.number("<Q", name), name)
             return count
@@ -129,6 +135,9 @@ class _Header:
             raise self.bad(f"{name!r} is an array of the type {inner}")
         form = _SCALARS[inner]
         count = self.count(f"numbers of {name!r}", struct.calcsize(form))
+        if count > (MAX_KEPT if name in self.kept else MAX_LIST):
+            self.skip(count * struct.calcsize(form), name)
+            return count
         return np.frombuffer(self.take(count * struct.calcsize(form), name), np.dtype(form)).tolist()
 
     def skip(self, size: int, what: str) -> None:
@@ -137,8 +146,8 @@ class _Header:
         self.at += size
 
 
-def read_gguf(path: Path | str, texts: Collection[str] = ()) -> GgufFile:
-    """Return metadata and tensors of a file; no tensor data is read. texts: names of arrays of texts to keep.
+def read_gguf(path: Path | str, kept: Collection[str] = ()) -> GgufFile:
+    """Return metadata and tensors of a file; no tensor data is read. `kept`: names of long arrays to keep.
 
     BadModelError for a malformed header, BadWeightsError for tensors outside the file or that overlap it, TooLargeError for sizes
     beyond limits, UnsupportedError for other versions and encodings.
@@ -148,7 +157,7 @@ def read_gguf(path: Path | str, texts: Collection[str] = ()) -> GgufFile:
         size = path.stat().st_size
         if size < 24:
             raise BadModelError(f"{path.name} has {size} bytes, too few for a header", where=str(path))
-        header = _Header(path, np.memmap(path, np.uint8, "r"), texts)
+        header = _Header(path, np.memmap(path, np.uint8, "r"), kept)
     except OSError as error:
         raise BadModelError(f"{path.name} cannot be read: {error}", where=str(path)) from None
     if header.take(4, "the magic") != MAGIC:
@@ -162,7 +171,10 @@ def read_gguf(path: Path | str, texts: Collection[str] = ()) -> GgufFile:
     if tensors > MAX_TENSORS:
         raise TooLargeError(f"{tensors} tensors, more than {MAX_TENSORS}", where=str(path))
     metadata: dict[str, Any] = {}
-    for _ in range(header.count("metadata values", 13)):
+    values = header.count("metadata values", 13)
+    if values > MAX_VALUES:
+        raise TooLargeError(f"{values} metadata values, more than {MAX_VALUES}", where=str(path))
+    for _ in range(values):
         name = header.text("a metadata name", MAX_NAME)
         if name in metadata:
             raise header.bad(f"{name[:200]!r} is there twice")
@@ -217,6 +229,8 @@ def _stored(
             f"tensor {shown}: rows of {row} numbers are no multiple of {encoding.numbers} ({encoding.name})",
             where=str(path),
         )
+    if not encoding.dtype and not prod(shape):
+        raise BadWeightsError(f"tensor {shown} of shape {list(shape)} has no blocks ({encoding.name})", where=str(path))
     nbytes = prod(shape) // encoding.numbers * encoding.nbytes
     if offset % aligned or start + offset + nbytes > size:
         raise BadWeightsError(

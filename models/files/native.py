@@ -61,7 +61,7 @@ def _structure_out(value: Any) -> Any:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     for kind, name in ((tuple, "tuple"), (list, "list")):
-        if type(value) is kind:
+        if isinstance(value, kind):  # named tuples are stored as plain ones
             return {name: [_structure_out(v) for v in value]}
     if type(value) is dict and all(type(k) in (str, int) for k in value):
         return {"dict": [[k, _structure_out(v)] for k, v in value.items()]}

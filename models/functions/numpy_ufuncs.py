@@ -16,6 +16,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Tensor
 from ...errors import TraceError
+from ..common.identities import keep_zero_sign
 from ..common.sampling import running
 from ..torch_export import aten_pointwise as pointwise
 from .numpy_array import TracedArray, arrays_in, expression, is_traced, traced
@@ -116,7 +117,7 @@ UFUNCS: dict[str, Build] = {
     "floor_divide": t.floordiv, "remainder": t.mod, "fmod": _fmod, "divmod": lambda x, y: (t.floordiv(x, y), t.mod(x, y)),
     "power": _power, "float_power": _power, "negative": t.neg, "positive": lambda x: x, "conjugate": lambda x: x,
     "absolute": _of_bools(lambda x: x, t.abs), "fabs": t.abs, "sign": t.sign, "square": t.square, "reciprocal": _reciprocal,
-    "cbrt": lambda x: t.sign(x) * t.pow(t.abs(x), 1 / 3),
+    "cbrt": lambda x: keep_zero_sign(x, t.pow(t.abs(x), 1 / 3)),
     "log2": pointwise.scaled_log(2.0), "log10": pointwise.scaled_log(10.0), "logaddexp": _logaddexp(np.e),
     "logaddexp2": _logaddexp(2.0),
     "floor": pointwise.whole(t.floor), "ceil": pointwise.whole(t.ceil), "rint": t.round, "trunc": pointwise.trunc, "modf": _modf,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph, Tensor, tuple_like
 from ...egraph.ir.ops import Type
 from ...errors import ShapeError, TraceError, UsageError
 from ...wording import with_article
@@ -146,15 +146,15 @@ def _template(item: Any, path: str, outputs: list[Tensor], names: list[str]) -> 
     """Return the structure of a result with output indices as leaves.
 
     The tensors are appended to `outputs` and their paths to `names`. Raises TraceError for a leaf that is not a tensor,
-    array or number, and for containers other than plain tuples, lists and dicts with string keys.
+    array or number, and for containers other than plain and named tuples, lists and dicts with string keys.
     """
     if is_traced(item) or isinstance(item, Tensor):
         outputs.append(expression(item))
         names.append(path or "output")
         return len(outputs) - 1
-    if type(item) in (list, tuple):
+    if type(item) in (list, tuple) or (isinstance(item, tuple) and hasattr(item, "_fields")):
         parts = [_template(v, f"{path}.{i}" if path else f"output{i}", outputs, names) for i, v in enumerate(item)]
-        return parts if type(item) is list else tuple(parts)
+        return parts if isinstance(item, list) else tuple_like(item, parts)
     if isinstance(item, Mapping):
         if wrong := [k for k in item if not isinstance(k, str)]:
             raise TraceError(f"the function returned a dict with the keys {wrong[:3]}, which are no strings")

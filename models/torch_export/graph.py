@@ -11,7 +11,7 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import dims as dims_
 from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Data, Graph, Tensor
+from ...egraph.ir.graph import Data, Graph, Tensor, tuple_like
 from ...egraph.simplify.masks import LARGEST
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
 from ..common.sizes import size_tensor
@@ -412,7 +412,7 @@ def _dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
 def _structure(spec: Any, leaves: Sequence[int | None]) -> Any:
     """Return the template of nested tuples, lists and dicts of the outputs; None for a single output.
 
-    Dataclasses and mappings registered as PyTorch pytrees become dicts; None leaves are kept.
+    Named tuples keep their type; dataclasses and mappings registered as PyTorch pytrees become dicts; None leaves are kept.
     """
     from torch.utils import _pytree
 
@@ -425,7 +425,7 @@ def _structure(spec: Any, leaves: Sequence[int | None]) -> Any:
             return {f.name: plain(getattr(item, f.name)) for f in dataclasses.fields(item)}
         if isinstance(item, list):
             return [plain(v) for v in item]
-        return tuple(plain(v) for v in item) if isinstance(item, tuple) else item
+        return tuple_like(item, [plain(v) for v in item]) if isinstance(item, tuple) else item
 
     found = plain(tree)
     return None if isinstance(found, int) else found

@@ -195,7 +195,7 @@ class CommonOptions:
         (),
         "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
         " of `use_kernels`. The files are executed as code.",
-        of_kind("a list of files or of declared kernels", list, tuple), decides=False,
+        of_kind("a list of files", list, tuple, str, Path), decides=False,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -245,7 +245,8 @@ class SaturateOptions(CommonOptions):
     tolerance: str | float = option(
         "eager",
         'Allowed error: "eager" (at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise'
-        " equal), or a relative error. From 1e-3 on, float32 products may use TF32 on a GPU.",
+        " equal to the graph in NumPy, and to the caller's function, which runs itself where no plan is), or a relative error."
+        " From 1e-3 on, float32 products may use TF32 on a GPU.",
         is_tolerance,
     )
     progress: Progress | None = option(

@@ -28,6 +28,7 @@ except ImportError:  # Windows: leftovers are recognized by age only
     fcntl = None  # type: ignore[assignment]
 
 PART, OLD, KEPT = ".part", ".old", ".kept"  # hidden name suffixes: being written, replaced folder, replaced file
+RECORD = "manifest.json"  # a folder without it is no saved program
 TRIES = 50  # attempts to rename a folder while other writers do the same
 STALE_S = 3600.0  # age in seconds from which a hidden file is a leftover, if there are no locks
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
@@ -274,13 +275,17 @@ def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[
 
     Else `target` is unchanged. The older folder is removed. A link is followed. If the file system can exchange two
     names atomically, `target` exists at every moment; otherwise the older folder is moved aside first, and `recover`
-    restores it if the process is killed in between. UnwritableError names the cause, and the bytes `needed` if the disk
-    is full.
+    restores it if the process is killed in between. The current folder is filled instead, file by file with RECORD last,
+    because a process whose current folder is replaced is left in a removed one; it must be empty. UnwritableError names
+    the cause, and the bytes `needed` if the disk is full.
     """
     with named_errors(target, needed), contextlib.ExitStack() as locks:
         place = _followed(target)
         place.parent.mkdir(parents=True, exist_ok=True)
         recover(place)
+        within = _is_current(place)
+        if within and any(place.iterdir()):
+            raise OSError(errno.EBUSY, "it is the current folder, and not empty: change to another folder first")
         part = _new_folder(place, locks)
         try:
             yield part
@@ -290,7 +295,10 @@ def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[
                 sync_folder(Path(folder))
             with contextlib.suppress(OSError):
                 part.chmod(stat.S_IMODE(place.stat().st_mode))
-            _into_place(part, place)
+            if within:
+                _filled_in(part, place)
+            else:
+                _into_place(part, place)
             sync_folder(place.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -328,6 +336,20 @@ def _into_place(part: Path, place: Path) -> None:
             raced = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY)
             if error.errno not in raced or attempt == TRIES - 1:
                 raise
+
+
+def _is_current(place: Path) -> bool:
+    """Whether a folder is this process' current one."""
+    with contextlib.suppress(OSError):
+        return os.path.samefile(place, os.curdir)
+    return False
+
+
+def _filled_in(part: Path, place: Path) -> None:
+    """Move the content of one folder into another that is empty, RECORD last."""
+    for name in sorted(os.listdir(part), key=lambda name: (name == RECORD, name)):
+        os.rename(part / name, place / name)
+    sync_folder(place)
 
 
 def _exchanged(one: Path, other: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from tensor_graphs.costdb.price.predict import Query
 from tensor_graphs.costdb.store import shards
 from tensor_graphs.costdb.store.schema import TimingRow, arrow_schema
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.costdb.store.team import pull, push
+from tensor_graphs.costdb.store.team import place_of, pull, push
 from tensor_graphs.errors import CostStoreError
 
 Make = Callable[..., TimingRow]
@@ -119,3 +120,50 @@ def test_a_poisoned_kernel_is_measured_before_it_is_chosen(tmp_path: Path) -> No
     with settings.override(home=str(tmp_path / "home2"), costdb=str(tmp_path / "mine"), team=str(tmp_path / "team")):
         program = tg.optimize(tg.tanh(x @ w), **given)
     assert set(program.report.priced) == {"measured"}
+
+
+# ---------------------------------------------------------------- hostile places
+def test_deep_folders_links_and_pipes_of_a_team_are_left_alone(tmp_path: Path, timing: Make) -> None:
+    team, mirror, elsewhere = tmp_path / "team", tmp_path / "mirror", tmp_path / "elsewhere"
+    for folder in (team, elsewhere):
+        folder.mkdir()
+    Store(tmp_path / "a").add([timing(10.0)])
+    (shard,) = shards.find(tmp_path / "a")
+    inner = shard.path.relative_to(tmp_path / "a")
+    here = os.getcwd()
+    try:
+        for name in [inner.parts[0], *1500 * ["d"]]:
+            os.mkdir(team / name if name == inner.parts[0] else name)
+            os.chdir(team / name if name == inner.parts[0] else name)
+    finally:
+        os.chdir(here)
+    assert pull(str(team), mirror).copied == 0
+    (team / inner.parts[0] / inner.parts[1]).symlink_to(elsewhere)
+    done = push(tmp_path / "a", str(team))
+    assert done.copied == 0 and "leads out" in done.bad_shards[shard.name] and not list(elsewhere.iterdir())
+
+
+def test_a_shard_that_becomes_a_pipe_does_not_block(tmp_path: Path, timing: Make) -> None:
+    Store(tmp_path / "team").add([timing(10.0)])
+    (shard,) = shards.find(tmp_path / "team")
+    place = place_of(str(tmp_path / "team"))
+    found = list(place.find())
+    shard.path.unlink()
+    os.mkfifo(shard.path)
+    with pytest.raises(OSError, match="not a plain file"):
+        place.read(found[0][0], 1 << 20)
+    shard.path.unlink()
+    shard.path.symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="leads out"):
+        place.read(found[0][0], 1 << 20)
+
+
+def test_errors_of_a_storage_library_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory", reason="the fleet extra is not installed")
+
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("the credentials have expired")
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "exists", fails)
+    with pytest.raises(CostStoreError, match="the credentials have expired"):
+        pull(f"memory://{uuid.uuid4().hex}/costs", tmp_path / "mirror")

@@ -233,3 +233,37 @@ def test_no_cut_or_flipped_header_does_more_than_raise(tmp_path: Path) -> None:
         path.write_bytes(bytes(content))
         with contextlib.suppress(TensorGraphsError):
             opened_gguf(path)
+
+
+# ---------------------------------------------------------------- files that ask for much
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (struct.pack("<IQQ", 3, 0, 1 << 17), "metadata values"),
+        (struct.pack("<IQQ", 3, 0, 1) + text("t") + struct.pack("<IIQ", 9, 8, (1 << 22) + 1), "texts"),
+        (struct.pack("<IQQ", 3, 0, 1) + text("t") + struct.pack("<IQ", 8, 1 << 25), "more than"),
+    ],
+    ids=["values", "texts", "text"],
+)
+def test_files_of_many_values_are_refused_before_they_are_read(tmp_path: Path, head: bytes, reason: str) -> None:
+    path = tmp_path / "m.gguf"
+    with open(path, "wb") as file:
+        file.write(b"GGUF" + head)
+        file.truncate(1 << 27)  # takes no room
+    with pytest.raises((TooLargeError, BadModelError), match=reason):
+        read_gguf(path)
+
+
+def test_of_long_arrays_only_the_length_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with open(path, "wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("t") + struct.pack("<IIQ", 9, 0, 1 << 26))
+        file.truncate((1 << 26) + 1000)
+    assert read_gguf(path).metadata == {"t": 1 << 26}
+
+
+def test_quantized_tensors_without_numbers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file_of(META, {"output.weight": ((0, 256), Q4_K, b"")}))
+    with pytest.raises(BadWeightsError, match="no blocks"):
+        read_gguf(path)

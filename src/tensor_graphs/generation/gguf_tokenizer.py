@@ -74,7 +74,8 @@ def gguf_tokenizer(path: Path) -> Any:
     except ImportError:
         raise UnsupportedError("text needs the package tokenizers", where=str(path),
                                hint="pip install 'tensor-graphs[text]', or give token ids in place of text") from None  # fmt: skip
-    meta = Config(read_gguf(path, texts=(f"{PREFIX}tokens", f"{PREFIX}merges")).metadata, str(path))
+    lists = [PREFIX + name for name in ("tokens", "merges", "token_type", "scores")]
+    meta = Config(read_gguf(path, kept=lists).metadata, str(path))
     kind = meta.text(f"{PREFIX}model", "")
     if not kind or not isinstance(meta.fields.get(f"{PREFIX}tokens"), list):
         raise UnsupportedError("the file has no tokenizer", where=str(path), hint="give token ids in place of text")

@@ -14,7 +14,8 @@ from ..backends.registry import describe
 from ..backends.user.templates import USER_PREFIX, UserKernel
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Graph
-from ..extract.model.kernel import Candidate, Plan, Vertex
+from ..extract.model.kernel import Candidate, Vertex
+from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..options import Options
 from ..report.report import (

@@ -20,8 +20,10 @@ from ..models.common.quantized_graph import quantized
 from ..options import Options
 from ..progress import Progress
 from ..public_functions import takes_options
+from ..report.report import CALLER
 from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
 from .choose_form import faster_form
+from .exact_form import bitwise_form
 from .load import load
 from .measuring import backends_of, measurer_started
 from .prepare import Task, prepare
@@ -82,6 +84,8 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
             program = with_buckets(session, graph, rows, program, backends, more)
     if program.manifest.buckets is None:
         program = faster_form(session, task, program, report)
+    if report.runs != CALLER:
+        program = bitwise_form(session, task, program, report)
     report.seconds, report.timeline = session.clock.seconds, session.timeline
     return program
 

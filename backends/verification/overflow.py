@@ -1,0 +1,95 @@
+"""Elements whose value depends on the order in which a sum that overflows is taken.
+
+A sum of large terms of both signs is +inf, -inf, NaN or finite in the graph's own dtypes, depending on which partial sums
+overflow: different libraries give different results for the same product of matrices. Runs in the graph's dtypes, each with a
+choice among the results that some order gives, find the elements that depend on it. Sums whose terms have one
+sign, and overflow elsewhere, have one result in every order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.interpret import evaluate
+from .compare import LARGEST, module_of, wide
+from .rounding_noise import Compute, of_tensors
+
+SUMS = ("sum", "cumsum", "matmul", "conv")  # atomic ops that add up products of their operands' elements
+RUNS = 8
+
+
+def changed_by_order(
+    graph: Graph, values: Mapping[str, Any], own: Sequence[Any], *, device: str = "",
+    kept: dict[str, Any] | None = None, poll: Callable[[], object] = lambda: None,
+) -> list[Any]:  # fmt: skip
+    """Per output, a bool array or tensor: where its value is another one than in `own` if sums that overflow are taken in
+    another order.
+
+    `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`, `kept`, `poll`: as in
+    `rounding_noise.Disturbed`.
+    """
+    found = [module_of(o).zeros_like(o == o) for o in own]
+    for number in range(RUNS):
+        around = _AnyOrder(number, of_tensors(number, device) if device else np.random.default_rng(number).random)
+        with np.errstate(all="ignore"):
+            if device:
+                from .torch_reference import evaluate_tensors
+
+                run = evaluate_tensors(graph, values, device, poll=poll, kept=kept, around=around)
+            else:
+                run = evaluate(graph, values, poll=poll, around=around)
+        if not around.overflows:
+            break
+        for k, (a, b, root) in enumerate(zip(own, run, graph.roots, strict=True)):
+            found[k] = found[k] | (_class_differs(a, b) if dtypes.is_float(root.dtype) else a != b)
+    return found
+
+
+def _class_differs(a: Any, b: Any) -> Any:
+    """Where two floats are not both NaN, both the same infinity, or both finite."""
+    xp = module_of(a)
+    finite = xp.isfinite(a) & xp.isfinite(b)
+    return ~(finite | (a == b) | (xp.isnan(a) & xp.isnan(b)))
+
+
+@dataclass
+class _AnyOrder:
+    """Computes a node; elements of sums that overflow get one of the results that some order gives: in the first three
+    runs +inf, -inf or NaN everywhere, later any of them.
+
+    `random`: function from a shape to uniform numbers in [0, 1). `overflows`: whether there was such an element.
+    """
+
+    number: int
+    random: Callable[[Any], Any]
+    overflows: bool = False
+
+    def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
+        """The node's value."""
+        value = compute(operands)
+        if node.op not in SUMS or not dtypes.is_float(node.dtype):
+            return value
+        xp = module_of(value)
+        if bool(xp.isfinite(value).all()):
+            return value
+        exact = wide(compute([wide(x) for x in operands]))
+        size = wide(compute([abs(wide(x)) for x in operands]))
+        above, below = (size + exact) / 2 > LARGEST[node.dtype], (size - exact) / 2 > LARGEST[node.dtype]
+        free = above & below & xp.isfinite(size)  # both signs overflow: any result
+        if not bool(free.any()):
+            return value
+        self.overflows = True
+        draw = self.random(value.shape) if self.number > 2 else (self.number + 0.5) / 3 + xp.zeros_like(exact)
+        infinity = xp.full_like(exact, np.inf)
+        other = xp.where(draw < 1 / 3, infinity, xp.where(draw < 2 / 3, -infinity, infinity - infinity))
+        other = other.astype(value.dtype) if xp is np else other.to(value.dtype)
+        return xp.where(free, other, value)
+
+
+__all__ = ["changed_by_order"]
