@@ -133,16 +133,18 @@ class Predictor:
         bound.
 
         A plausible measurement has precedence; then the relatives of the first level with enough of them (same kernel,
-        same name, same family; on the same backend and device, or else on devices of the same kind); then the bound.
+        same name, same family; on the same backend and device, or else on devices of the same kind); then the bound, times
+        the factor of a learnt model if there is one.
         """
         prices: list[Price | None] = []
+        strangers: list[tuple[int, float]] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
         for index, query in enumerate(queries):
             bound = self.roofline(query.key).us(query.work)
             place = None
             price = self._measured(query.key, bound)
             if price is None and (place := self._relatives(query.key)) is None:
-                price = Price(bound, bound, bound * UNKNOWN_FACTOR, "bound", 0)
+                strangers.append((index, bound))
             if place is not None:
                 waiting.setdefault(place, []).append((index, bound))
             prices.append(price)
@@ -150,6 +152,14 @@ class Predictor:
             asked = [queries[index] for index, _ in members]
             for (index, bound), (low, middle, high, n) in zip(members, self._group(place).predict(asked)):
                 prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
+        factors = self._snapshot.learnt.of(
+            [queries[i].key.columns for i, _ in strangers], [queries[i].work for i, _ in strangers]
+        )
+        for (index, bound), factor in zip(strangers, np.exp(factors).tolist()):
+            source: Source = "bound" if factor == 1.0 else "predicted"
+            prices[index] = Price(
+                bound * factor, bound * min(1.0, factor), bound * max(factor, UNKNOWN_FACTOR), source, 0
+            )
         return [price for price in prices if price is not None]
 
     def _measured(self, key: KernelKey, bound: float) -> Price | None:

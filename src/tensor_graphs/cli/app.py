@@ -377,11 +377,13 @@ def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
 
 @db.command("accuracy")
 def db_accuracy(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Held-out accuracy of predicted kernel times and of the ranking of schedules, per device."""
+    """Held-out accuracy of predicted kernel times and of the ranking of schedules, per device; also that of the rows
+    shipped with the package."""
     from ..costdb.store.accuracy import accuracy
+    from ..costdb.store.starter import shipped_accuracy
 
     store = _store(costdb)
-    found = accuracy(store.root, store.snapshot)
+    found = accuracy(store.root, store.snapshot, shipped_accuracy())
     return Answer({"accuracy": found.to_json()}, repr(found))
 
 

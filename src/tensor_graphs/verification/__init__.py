@@ -1,5 +1,4 @@
-"""Verification of programs against a float64 run of the original graph, on the host, on the device, or in strips;
-    diagnosis of failures; memory checks.
+"""Verification of programs against a float64 run of the original graph; diagnosis of failures; memory checks.
 
 In: a graph and a program.
 Out: a verdict with errors.
