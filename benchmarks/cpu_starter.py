@@ -3,12 +3,14 @@
     jobs    match the kernels of the blocks in cpu_training_models.py; those of the cheapest plans at stated prices, their rivals
             and a sample of the others become jobs (FOLDER/jobs.jsonl)
     time    time every job, in several rounds in different orders, minutes apart; the first one checks results as well
-            (FOLDER/times.jsonl; a later run adds rounds)
-    export  FOLDER/starter: a kernel's time is that of its calmest round; calibration likewise
+            (FOLDER/times.jsonl; a later run adds rounds, also by the other clock)
+    export  FOLDER/starter: a kernel's time is that of its calmest round
 
-Disturbance by other processes only adds time, up to a factor of hundreds for kernels of several threads, so the calmest round is
-the best estimate: the one with the smallest time that a tenth of its samples reach. A kernel is exported if its second calmest round
-agrees within AGREEING. `export` prints how far the estimates from the odd and from the even rounds alone differ.
+On a busy machine wall-clock times of kernels of several threads are too long by up to a factor of hundreds, in all rounds: a thread
+that waits for another one waits for that one's turn. So rounds may be timed by CPU time as well (`--clock busy`: of the calling thread,
+or of all threads over the number of cores; waiting threads sleep). Disturbance only adds to either, so a kernel's time is the smallest
+that a tenth of the samples of some round reach. `export` prints how far the two clocks, and rounds of one clock, differ, and leaves out
+kernels that no second round confirms within AGREEING.
 """
 
 from __future__ import annotations
@@ -18,20 +20,21 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from tensor_graphs.backends.registry import select
+from tensor_graphs.backends.runtime.threads import one_blas_thread
 from tensor_graphs.backends.tuning.cpu_worker import BUSY, PRELOAD, WALL, encode
 from tensor_graphs.backends.tuning.jobs import read_job, read_jobs, write_jobs
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuWorkerProcess
+from tensor_graphs.costdb.keys.device import cores
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store import calibrate
 from tensor_graphs.costdb.store.schema import AccuracyRow, Row, TimingRow
@@ -44,7 +47,7 @@ from .common import WORK
 
 PLANS, OTHERS = 3, 24  # plans whose kernels become jobs, and kernels drawn from the others, per block
 SAMPLING_S = 0.03  # of one job in one round; up to four times that if disturbed
-AGREEING = 1.15  # largest ratio of the two calmest rounds of a kernel
+AGREEING = 1.5  # largest ratio of the two calmest rounds of a kernel
 KEPT = 15  # samples of a round that are kept, evenly over their order
 SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}  # threads that wait use no CPU time
 
@@ -158,44 +161,71 @@ def read_times(to: Path) -> Iterator[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- export
-def calmest(rounds: Mapping[int, Sequence[float]], of: Sequence[int] = ()) -> list[float]:
-    """The samples of the round with the smallest median, of all rounds or of some."""
-    return list(min((us for r, us in rounds.items() if not of or r in of), key=median, default=[]))
+def level(us: Sequence[float]) -> float:
+    """The time that a tenth of the samples reach."""
+    return float(np.quantile(us, 0.1))
+
+
+def spread(title: str, ratios: Sequence[float]) -> None:
+    """Print the median and the ninth decile of ratios."""
+    if ratios:
+        print(
+            f"{title}: {np.median(ratios):.2f} in the median, {np.quantile(ratios, 0.9):.2f} at the ninth decile, of {len(ratios)}"
+        )
 
 
 def export(to: Path) -> None:
-    """Write the starter rows, and print how well the rounds agree."""
-    rounds: dict[str, dict[int, list[float]]] = defaultdict(dict)
+    """Write the starter rows, and print how well rounds and clocks agree."""
+    rounds: dict[str, dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
     errors: dict[str, dict[str, Any]] = {}
     probes: dict[str, list[float]] = defaultdict(list)
     for line in read_times(to):
         if "probe" in line:
-            probes[line["probe"]] += line["us"][: max(1, len(line["us"]) // 2)]
+            probes[line["probe"]] += line["us"]
         elif "us" in line:
-            rounds[line["digest"]][line["round"]] = line["us"]
-            errors[line["digest"]] = line
-    last = max(r for by in rounds.values() for r in by)
-    odd, even = list(range(1, last + 1, 2)), list(range(0, last + 1, 2))
-    both = [(calmest(by, odd), calmest(by, even)) for by in rounds.values()]
-    apart = [abs(np.log(median(a) / median(b))) for a, b in both if a and b]
-    print(f"{len(rounds)} kernels, {last + 1} rounds; odd and even rounds differ by {np.expm1(np.median(apart)):.1%} in the median, "
-          f"{np.expm1(np.quantile(apart, 0.9)):.1%} at the ninth decile")  # fmt: skip
+            rounds[line["digest"]][line.get("clock", WALL)].append(line["us"])
+            errors |= {line["digest"]: line} if "error" in line else {}
+    walls = [sorted(map(level, by[WALL])) for by in rounds.values()]
+    spread("second calmest over calmest round, wall clock", [us[1] / us[0] for us in walls if len(us) > 1])
+    spread("CPU time over wall clock where rounds of the latter agree within 5 %",
+           [min(map(level, by[BUSY])) / us[0] for by, us in zip(rounds.values(), walls) if by[BUSY] and us[1] < 1.05 * us[0]])  # fmt: skip
+    kept: dict[str, list[float]] = {}
+    for digest, by in rounds.items():
+        best, second, *_ = sorted([us for clock in by.values() for us in clock], key=level)
+        if level(second) < AGREEING * level(best):
+            kept[digest] = best
+    print(f"{len(kept)} of {len(rounds)} kernels are confirmed within {AGREEING:g}")
     rows: list[Row] = []
     for digest, (template, call) in calls(to).items():
-        if digest not in rounds:
-            continue
-        common: dict[str, Any] = {"key": key_of(template, call), "work": Work(*call_work(template, call)), "threads": 2}
-        us = calmest(rounds[digest])
-        line = errors[digest]
-        norms = {k: v for k, v in line["error"].items() if np.isfinite(v) or k == "rel_fro"}
-        rows += [TimingRow(samples=us, **common), AccuracyRow(reference=line["reference"], **norms, **common)]
+        if digest in kept:
+            common: dict[str, Any] = {
+                "key": key_of(template, call),
+                "work": Work(*call_work(template, call)),
+                "threads": cores(),
+            }
+            line, us = errors[digest], kept[digest][: max(3, len(kept[digest]) // 4)]
+            norms = {k: v for k, v in line["error"].items() if np.isfinite(v) or k == "rel_fro"}
+            rows += [TimingRow(samples=us, **common), AccuracyRow(reference=line["reference"], **norms, **common)]
     for row in calibrate.measure(seconds=0.3):
-        if us := sorted(probes[row.key.name])[: max(3, len(probes[row.key.name]) // 4)]:
-            rows.append(replace(row, samples=us))
+        us = product_us() if row.key.name == "gemm" else sorted(probes[row.key.name])
+        rows.append(replace(row, samples=us[: max(3, len(us) // 50)]))
     store = Store(to / "store")
     store.add(rows)
     for written in export_starter(store.root, to / "starter"):
         print(written)
+
+
+def product_us() -> list[float]:
+    """Sorted times in µs of calibration's matrix product on all cores: CPU times of one thread over the number of cores."""
+    order = 768
+    a, b = (np.random.default_rng(0).random((order, order), dtype=np.float32) for _ in range(2))
+    found = []
+    with one_blas_thread():
+        for _ in range(60):
+            start = time.thread_time_ns()
+            np.matmul(a, b)
+            found.append((time.thread_time_ns() - start) / 1000 / cores())
+    return sorted(found)
 
 
 def main() -> None:

@@ -296,7 +296,7 @@ def timed(
     """
     for run in runs:
         run()
-    elapsed = watch()
+    elapsed = wall()
     runs[0]()
     once = max(elapsed(), 50)
     repeats = max(1, int(150_000 // once))
