@@ -10,7 +10,7 @@ On a busy machine wall-clock times of kernels of several threads are too long by
 that waits for another one waits for that one's turn. So rounds may be timed by CPU time as well (`--clock busy`: of the calling thread,
 or of all threads over the number of cores; waiting threads sleep). Disturbance only adds to either, so a kernel's time is the smallest
 that a tenth of the samples of some round reach. `export` prints how far the two clocks, and rounds of one clock, differ, and leaves out
-kernels that no second round confirms within AGREEING.
+kernels whose calmest round neither has a median within STEADY nor is confirmed by another one within AGREEING.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,10 @@ from .common import WORK
 
 PLANS, OTHERS = 3, 24  # plans whose kernels become jobs, and kernels drawn from the others, per block
 SAMPLING_S = 0.03  # of one job in one round; up to four times that if disturbed
-AGREEING = 1.5  # largest ratio of the two calmest rounds of a kernel
+STEADY, AGREEING = (
+    1.1,
+    1.3,
+)  # largest ratio of the calmest round's median to its level; of the two calmest rounds' levels
 KEPT = 15  # samples of a round that are kept, evenly over their order
 SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}  # threads that wait use no CPU time
 
@@ -191,10 +195,10 @@ def export(to: Path) -> None:
            [min(map(level, by[BUSY])) / us[0] for by, us in zip(rounds.values(), walls) if by[BUSY] and us[1] < 1.05 * us[0]])  # fmt: skip
     kept: dict[str, list[float]] = {}
     for digest, by in rounds.items():
-        best, second, *_ = sorted([us for clock in by.values() for us in clock], key=level)
-        if level(second) < AGREEING * level(best):
+        best, *others = sorted([us for clock in by.values() for us in clock], key=level)
+        if median(best) < STEADY * level(best) or (others and level(others[0]) < AGREEING * level(best)):
             kept[digest] = best
-    print(f"{len(kept)} of {len(rounds)} kernels are confirmed within {AGREEING:g}")
+    print(f"{len(kept)} of {len(rounds)} kernels are steady within {STEADY:g} or confirmed within {AGREEING:g}")
     rows: list[Row] = []
     for digest, (template, call) in calls(to).items():
         if digest in kept:

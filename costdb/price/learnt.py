@@ -70,8 +70,8 @@ def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | No
             ratios.append(ratio)
     if len(ratios) < LEAST_ROWS or len({(c["kernel"], c["shapes"]) for c in columns}) < LEAST_KERNELS:
         return None
-    step = math.ceil(len(ratios) / MOST_ROWS)
-    return fit(features(columns[::step], work[::step]), np.array(ratios[::step]), EMPHASIS)
+    taken = np.linspace(0, len(ratios) - 1, min(len(ratios), MOST_ROWS)).astype(int)
+    return fit(features([columns[i] for i in taken], [work[i] for i in taken]), np.array(ratios)[taken], EMPHASIS)
 
 
 def first_dtype(text: str) -> str:
