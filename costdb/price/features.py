@@ -1,12 +1,15 @@
-"""Features of a kernel in a schedule for the learnt ranking: sizes, work, and the schedule against them.
+"""Features of a kernel in a schedule for the learnt model: sizes, work, memory layout, and the schedule against them.
 
-All are numbers from the columns of a key, in logarithms of base 2; a schedule's parameter that is absent has the value -1.
+All are numbers from the columns of a key and its work. Sizes and amounts are in logarithms of base 2, with -1 for 0; a
+schedule's parameter that is absent counts as 0. What depends on the schedule is computed for all rows at once, the rest is
+cached by the columns' texts.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -15,93 +18,159 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir.dtypes import itemsize
+from ..keys import rates
 from ..keys.key import Work
-from .boosting import Array
+from .gaussian_process import Array
 
-#: Schedule parameters that are features (docs/schedules.md); others are ignored.
-PARAMETERS = ("m", "n", "k0", "k1", "warps", "stages", "group", "split", "precision", "deep", "high", "wide", "threads",
-              "down", "across", "parts", "turns", "ahead", "tall", "x", "y", "z", "tm", "tn", "t0", "t1", "vm", "vn", "v0",
-              "um", "un", "u0")  # fmt: skip
-#: Parameters that are there or not.
-FLAGS = ("early", "boxes", "inside", "walk", "join", "roles", "tiles", "beside")
-MULTIPROCESSORS = 132  # of the devices that the ratio of tiles to multiprocessors is about
+PARAMETERS = ("m", "n", "k0", "deep", "tm", "tn", "t0", "um", "un", "u0", "vm", "vn", "v0", "warps", "threads", "stages",
+              "split", "parts", "group", "ahead", "k1")  # fmt: skip
+"""Schedule parameters that are features (docs/schedules.md); others are ignored."""
+FLAGS = ("early", "boxes", "inside", "walk", "join", "roles", "tiles", "beside", "ahead", "group")
+"""Schedule parameters of which it is a feature that they are there."""
+FAMILIES = ("pointwise", "copy", "reduction", "attention", "conv", "contraction")
+RESIDENT_THREADS, SHARED_BYTES = 2048, 227e3  # of a multiprocessor
+SMALL = 16  # an operand that is smaller than the largest by this factor is no traffic
+NAME_BITS = 16  # signs that tell names, and backends with families, apart
+NAME_WEIGHTS = {"cpu": 0.3}
+"""Weight of the signs by kind of device, 0 for others: on a GPU traffic decides, and names only divide what is alike."""
+Row = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
     """One feature row per key, given its columns (texts, as stored) and work."""
-    rows = [
-        _row(f"{c['backend']} {c['family']}", c["name"], c["shapes"], c["strides"], c["dtypes"], c["schedule"], w)
-        for c, w in zip(columns, work)
-    ]
-    return np.array(rows, dtype=np.float64)
+    calls = np.array([_call(c["shapes"], c["strides"], c["dtypes"]) for c in columns]).T
+    known = dict(zip(PARAMETERS, np.array([_parameters(c["schedule"]) for c in columns]).T))
+    machine = np.array([_machine(str(c["device"]), c["dtypes"]) for c in columns]).T
+    amount = np.array([(w.flops, w.bytes) for w in work]).T
+    sizes, tiles = _sizes(calls, amount, machine), _tiles(calls, known, amount, machine)
+    schedules = np.array([_scheduled(c["schedule"]) for c in columns]).T
+    kinds = [str(c["device"]).partition(":")[0] for c in columns]
+    labels = np.array([_label(c["name"], c["backend"], c["family"], k) for c, k in zip(columns, kinds)]).T
+    return np.concatenate([sizes, tiles, schedules, labels]).T
 
 
-def _row(kind: str, name: str, shapes: str, strides: str, dtypes: str, schedule: str, work: Work) -> list[float]:
-    sizes = _sizes(shapes, dtypes)
-    known = schedule_of(schedule)
-    own = [_log(known[name]) if name in known else -1.0 for name in PARAMETERS]
-    flags = [float(name in known) for name in FLAGS]
-    return [
-        _log(work.flops), _log(work.bytes), _log(work.flops) - _log(work.bytes), *sizes, *own, *flags,
-        *_tiles(known, sizes), *_layouts(shapes, strides, dtypes), *_form(kind, name, tuple(sorted(known))),
-    ]  # fmt: skip
+# ---------------------------------------------------------------- of the call
+def _sizes(call: Array, amount: Array, machine: Array) -> Array:
+    """Work, roofline, sizes of the result and of operands, and layouts."""
+    (flops, size_bytes), (_, traffic, peak, _, _, cache) = amount, machine
+    rows, columns, largest, longest, total, *others = call
+    with np.errstate(divide="ignore"):
+        intensity = np.maximum(flops / peak, 1e-6) / np.maximum(size_bytes / traffic, 1e-6)
+    amounts = (flops, size_bytes, rows, columns, _depth(call, flops), rows * columns, largest, longest,
+               size_bytes / cache, intensity, total / np.maximum(size_bytes, 1.0))  # fmt: skip
+    return np.stack([*map(_log, amounts), _log(flops) - _log(size_bytes), *others])
 
 
-def _tiles(known: Mapping[str, int], sizes: Sequence[float]) -> list[float]:
-    """Tiles of the result per multiprocessor and their share in the last wave, elements of a tile and per warp, padding,
-    and elements in flight."""
-    rows, columns = 2.0 ** sizes[0], 2.0 ** sizes[1]
-    m, n = max(1, known.get("m", 1)), max(1, known.get("n", 1))
-    tiles = math.ceil(rows / m) * math.ceil(columns / n) * max(1, known.get("split", 1)) * max(1, known.get("parts", 1))
-    waves = tiles / MULTIPROCESSORS
-    k, stages, warps = known.get("k0", known.get("deep", 1)), known.get("stages", 1), known.get("warps", 4)
-    padding = m * math.ceil(rows / m) * n * math.ceil(columns / n) / (rows * columns)
-    return [
-        _log(waves), waves / math.ceil(waves), _log(m * n), _log(m * n / max(1, warps)), _log(padding),
-        _log((m + n) * max(1, k) * max(1, stages)), sizes[2] - _log(max(1, k) * max(1, known.get("split", 1))),
-    ]  # fmt: skip
+def _depth(call: Array, flops: Array) -> Array:
+    """Multiplications and additions per element of the result: the summed length, for a product."""
+    return np.asarray(np.maximum(1.0, flops / (2.0 * call[0] * call[1])))
 
 
 @lru_cache(maxsize=1 << 14)
-def _sizes(shapes: str, dtypes: str) -> tuple[float, ...]:
-    """Rows and columns of the (last) result, the longest axis of the operands, number of operands, largest and smallest
-    item size, elements of the largest operand."""
+def _call(shapes: str, strides: str, dtypes: str) -> Row:
+    """Rows and columns of the (last) result, elements of the largest operand, longest axis, bytes of all; then number of
+    operands, largest and smallest item size, rank, and `_layouts`."""
     found = [tuple(s) for s in json.loads(shapes)] or [()]
-    types = json.loads(dtypes) or ["float32"]
-    result = found[-1] or (1,)
-    operands = found[:-1] or found
-    sizes = [itemsize(t) for t in types]
-    return (
-        _log(math.prod(result[:-1])), _log(result[-1]), _log(max((max(s, default=1) for s in operands), default=1)),
-        float(len(found)), float(max(sizes)), float(min(sizes)), _log(max(math.prod(s) for s in operands)),
-    )  # fmt: skip
+    sizes = [itemsize(t) for t in json.loads(dtypes)] or [4]
+    result, operands = found[-1] or (1,), found[:-1] or found
+    layouts = _layouts(found, [tuple(s) for s in json.loads(strides)], sizes)
+    return np.array([
+        math.prod(result[:-1]), result[-1], max(map(math.prod, operands)), max(max(s, default=1) for s in operands),
+        sum(math.prod(s) * size for s, size in zip(found, sizes)), len(found), max(sizes), min(sizes), len(result), *layouts,
+    ], dtype=np.float64)  # fmt: skip
+
+
+def _layouts(
+    shapes: Sequence[tuple[int, ...]], strides: Sequence[tuple[int, ...]], sizes: Sequence[int]
+) -> list[float]:
+    """Of the large operands: share of bytes whose innermost axis is another one than the result's, number with the
+    result's rows innermost, number, log of the shortest contiguous run, share of bytes without one; number of small
+    operands; the result's innermost axis and log of its size; number of memory orders and of strided ones of all."""
+    every = list(zip(shapes, strides, sizes))
+    orders = {(len(s), _order(s, t)) for s, t, _ in every if sum(d > 1 for d in s) > 1}
+    strided = sum(_innermost(s, t)[2] != 1 for s, t, _ in every if sum(d > 1 for d in s) > 1)
+    amounts = [math.prod(s) * size for s, _, size in every]
+    axis, run, _ = _innermost(*every[-1][:2]) if every else (1, 1, 1)
+    large = [(s, t, amount) for (s, t, _), amount in zip(every[:-1], amounts) if amount * SMALL >= max(amounts)]
+    inner = [(*_innermost(s, t), amount) for s, t, amount in large]
+    total = max(1.0, float(sum(amounts)))
+    result = shapes[-1] if shapes else ()
+    across = len(result) > 1 and result[-2] != result[-1]
+    return [
+        sum(amount for a, _, _, amount in inner if a != axis) / total,
+        float(sum(across and size == result[-2] for _, size, _, _ in inner)), float(len(large)),
+        math.log2(min((size if step == 1 else 1 for _, size, step, _ in inner), default=1 << 20)),
+        sum(amount for _, _, step, amount in inner if step != 1) / total, float(len(every) - 1 - len(large)),
+        float(axis), math.log2(max(1, run)), float(len(orders)), float(strided),
+    ]  # fmt: skip
+
+
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n for _, n in sorted((abs(step), n) for n, (size, step) in enumerate(zip(shape, strides)) if size > 1))
+
+
+def _innermost(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int]:
+    """The axis of the smallest stride, counted from the right; its size; its stride."""
+    axes = [(abs(step), -n) for n, (size, step) in enumerate(zip(shape, strides)) if size > 1]
+    if not axes:
+        return 0, 1, 1
+    step, n = min(axes)
+    return len(shape) + n, shape[-n], step
+
+
+# ---------------------------------------------------------------- of the schedule
+def _tiles(call: Array, known: Mapping[str, Array], amount: Array, machine: Array) -> Array:
+    """Tile, threads, blocks per multiprocessor, share of the last wave, padding, shared memory, occupancy, and times of
+    the tiles' loads and arithmetic relative to the roofline; all 0 without a schedule."""
+    (flops, size_bytes), (itemsizes, traffic, peak, near, units, _), k = amount, machine, known
+
+    def one(*names: str) -> Array:
+        """Product of parameters, absent ones counting as 1."""
+        return np.asarray(np.prod([np.maximum(1.0, k[name]) for name in names], axis=0))
+
+    rows, columns, depth = call[0], call[1], _depth(call, flops)
+    tile_rows, tile_columns = one("m", "tm", "um", "vm"), one("n", "tn", "un", "vn")
+    tile_depth = one("k0", "t0", "u0", "v0") * np.where(k["k0"] > 0, 1.0, one("deep"))
+    lanes = np.where(k["warps"] > 0, 32.0 * k["warps"], np.where(k["threads"] > 0, k["threads"], one("tm", "tn", "t0")))
+    split = one("split", "parts")
+    down, across = np.ceil(rows / tile_rows), np.ceil(columns / tile_columns)
+    blocks = down * across * split
+    per_unit = blocks / units
+    shared = np.where(
+        k["tm"] + k["tn"] + k["t0"] > 0, 0.0, (tile_rows + tile_columns) * tile_depth * one("stages") * itemsizes
+    )
+    resident = np.minimum(RESIDENT_THREADS // np.maximum(32.0, lanes), SHARED_BYTES // np.maximum(1.0, shared))
+    resident = np.clip(resident, 1.0, 32.0)
+    roofline = 1e-6 + np.maximum(size_bytes / traffic, flops / peak) + rates.GPU.launch_us
+    loads = blocks * (tile_rows + tile_columns) * depth * itemsizes / split / near
+    arithmetic = np.ceil(per_unit) * tile_rows * tile_columns * 2.0 * depth / split / (peak / units)
+    logs = (tile_rows, tile_columns, tile_depth, lanes, tile_rows * tile_columns / lanes, blocks, per_unit,
+            down * tile_rows * across * tile_columns / np.maximum(1.0, rows * columns), shared, per_unit / resident,
+            loads * near / np.maximum(1.0, size_bytes), depth / tile_depth / split, loads / roofline,
+            arithmetic / roofline, np.maximum(loads, arithmetic) / roofline)  # fmt: skip
+    found = np.stack([*map(_log, logs), per_unit / np.ceil(per_unit), resident])
+    return np.where(_is_tiled(known), found, 0.0)
+
+
+def _is_tiled(known: Mapping[str, Array]) -> Array:
+    return np.asarray(known["m"] + known["n"] + known["tm"] + known["tn"] + known["t0"] > 0)
 
 
 @lru_cache(maxsize=1 << 14)
-def _layouts(shapes: str, strides: str, dtypes: str) -> tuple[float, ...]:
-    """Number of different memory orders, number of strided operands, and log of the least alignment of rows in bytes.
-
-    Memory orders: among operands and results of several axes. Strided: the innermost axis is not contiguous.
-    """
-    orders, strided, aligned = set(), 0, 16
-    for sizes, steps, dtype in zip(json.loads(shapes), json.loads(strides), json.loads(dtypes)):
-        axes = [(abs(step), n) for n, (size, step) in enumerate(zip(sizes, steps)) if size > 1]
-        if len(axes) > 1:
-            least, *others = sorted(axes)
-            orders.add((len(sizes), tuple(n for _, n in sorted(axes))))
-            strided += least[0] != 1
-            aligned = min(aligned, *(math.gcd(16, step * itemsize(dtype)) for step, _ in others))
-    return float(len(orders)), float(strided), _log(aligned)
+def _parameters(schedule: str) -> Row:
+    known = schedule_of(schedule)
+    return np.array([float(known.get(name, 0)) for name in PARAMETERS])
 
 
 @lru_cache(maxsize=1 << 14)
-def _form(kind: str, name: str, names: tuple[str, ...]) -> tuple[float, ...]:
-    """Numbers from hashes of the backend and family, the kernel's name, and the schedule's form."""
-    return _bucket(kind), _bucket(name), _bucket(repr(names))
+def _scheduled(schedule: str) -> Row:
+    """Logarithms of some parameters, and flags."""
+    known = schedule_of(schedule)
+    logs = [math.log2(known[n]) if known.get(n, 0) > 0 else -1.0 for n in _LOGGED]
+    return np.array([*logs, *(float(name in known) for name in FLAGS)])
 
 
-def _bucket(text: str) -> float:
-    return float(blake2b(text.encode(), digest_size=1).digest()[0])
+_LOGGED = ("stages", "split", "k1", "ahead", "group", "v0", "u0", "um", "tn", "t0", "vn", "tm")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -114,11 +183,50 @@ def schedule_of(text: str) -> Mapping[str, int]:
     return found if all(type(v) is int and 0 <= v < 1 << 31 for v in found.values()) else {}
 
 
-def _log(value: float) -> float:
-    return math.log2(value) if value > 0 else -1.0
+# ---------------------------------------------------------------- of the kernel and the machine
+@lru_cache(maxsize=1 << 12)
+def _label(name: str, backend: str, family: str, kind: str) -> Row:
+    """Signs of the name, and of the backend and family; whether the result is transposed or channels last; the family."""
+    weight = NAME_WEIGHTS.get(kind, 0.0)
+    own = [weight * sign for text in (name, f"{backend} {family}") for sign in _signs(text)]
+    return np.array([*own, float("_columns" in name), float("_last" in name), *(float(family == f) for f in FAMILIES)])
 
 
+def _signs(text: str) -> list[float]:
+    digest = int.from_bytes(blake2b(text.encode(), digest_size=NAME_BITS // 8).digest(), "big")
+    return [1.0 if digest >> bit & 1 else -1.0 for bit in range(NAME_BITS)]
+
+
+@lru_cache(maxsize=1 << 10)
+def _machine(device: str, dtypes: str) -> Row:
+    """Item size of the first operand, stated rates in bytes and flops per µs and in bytes per µs from cache, number of
+    multiprocessors or cores, and bytes of cache."""
+    known = rates.HOST if device.startswith("cpu") else rates.GPU
+    dtype = next(iter(json.loads(dtypes)), "float32")
+    units = re.search(r"(?:multiprocessors|threads)=(\d+)", device)
+    return np.array([
+        itemsize(dtype), known.bytes_per_us, known.flops_per_us * known.dtype_factors.get(dtype, 1.0),
+        known.cache_bytes_per_us, max(1.0, float(units[1])) if units else 1.0, known.cache_bytes,
+    ])  # fmt: skip
+
+
+def _log(values: Array) -> Array:
+    return np.asarray(np.where(values > 0, np.log2(np.maximum(values, 1e-12)), -1.0))
+
+
+def _emphasis() -> Array:
+    """Weight of each feature in distances: 0 for the signs of `_label`, SCHEDULE_EMPHASIS for the schedule's, else 1."""
+    none = np.ones((9, 1))
+    sizes = len(_sizes(np.ones((len(_call("[[1]]", "[[1]]", '["float32"]')), 1)), none[:2], none[:6]))
+    tiles = len(_tiles(np.ones((2, 1)), dict.fromkeys(PARAMETERS, none[0]), none[:2], none[:6]))
+    label = len(_label("", "", "", ""))
+    schedule, signs = [SCHEDULE_EMPHASIS] * (tiles + len(_scheduled(""))), [0.0] * 2 * NAME_BITS
+    return np.array([1.0] * sizes + schedule + signs + [1.0] * (label - len(signs)))
+
+
+SCHEDULE_EMPHASIS = 1.5
+EMPHASIS = _emphasis()
 #: Number of features.
-COUNT = len(_row("", "", "[[1]]", "[[1]]", '["float32"]', "", Work(1.0, 1.0)))
+COUNT = len(EMPHASIS)
 
-__all__ = ["COUNT", "features", "schedule_of"]
+__all__ = ["COUNT", "EMPHASIS", "features", "schedule_of"]

@@ -1,4 +1,5 @@
-"""Learnt correction of the roofline: boosted trees that predict log(time / roofline) from a kernel's sizes and schedule.
+"""Learnt correction of the roofline: a Gaussian process that predicts log(time / roofline) from a kernel's sizes, layout
+and schedule.
 
 Fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays. Predictions add
 corrections by measured relatives to it (predict.py), so a search's own measurements count without another fit."""
@@ -13,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..keys.key import Work
-from .boosting import Array, BoostedTrees, fit
-from .features import COUNT, features
+from .features import COUNT, EMPHASIS, features
+from .gaussian_process import Array, GaussianProcess, fit
 from .roofline import CALIBRATION, Rooflines
 
 if TYPE_CHECKING:
     from ..store.snapshot import Snapshot
 
 LEAST_ROWS, LEAST_KERNELS = 200, 20  # timed keys of a device, and kernels at their shapes, from which a model is fitted
-MOST_ROWS = 20_000  # of a fit; more are thinned evenly
+MOST_ROWS = 1500  # of a fit, which takes cubic time; more are thinned evenly
 LIMIT = 4.0  # largest absolute log ratio that is believed, of a row and of a prediction
-_PARTS = ("edges", "feature", "bin", "leaf", "mean")
+_PARTS = ("centre", "scale", "rows", "weights", "mean")
 
 
 class LearntFactors:
     """Models by device. A device without one uses that of the first device of its kind ("gpu:…", "cpu:…")."""
 
-    def __init__(self, models: Mapping[str, BoostedTrees] | None = None) -> None:
+    def __init__(self, models: Mapping[str, GaussianProcess] | None = None) -> None:
         self.models = dict(models or {})
 
     def of(self, columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
@@ -45,14 +46,14 @@ class LearntFactors:
                 found[own] = np.clip(model.predict(rows[own]), -LIMIT, LIMIT)
         return found
 
-    def _model(self, device: str) -> BoostedTrees | None:
+    def _model(self, device: str) -> GaussianProcess | None:
         if device in self.models:
             return self.models[device]
         kind = device.partition(":")[0]
         return next((self.models[d] for d in sorted(self.models) if d.partition(":")[0] == kind), None)
 
 
-def fitted(snapshot: Snapshot, regime: str, device: str) -> BoostedTrees | None:
+def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | None:
     """The model of a device's timed keys in a regime; None if there are fewer than LEAST_ROWS, or of fewer
     than LEAST_KERNELS kernels (twelve well-tuned kernels alone made predictions of others worse)."""
     rooflines = Rooflines(snapshot, regime)
@@ -69,8 +70,8 @@ def fitted(snapshot: Snapshot, regime: str, device: str) -> BoostedTrees | None:
             ratios.append(ratio)
     if len(ratios) < LEAST_ROWS or len({(c["kernel"], c["shapes"]) for c in columns}) < LEAST_KERNELS:
         return None
-    step = math.ceil(len(ratios) / MOST_ROWS)
-    return fit(features(columns[::step], work[::step]), np.array(ratios[::step]))
+    taken = np.linspace(0, len(ratios) - 1, min(len(ratios), MOST_ROWS)).astype(int)
+    return fit(features([columns[i] for i in taken], [work[i] for i in taken]), np.array(ratios)[taken], EMPHASIS)
 
 
 def first_dtype(text: str) -> str:
@@ -80,32 +81,30 @@ def first_dtype(text: str) -> str:
 
 
 # ---------------------------------------------------------------- as bytes
-def encode(model: BoostedTrees) -> bytes:
+def encode(model: GaussianProcess) -> bytes:
     """The model as a NumPy archive of small types, without pickle."""
     buffer = io.BytesIO()
     np.savez_compressed(
-        buffer, edges=model.edges.astype("f4"), feature=model.feature.astype("u1"), bin=model.bin.astype("u1"),
-        leaf=model.leaf.astype("f4"), mean=np.array(model.mean, "f8"),
+        buffer, centre=model.centre.astype("f4"), scale=model.scale.astype("f4"), rows=model.rows.T.astype("f2"),
+        weights=model.weights.astype("f4"), mean=np.array(model.mean, "f8"),
     )  # fmt: skip
     return buffer.getvalue()
 
 
-def decode(content: bytes) -> BoostedTrees:
+def decode(content: bytes) -> GaussianProcess:
     """The model of an archive. ValueError for anything else, models of other features included."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            edges, feature, bins, leaf, mean = (archive[name] for name in _PARTS)
+            centre, scale, columns, weights, mean = (archive[name] for name in _PARTS)
     except Exception as error:  # zip and NumPy errors of many types: one meaning
         raise ValueError(f"no model: {error}") from None
-    trees, inner = feature.shape if feature.ndim == 2 else (0, 0)
-    whole = edges.ndim == 2 and len(edges) == COUNT and bins.shape == feature.shape and mean.shape == ()
-    if not whole or leaf.shape != (trees, inner + 1) or inner & (inner + 1) or not trees * inner:
+    count = len(weights) if weights.ndim == 1 else 0
+    if not count or columns.shape != (COUNT, count) or {centre.shape, scale.shape} != {(COUNT,)} or mean.shape:
         raise ValueError("a model of other features, or of another form")
-    if feature.max() >= COUNT or not all(np.isfinite(part).all() for part in (edges, leaf, mean)):
+    centre, scale, rows, weights = (np.asarray(p, dtype=np.float64) for p in (centre, scale, columns.T, weights))
+    if not all(np.isfinite(part).all() for part in (centre, scale, rows, weights, mean)):
         raise ValueError("a model with impossible numbers")
-    return BoostedTrees(
-        edges.astype(np.float64), feature.astype(np.int64), bins.astype(np.int64), leaf.astype(np.float64), float(mean)
-    )
+    return GaussianProcess(centre, scale, rows, weights, float(mean))
 
 
 __all__ = ["LearntFactors", "decode", "encode", "first_dtype", "fitted"]

@@ -133,23 +133,34 @@ class Predictor:
         bound.
 
         A plausible measurement has precedence; then the relatives of the first level with enough of them (same kernel,
-        same name, same family; on the same backend and device, or else on devices of the same kind); then the bound.
+        same name, same family; on the same backend and device, or else on devices of the same kind); then the bound, times
+        the factor of a learnt model if there is one.
         """
         prices: list[Price | None] = []
+        strangers: list[tuple[int, float]] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
         for index, query in enumerate(queries):
             bound = self.roofline(query.key).us(query.work)
             place = None
             price = self._measured(query.key, bound)
             if price is None and (place := self._relatives(query.key)) is None:
-                price = Price(bound, bound, bound * UNKNOWN_FACTOR, "bound", 0)
+                strangers.append((index, bound))
             if place is not None:
                 waiting.setdefault(place, []).append((index, bound))
             prices.append(price)
+        unknown = [index for members in (*waiting.values(), strangers) for index, _ in members]
+        learnt = self._snapshot.learnt.of([queries[i].key.columns for i in unknown], [queries[i].work for i in unknown])
+        bases = dict(zip(unknown, learnt.tolist()))
         for place, members in waiting.items():
-            asked = [queries[index] for index, _ in members]
-            for (index, bound), (low, middle, high, n) in zip(members, self._group(place).predict(asked)):
+            asked, base = [queries[i] for i, _ in members], np.array([bases[i] for i, _ in members])
+            for (index, bound), (low, middle, high, n) in zip(members, self._group(place).predict(asked, base)):
                 prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
+        for index, bound in strangers:
+            factor = math.exp(bases[index])
+            source: Source = "bound" if factor == 1.0 else "predicted"
+            prices[index] = Price(
+                bound * factor, bound * min(1.0, factor), bound * max(factor, UNKNOWN_FACTOR), source, 0
+            )
         return [price for price in prices if price is not None]
 
     def _measured(self, key: KernelKey, bound: float) -> Price | None:
@@ -251,13 +262,13 @@ class _Group:
     def __init__(
         self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], place: Place
     ) -> None:
-        self._rooflines, self._learnt = rooflines, snapshot.learnt
+        self._rooflines = rooflines
         self._elsewhere = _OTHER_DEVICE if place[3].endswith(ANY) else 0.0
         rows = [(digest, snapshot.first_row(digest), snapshot.measurement(digest, regime)) for digest in digests]
         ratios = [_log_ratio(row, measurement, rooflines) for _, row, measurement in rows]
         taught = [(digest, row) for (digest, row, _), ratio in zip(rows, ratios) if ratio is not None]
         self.digests = [digest for digest, _ in taught]
-        base = self._learnt.of([row for _, row in taught], [Work(row["flops"], row["bytes"]) for _, row in taught])
+        base = snapshot.learnt_of([digest for digest, _ in taught])
         self._ratios = np.array([ratio for ratio in ratios if ratio is not None]) - base
         self._features = _features([(row["flops"], row["bytes"]) for _, row in taught])
         self._codes: dict[str, dict[str, int]] = {name: {} for name in _LABEL_DISTANCE}
@@ -268,8 +279,9 @@ class _Group:
         self.residuals = self._leave_out(np.array([row["kernel"] for _, row in taught]), place[0] != "kernel")
         self._low, self._high = _spread(self.residuals[np.isfinite(self.residuals)])
 
-    def predict(self, queries: Sequence[Query]) -> list[tuple[float, float, float, int]]:
-        """For each query (low, middle, high factor over its bound, number of neighbours used)."""
+    def predict(self, queries: Sequence[Query], base: Array) -> list[tuple[float, float, float, int]]:
+        """For each query (low, middle, high factor over its bound, number of neighbours used). `base`: log factors of the
+        learnt model."""
         features = _features([(query.work.flops, query.work.bytes) for query in queries])
         labels = {
             name: np.array([codes.get(query.labels[name], -1) for query in queries])
@@ -277,7 +289,7 @@ class _Group:
         }
         distances = self._distances(features, labels)
         nearby, count = self._weighted(distances)
-        middle = nearby + self._learnt.of([q.key.columns for q in queries], [q.work for q in queries])
+        middle = nearby + base
         beyond = _PER_DISTANCE * np.sqrt(distances.min(axis=1))
         low = middle + self._low - beyond
         low = np.where((labels["order"] < 0) | (labels["form"] < 0), np.minimum(low, _ELSEWHERE * middle), low)

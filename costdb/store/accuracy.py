@@ -1,7 +1,8 @@
 """Held-out accuracy of predicted kernel times, per device: how far off predictions are, and how well they rank.
 
-Rows are left out in two ways, in FOLDS parts each: *calls* (a kernel at its shapes with all its schedules, as if it had
-never been measured there) and *schedules* (single schedules, the call's others are known).
+Rows are left out in three ways, in FOLDS parts each: *kernels* (a kernel at all its shapes), *calls* (a kernel at its shapes
+with all its schedules, as if it had never been measured there) and *schedules* (single schedules, the call's others are known).
+All measurements of one key are one row. Beside them stands the roofline, which needs no measurements of kernels.
 """
 
 from __future__ import annotations
@@ -9,31 +10,46 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..keys.key import LABEL_FIELDS, TEXT_FIELDS, TUPLE_FIELDS, KernelKey, Work
-from ..price.learnt import LearntFactors, fitted
+from ..price.learnt import LearntFactors, first_dtype, fitted
 from ..price.predict import Predictor, Query
-from ..price.roofline import CALIBRATION
+from ..price.roofline import CALIBRATION, Rooflines
 from ..reports.reports import StoreReport
 from .snapshot import LOADED, UNSCHEDULED, Snapshot
 
 FOLDS = 5
+ROOFLINE = "roofline"  # in the place of what is held out
 TOP = 5  # predicted best schedules, of which the fastest is compared with the fastest of all
 LEAST_SCHEDULES = TOP + 3  # of a call that counts for ranking
 TIE = 0.02  # relative difference of measured times below which a pair is not ranked
 MOST_SCHEDULES = 64  # schedules of a call that count for ranking: pairs grow quadratically
 Row = dict[str, Any]
+Times = dict[str, tuple[Row, float]]  # row and measured µs by digest
+Result = tuple[Row, float, float, bool]  # row, measured and predicted µs, whether inside the interval
+
+
+@dataclass(frozen=True)
+class FamilyError:
+    """Rows of one backend and family, and their mean and median relative error."""
+
+    backend: str
+    family: str
+    rows: int
+    mape: float
+    median: float
 
 
 @dataclass(frozen=True, repr=False)
 class Accuracy(StoreReport):
-    """Accuracy on one device for one way of leaving rows out.
+    """Accuracy on one device for one way of leaving rows out (ROOFLINE: predicted by the roofline).
 
     `mape`, `median`: mean and median relative error of the predicted time. `interval`: share of times inside the
     prediction interval. `tau`: Kendall's τ over all pairs of rows drawn evenly; `tau_schedules`: over the schedules of
@@ -51,59 +67,97 @@ class Accuracy(StoreReport):
     tau: float
     tau_schedules: float
     regret: float
+    families: tuple[FamilyError, ...] = ()
+
+    @staticmethod
+    def of_json(data: Mapping[str, Any]) -> Accuracy:
+        """The accuracy of a document of `to_json`. TypeError, ValueError or LookupError for another one."""
+        numbers = {n: math.nan if data[n] is None else float(data[n])
+                   for n in ("mape", "median", "interval", "tau", "tau_schedules", "regret")}  # fmt: skip
+        families = tuple(
+            FamilyError(str(f["backend"]), str(f["family"]), int(f["rows"]), float(f["mape"]), float(f["median"]))
+            for f in data["families"]
+        )
+        return Accuracy(
+            str(data["device"]),
+            str(data["held_out"]),
+            int(data["rows"]),
+            int(data["calls"]),
+            **numbers,
+            families=families,
+        )
 
     def lines(self) -> list[tuple[str, str]]:
-        """One line of text."""
+        """One line, and one for each family of at least a hundredth of the rows if a model's rows are left out."""
         text = (
             f"{self.rows} rows of {self.calls} calls: MAPE {self.mape:.1%}, median {self.median:.1%}, {self.interval:.0%} in "
             f"the interval, τ {self.tau:.2f}, {self.tau_schedules:.2f} within calls, top-{TOP} regret {self.regret:.1%}"
         )
-        return [(f"{self.device}, {self.held_out} held out", text)]
+        how = self.held_out if self.held_out == ROOFLINE else f"{self.held_out} held out"
+        families = [f for f in self.families if self.held_out == "calls" and 100 * f.rows >= self.rows]
+        return [(f"{self.device}, {how}", text), *(
+            (f"    {f.backend} {f.family}", f"{f.rows} rows: MAPE {f.mape:.1%}, median {f.median:.1%}") for f in families
+        )]  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
 class AccuracyReport(StoreReport):
-    """Answer to `accuracy`: one entry per device and way of leaving rows out."""
+    """Answer to `accuracy`: one entry per device and way of leaving rows out, of the store and of the shipped rows."""
 
     root: str
     found: tuple[Accuracy, ...] = ()
+    shipped: tuple[Accuracy, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
-        """The root, then one line per entry."""
-        return [("root", self.root), *(line for one in self.found for line in one.lines())]
+        """The root and its entries, then those of the shipped rows."""
+        own, shipped = ([line for one in part for line in one.lines()] for part in (self.found, self.shipped))
+        return [("root", self.root), *own, *([("rows shipped with the package", "")] if shipped else []), *shipped]
 
 
-def accuracy(root: Path, snapshot: Snapshot) -> AccuracyReport:
+WAYS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("kernels", lambda row: str(row["kernel"])), ("calls", lambda row: repr(_call(row))), ("schedules", lambda row: str(row["digest"])),
+)  # fmt: skip
+
+
+def accuracy(root: Path, snapshot: Snapshot, shipped: Iterable[Accuracy] = ()) -> AccuracyReport:
     """Held-out accuracy of the predictions from a store's rows, in the regime that plans use (GPU cold, CPU hot)."""
     devices = sorted(set(snapshot.column("timing", "device")))
-    ways: tuple[tuple[str, Callable[[Row], str]], ...] = (
-        ("calls", lambda row: repr(_call(row))), ("schedules", lambda row: str(row["digest"])),
-    )  # fmt: skip
-    found = [_accuracy(snapshot, d, name, part) for d in devices for name, part in ways]
-    return AccuracyReport(str(root), tuple(one for one in found if one is not None))
+    return AccuracyReport(str(root), tuple(one for d in devices for one in of_device(snapshot, d)), tuple(shipped))
 
 
-def _accuracy(snapshot: Snapshot, device: str, held_out: str, part_of: Callable[[Row], str]) -> Accuracy | None:
+def of_device(snapshot: Snapshot, device: str) -> list[Accuracy]:
+    """Held-out accuracy on one device in each of the WAYS, then of its roofline; empty with fewer than FOLDS rows."""
     regime = "hot" if device.startswith("cpu") else "cold"
     rows = [row for row in _rows(snapshot) if row["device"] == device and row["regime"] == regime]
-    times: dict[str, tuple[Row, float]] = {}
+    times: Times = {}
     for row in rows:
         if row["family"] != CALIBRATION and (m := snapshot.measurement(row["digest"], regime)) is not None:
             times[row["digest"]] = row, m.us
     if len(times) < FOLDS:
-        return None
-    results: list[tuple[Row, float, float, bool]] = []  # row, measured and predicted µs, whether inside the interval
+        return []
+    known = [_summary(device, name, _held_out(device, regime, rows, times, part_of)) for name, part_of in WAYS]
+    rooflines = Rooflines(snapshot, regime)
+    bounds = [(row, us, rooflines.of(device, row["backend"], first_dtype(row["dtypes"])).us(_work(row)), False)
+              for row, us in times.values()]  # fmt: skip
+    return [*known, _summary(device, ROOFLINE, bounds)]
+
+
+def _held_out(
+    device: str, regime: str, rows: Sequence[Row], times: Times, part_of: Callable[[Row], str]
+) -> list[Result]:  # fmt: skip
+    """Each row with its measured and predicted µs, and whether the time is inside the interval."""
+    results: list[Result] = []
     for fold in range(FOLDS):
         out = {d for d, (row, _) in times.items() if _fold(part_of(row)) == fold}
         kept = Snapshot()
         kept.extend("timing", _columns(row for row in rows if row["digest"] not in out))
         kept.learnt = _learnt(kept, regime, device)
         asked = sorted(out)
-        queries = [Query(_key(times[d][0]), Work(times[d][0]["flops"], times[d][0]["bytes"])) for d in asked]
+        queries = [Query(_key(times[d][0]), _work(times[d][0])) for d in asked]
         for d, price in zip(asked, Predictor(kept, regime).price(queries), strict=True):
             row, us = times[d]
             results.append((row, us, price.us, price.low <= us <= price.high))
-    return _summary(device, held_out, results)
+    return results
 
 
 def _learnt(snapshot: Snapshot, regime: str, device: str) -> LearntFactors:
@@ -111,10 +165,12 @@ def _learnt(snapshot: Snapshot, regime: str, device: str) -> LearntFactors:
     return LearntFactors({} if model is None else {device: model})
 
 
-def _summary(device: str, held_out: str, results: Sequence[tuple[Row, float, float, bool]]) -> Accuracy:
+def _summary(device: str, held_out: str, results: Sequence[Result]) -> Accuracy:
     errors = sorted(abs(said / us - 1) for _, us, said, _ in results)
     calls: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    families: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row, us, said, _ in results:
+        families[row["backend"], row["family"]].append(abs(said / us - 1))
         if row["schedule"] not in UNSCHEDULED:
             calls[_call(row)].append((us, said))
     ranked = [pairs for pairs in calls.values() if len(pairs) >= LEAST_SCHEDULES]
@@ -124,6 +180,7 @@ def _summary(device: str, held_out: str, results: Sequence[tuple[Row, float, flo
         device, held_out, len(results), len({_call(row) for row, *_ in results}), sum(errors) / len(errors),
         errors[len(errors) // 2], sum(inside for *_, inside in results) / len(results), tau(every),
         _mean([tau(_evenly(pairs)) for pairs in ranked]), _mean([regret(pairs) for pairs in ranked]),
+        tuple(FamilyError(*kind, len(e), sum(e) / len(e), float(median(e))) for kind, e in sorted(families.items())),
     )  # fmt: skip
 
 
@@ -171,10 +228,14 @@ def _fold(text: str) -> int:
     return blake2b(text.encode(), digest_size=2).digest()[0] % FOLDS
 
 
+def _work(row: Row) -> Work:
+    return Work(row["flops"], row["bytes"])
+
+
 def _key(row: Row) -> KernelKey:
     """A key for prediction from the columns kept in memory; its digest is another one."""
     texts = {name: row.get(name, "") for name in TEXT_FIELDS + LABEL_FIELDS}
     return KernelKey(**texts, **{name: json.loads(row.get(name) or "[]") for name in TUPLE_FIELDS})
 
 
-__all__ = ["Accuracy", "AccuracyReport", "accuracy", "regret", "tau"]
+__all__ = ["ROOFLINE", "Accuracy", "AccuracyReport", "FamilyError", "accuracy", "of_device", "regret", "tau"]

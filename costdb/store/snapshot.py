@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from ..keys.key import Work
+from ..price.gaussian_process import Array
 from ..price.learnt import LearntFactors
 from .schema import REGIMES, SHIPPED, TEAM, run_id
 
@@ -84,6 +88,7 @@ class Snapshot:
         }
         self._index: dict[str, dict[str, list[int]]] = {kind: {} for kind in LOADED}
         self._memo: dict[tuple[str, str], Measurement | None] = {}
+        self._learnt_of: dict[str, float] = {}
         self._tuned: dict[str, dict[str, dict[str, set[str]]]] = {}  # kernel, shapes, schedule: digests
 
     def extend(self, kind: str, columns: Columns) -> None:
@@ -137,6 +142,16 @@ class Snapshot:
         """The row that decides labels and work if a key's rows disagree: the newest."""
         columns = self._columns["timing"]
         return max(rows, key=lambda row: (columns["time_us"][row], *(str(column[row]) for column in columns.values())))
+
+    def learnt_of(self, digests: Sequence[str]) -> Array:
+        """log(time / roofline) that the learnt models predict for keys with timings; computed for all of them at once."""
+        if not self.learnt.models:
+            return np.zeros(len(digests))
+        lacking = [digest for digest in self._index["timing"] if digest not in self._learnt_of]
+        rows = [self.first_row(digest) for digest in lacking]
+        found = self.learnt.of(rows, [Work(row["flops"], row["bytes"]) for row in rows])
+        self._learnt_of.update(zip(lacking, found.tolist()))
+        return np.array([self._learnt_of[digest] for digest in digests])
 
     def measurement(self, digest: str, regime: str) -> Measurement | None:
         """The robust summary of a key's timings in one regime; None if there are none."""

@@ -4,12 +4,13 @@ One Parquet file a device, in the schema of the shards, with one row of each kin
 (quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of
 this machine take precedence (`Snapshot`), and a price that rests on shipped rows alone has a wide interval, so that a
 search measures the kernel again before a plan depends on it. For a device without a file, the files of other devices of
-its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows lies
-beside them.
+its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows and its
+held-out accuracy (accuracy.py) lie beside them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,11 +22,12 @@ from ... import settings
 from ...errors import CostStoreError, UnwritableError
 from ...plain import Malformed, read_bytes
 from ...writing import write_bytes
-from ..price.boosting import BoostedTrees
+from ..price.gaussian_process import GaussianProcess
 from ..price.learnt import decode, encode, fitted
 from ..price.roofline import CALIBRATION
 from ..reports.reports import StoreReport
 from . import shards
+from .accuracy import Accuracy, of_device
 from .schema import COLUMNS, SHIPPED, arrow_schema, checked, to_table
 from .snapshot import LOADED, UNSCHEDULED, Snapshot
 
@@ -36,6 +38,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "starter"  # the package's own st
 NONE = "none"  # value of the setting `starter` for no starter rows
 KINDS = ("cpu", "gpu")  # of devices; a device's key begins with it
 MODEL = ".npz"  # suffix of a device's learnt model (price/learnt.py)
+ACCURACY = ".json"  # suffix of the model's held-out accuracy
 MAX_MODEL_BYTES = 4 << 20
 MAX_BYTES = 1 << 20  # size of one device's file
 SCHEDULES = (256, 128, 64, 32, 16, 8, 4)  # schedules kept per kernel call: as many as fit into the limit of bytes
@@ -80,7 +83,7 @@ def read(path: Path) -> pa.Table:
     return table.filter(pc.equal(table.column("run"), SHIPPED))
 
 
-def read_model(path: Path) -> BoostedTrees | None:
+def read_model(path: Path) -> GaussianProcess | None:
     """The learnt model beside a starter file; None if there is none. BadShard or OSError if it cannot be read."""
     beside = path.with_suffix(MODEL)
     if not beside.is_file():
@@ -133,20 +136,38 @@ def _written(folder: Path, device: str, rows: Sequence[Record], max_bytes: int) 
         if len(content) <= max_bytes:
             path = folder / f"{shards.device_slug(device)}.parquet"
             write_bytes(path, content)
-            path.with_suffix(MODEL).unlink(missing_ok=True)
-            if learnt := _model(shards.decode(content), device, regime):
-                write_bytes(path.with_suffix(MODEL), learnt)
-            return StarterFile(str(path), device, len({*map(_call, kept)}), len(kept), len(content) + len(learnt), most)
+            size = len(content) + write_model(path, shards.decode(content), device)
+            return StarterFile(str(path), device, len({*map(_call, kept)}), len(kept), size, most)
     raise CostStoreError(f"the rows of {device} need more than {max_bytes} bytes", where=str(folder))
 
 
-def _model(table: pa.Table, device: str, regime: str) -> bytes:
-    """The model learnt from the rows, as bytes; empty if they are too few."""
+def write_model(path: Path, table: pa.Table, device: str) -> int:
+    """Write the model learnt from a starter file's rows and its accuracy beside the file; returns their bytes. Without
+    enough rows, remove older ones."""
     snapshot = Snapshot()
     timings = table.filter([kind == "timing" for kind in table.column("kind").to_pylist()])
     snapshot.extend("timing", {name: timings.column(name).to_pylist() for name in LOADED["timing"]})
-    found = fitted(snapshot, regime, device)
-    return b"" if found is None else encode(found)
+    model = fitted(snapshot, "hot" if kind_of_device(device) == "cpu" else "cold", device)
+    if model is None:
+        path.with_suffix(MODEL).unlink(missing_ok=True)
+        path.with_suffix(ACCURACY).unlink(missing_ok=True)
+        return 0
+    learnt = encode(model)
+    said = json.dumps([one.to_json() for one in of_device(snapshot, device)], indent=1).encode()
+    write_bytes(path.with_suffix(MODEL), learnt)
+    write_bytes(path.with_suffix(ACCURACY), said + b"\n")
+    return len(learnt) + len(said)
+
+
+def shipped_accuracy() -> list[Accuracy]:
+    """Held-out accuracy of the models in the folder in use, as computed when they were written."""
+    folder, found = folder_in_use(), []
+    for path in [] if folder is None else sorted(folder.glob(f"*{ACCURACY}")):
+        try:
+            found += [Accuracy.of_json(one) for one in json.loads(read_bytes(path, MAX_MODEL_BYTES))]
+        except (Malformed, OSError, ValueError, TypeError, LookupError) as error:
+            raise CostStoreError(f"the accuracy of starter rows cannot be read: {error}", where=str(path)) from None
+    return found
 
 
 def _records(root: Path) -> Iterator[Record]:
@@ -228,4 +249,6 @@ __all__ = [
     "kind_of_device",
     "read",
     "read_model",
+    "shipped_accuracy",
+    "write_model",
 ]

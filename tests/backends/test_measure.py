@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.backends.tuning.cpu_worker import (
+    BUSY,
     PRELOAD,
     Wrong,
     _reference,
     _values,
     accuracy,
     answer,
+    busy,
     decode,
     drawn,
     encode,
@@ -45,6 +48,15 @@ class Rows(SinkBase, list):
 def candidate(name: str, call: Call) -> Candidate:
     found = template("numpy", name)
     return Candidate(found, Vertex(9, (4, 1)), tuple((o, Vertex(i, (4, 1))) for i, o in enumerate(call.operands)), call)
+
+
+def test_a_job_may_be_timed_by_cpu_time_without_a_check() -> None:
+    job = {**encode(template("numpy", "np.add"), ADD), "seconds": 0.001}
+    reply = answer({**job, "check": False, "clock": BUSY})
+    assert reply["ok"] and reply["accuracy"] == {} and all(us >= 0 for us in reply["samples"])
+    start, elapsed = time.perf_counter(), busy()
+    time.sleep(0.05)
+    assert elapsed() < 1e9 * (time.perf_counter() - start) / 2, "sleep takes no CPU time"
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 from tensor_graphs import settings
 from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
 from tensor_graphs.costdb.keys.key import KernelKey, Work
-from tensor_graphs.costdb.price import boosting, learnt
+from tensor_graphs.costdb.price import gaussian_process, learnt
 from tensor_graphs.costdb.price.predict import SHIPPED_FACTOR, Price, Query
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import starter
-from tensor_graphs.costdb.store.accuracy import accuracy, regret, tau
+from tensor_graphs.costdb.store.accuracy import Accuracy, accuracy, regret, tau
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.errors import CostStoreError
@@ -115,29 +115,33 @@ def test_the_fastest_shipped_schedules_are_tried_first() -> None:
 
 
 # ---------------------------------------------------------------- models
-def drawn(count: int = 400) -> tuple[boosting.Array, boosting.Array]:
-    """Feature rows, and targets with steps and an interaction."""
-    rows = np.random.default_rng(0).uniform(0, 8, (count, learnt.COUNT))
+def drawn(count: int = 400) -> tuple[gaussian_process.Array, gaussian_process.Array]:
+    """Feature rows of which five vary, and targets with a step and an interaction."""
+    rows = np.zeros((count, learnt.COUNT))
+    rows[:, :5] = np.random.default_rng(0).uniform(0, 8, (count, 5))
     return rows, np.where(rows[:, 0] > 4, rows[:, 1], -rows[:, 2]) + (rows[:, 3] > 2)
 
 
-def test_trees_learn_steps_and_interactions() -> None:
+def fitted(rows: gaussian_process.Array, wanted: gaussian_process.Array) -> gaussian_process.GaussianProcess:
+    return gaussian_process.fit(rows, wanted, np.ones(rows.shape[1]))
+
+
+def test_gaussian_processes_learn_steps_and_interactions() -> None:
     rows, wanted = drawn()
-    model = boosting.fit(rows[:300], wanted[:300].copy(), trees=60, depth=4)
+    model = fitted(rows[:300], wanted[:300])
     error = np.abs(model.predict(rows[300:]) - wanted[300:]).mean()
-    assert error < 0.35 * np.abs(wanted[300:] - wanted[:300].mean()).mean()
-    assert np.array_equal(
-        model.predict(rows), boosting.fit(rows[:300], wanted[:300].copy(), trees=60, depth=4).predict(rows)
-    )
+    assert error < 0.4 * np.abs(wanted[300:] - wanted[:300].mean()).mean()
+    assert np.array_equal(model.predict(rows), fitted(rows[:300], wanted[:300]).predict(rows))
+    assert model.predict(rows[:300] + 1e6).mean() < wanted[:300].mean(), "cautious far from all rows"
 
 
 def test_models_survive_as_bytes_and_others_are_refused() -> None:
     rows, wanted = drawn(60)
-    model = boosting.fit(rows, wanted, trees=5, depth=3)
+    model = fitted(rows, wanted)
     content = learnt.encode(model)
-    assert np.allclose(learnt.decode(content).predict(rows), model.predict(rows), atol=1e-3)
-    of_other_features = boosting.fit(rows[:, :5], wanted, trees=2, depth=2)
-    bad = replace(model, leaf=model.leaf * math.nan)
+    assert np.array_equal(learnt.decode(content).predict(rows), model.predict(rows))
+    of_other_features = fitted(rows[:, :5], wanted)
+    bad = replace(model, weights=model.weights * math.nan)
     for wrong in (b"", b"PK", content[:-9], learnt.encode(of_other_features), learnt.encode(bad)):
         with pytest.raises(ValueError):
             learnt.decode(wrong)
@@ -165,14 +169,18 @@ def test_accuracy_of_a_store(tmp_path: Path, timing: Make) -> None:
     store.add(
         [row(timing, 1e-3 * n * (1 + m / 8), n, m=m) for n in range(1000, 1030) for m in (1, 2, 4, 8, 16, 32, 64, 128)]
     )
-    calls, schedules = accuracy(store.root, store.snapshot).found
-    assert (calls.held_out, schedules.held_out, calls.rows, calls.calls) == ("calls", "schedules", 240, 30)
+    kernels, calls, schedules, bare = accuracy(store.root, store.snapshot).found
+    assert [a.held_out for a in (kernels, calls, schedules, bare)] == ["kernels", "calls", "schedules", "roofline"]
+    assert (calls.rows, calls.calls, calls.families[0].rows) == (240, 30, 240)
     assert calls.mape < 0.3 and calls.tau_schedules > 0.8 and calls.regret < 0.05
+    assert schedules.mape < bare.mape and math.isnan(bare.tau_schedules) is False
+    assert Accuracy.of_json(calls.to_json()) == calls
 
 
 def test_the_packages_own_starter_rows_are_small_and_whole() -> None:
     files = sorted(starter.FOLDER.glob("*"))
     assert sum(f.stat().st_size for f in files) <= 2 << 20
+    assert sum(f.stat().st_size for f in files if f.suffix == starter.MODEL) <= 150_000
     tables = {f.stem: starter.read(f) for f in files if f.suffix == ".parquet"}
     assert tables and all(t.num_rows for t in tables.values())
     for stem, table in tables.items():

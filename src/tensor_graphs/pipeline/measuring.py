@@ -11,6 +11,7 @@ from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.keys.device import gpu_machine
 from ..costdb.store.store import Store
+from ..egraph.saturate.worker import default_pool
 from ..errors import DeviceUnavailableError, WorkerError, warned
 from ..extract.model.kernel import Backend
 from ..extract.model.pricing import Measurer
@@ -67,11 +68,15 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
 
 @contextmanager
 def measurer_started(session: Session) -> Iterator[None]:
-    """Context manager that starts the GPU measuring processes before the model is loaded: both take seconds."""
+    """Context manager that starts processes before the model is loaded: a GPU's measuring processes, and for budgets up to
+    SMALL_S a CPU's and the saturation workers. Starting takes seconds, as loading does."""
     options = session.options
     with session.clock.running("start"):
         backends = backends_of(options)
-        if on_gpu(backends):
+        small = options.budget <= SMALL_S
+        if small and options.saturation_limits.iterations:
+            default_pool().begin()
+        if on_gpu(backends) or small:
             store = store_of(session)
             measurer = measurer_of(options, backends, store)
             session.started = None if measurer is None else (store, measurer)

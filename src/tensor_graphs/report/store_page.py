@@ -11,8 +11,10 @@ from statistics import median
 
 from ..costdb.price.predict import HeldOut
 from ..costdb.reports.reports import StoreStats
+from ..costdb.store.accuracy import Accuracy
 from ..costdb.store.failed import FailedReport, failed
 from ..costdb.store.snapshot import Snapshot
+from ..costdb.store.starter import shipped_accuracy
 from ..costdb.store.store import Store
 from . import charts
 from .page import SWITCH, Markup, clean, table
@@ -49,6 +51,7 @@ def store_page(store: Store) -> str:
     )
     sections = [
         ("Predicted against measured", _predictions(pairs)),
+        ("Predictions of the rows shipped with the package", _shipped(shipped_accuracy())),
         ("Coverage", _coverage(store.snapshot)),
         ("Kernels measured more than once", _repeats(repeats)),
         ("Failures", _failures(failures)),
@@ -117,6 +120,36 @@ def _predictions(pairs: Sequence[HeldOut]) -> str:
         )  # fmt: skip
     heads = ("family", "backend", "device", "held out", "median error", "mean error", "90th percentile")
     return note + scatter(pairs) + table(heads, rows[:MOST_ROWS], numeric=(3, 4, 5, 6))
+
+
+def _shipped(found: Sequence[Accuracy]) -> str:
+    if not found:
+        return ""
+    note = (
+        "<p>Errors and ranks of predicted times, with kernels, calls (a kernel at its shapes) or schedules held out in five parts, "
+        "and of the roofline alone. τ is Kendall's rank correlation; regret: how much slower the fastest of the five schedules "
+        "predicted to be the fastest is than the fastest. Bars: mean error by backend and family, with calls held out.</p>"
+    )
+
+    def number(value: float, form: str) -> str:
+        return "" if math.isnan(value) else format(value, form)
+
+    rows = [
+        (a.device[:48], a.held_out, f"{a.rows:,}", number(a.mape, ".1%"), number(a.median, ".1%"), number(a.tau, ".2f"),
+         number(a.tau_schedules, ".2f"), number(a.regret, ".1%")) for a in found
+    ]  # fmt: skip
+    heads = ("device", "held out", "rows", "mean error", "median error", "τ", "τ within a call", "regret")
+    return note + table(heads, rows, numeric=(2, 3, 4, 5, 6, 7)) + _families(found)
+
+
+def _families(found: Sequence[Accuracy]) -> str:
+    families = [(a.device, f) for a in found if a.held_out == "calls" for f in a.families]
+    most = max((f.mape for _, f in families), default=0.0)
+    rows = [
+        (device[:48], f.backend, f.family, f"{f.rows:,}", f"{100 * f.mape:.1f} %", f"{100 * f.median:.1f} %",
+         Markup(f'<div class="meter"><b style="width:{100 * f.mape / most:.1f}%"></b></div>')) for device, f in families
+    ]  # fmt: skip
+    return table(("device", "backend", "family", "rows", "mean error", "median error", ""), rows, numeric=(3, 4, 5))
 
 
 def scatter(pairs: Sequence[HeldOut]) -> str:

@@ -1,0 +1,206 @@
+"""Plans of a CPU after 5 s with and without the shipped starter rows, and after 60 s: `python -m benchmarks.small_budget_cpu --to FOLDER`.
+
+None of the modules is among those whose kernels were measured for the starter rows (cpu_training_models.py). Each search is a process
+with an empty home: `cold` without starter rows, `starter` with the package's, `reference` with them and `--reference` seconds. On a
+busy machine (`--busy`) budgets are multiplied by the slowdown, the wall-clock time of 0.3 s of CPU time over that; kernels and programs
+are timed by CPU time (cpu_starter.py). Programs of a module are timed in turn in one process; printed are the ratios to the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .common import WORK
+from .cpu_starter import SLEEPING, level
+
+LABELS = ("cold", "starter", "reference")
+JUDGED = (
+    "mixer_block",
+    "gated_mlp_4_tokens",
+    "encoder_layer",
+    "conv_block",
+    "pointwise",
+    "softmax",
+)  # of small_budget.py
+OWN = ("gpt_640_t96", "bottleneck_384_14", "mlp_500_b40")
+CALLS, SECONDS = 200, 6.0  # most calls of each program that are timed, and seconds of a module
+
+
+def made(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """A module and example inputs."""
+    import torch
+
+    from . import cpu_training_models as blocks
+    from . import small_budget
+
+    torch.manual_seed(0)
+    if name in JUDGED:
+        module, inputs, _ = small_budget.made(name, "cpu")
+        return module, inputs
+    r = torch.randn
+    makers: dict[str, Callable[[], Any]] = {
+        "gpt_640_t96": lambda: (blocks.GPTBlock(640, 10), (r(1, 96, 640),)),
+        "bottleneck_384_14": lambda: (blocks.Residual(384, 96), (r(1, 384, 14, 14),)),
+        "mlp_500_b40": lambda: (torch.nn.Sequential(torch.nn.Linear(500, 1500), torch.nn.Tanh(), torch.nn.Linear(1500, 500)), (r(40, 500),)),
+    }  # fmt: skip
+    module, inputs = makers[name]()
+    return module.eval(), inputs
+
+
+def slowdown() -> float:
+    """Wall-clock seconds of 0.3 s of CPU time, over that."""
+    begin, own = time.perf_counter(), time.thread_time()
+    while time.thread_time() - own < 0.3:
+        pass
+    return (time.perf_counter() - begin) / 0.3
+
+
+def measure_busy() -> None:
+    """Make this process' measuring workers time kernels by CPU time."""
+    from tensor_graphs.backends.tuning import measure_cpu
+    from tensor_graphs.backends.tuning.cpu_worker import BUSY
+
+    ask = measure_cpu.CpuWorkerProcess.ask
+    measure_cpu.CpuWorkerProcess.ask = lambda self, job, timeout=None: ask(self, {**job, "clock": BUSY}, timeout)  # type: ignore[method-assign]
+
+
+def search(name: str, budget: float, to: Path, busy: bool) -> None:
+    """Optimize a module in this process; save its program into `to` and its report beside it."""
+    import tensor_graphs as tg
+
+    factor = slowdown() if busy else 1.0
+    if busy:
+        measure_busy()
+    module, inputs = made(name)
+    began, used = time.monotonic(), time.process_time()
+    program = tg.optimize(module, inputs, backend="auto", budget=budget * factor, allow_caller=False)
+    took = {"slowdown": factor, "took_s": time.monotonic() - began, "cpu_s": time.process_time() - used}
+    program.save(to)
+    to.with_suffix(".json").write_text(json.dumps({**took, **program.report.to_json()}, default=str))
+
+
+def timed(name: str, folders: list[Path], busy: bool) -> dict[str, float]:
+    """µs that a tenth of the calls of each program reach; programs are called in turn."""
+    import torch
+
+    import tensor_graphs as tg
+    from tensor_graphs.backends.tuning.cpu_worker import BUSY, WALL, WATCHES
+
+    _, inputs = made(name)
+    calls = {folder.name: tg.load_program(folder) for folder in folders}
+    samples: dict[str, list[float]] = {label: [] for label in calls}
+    watch, until = WATCHES[BUSY if busy else WALL], time.monotonic() + SECONDS * (slowdown() if busy else 1.0)
+    with torch.no_grad():
+        for turn in range(CALLS):
+            for label, call in calls.items():
+                elapsed = watch()
+                call(*inputs)
+                if turn > 1:
+                    samples[label].append(elapsed() / 1000)
+            if turn > 8 and time.monotonic() > until:
+                break
+    return {label: level(us) for label, us in samples.items()}
+
+
+def child(arguments: list[str], starter: str, seconds: float) -> str:
+    """Run this module in a process with an empty home; returns why it failed, "" otherwise."""
+    with tempfile.TemporaryDirectory(prefix="small-budget-") as home:
+        known = {**os.environ, **SLEEPING, "TENSOR_GRAPHS_HOME": home, "TENSOR_GRAPHS_STARTER": starter}
+        command = [sys.executable, "-m", "benchmarks.small_budget_cpu", *arguments]
+        try:
+            done = subprocess.run(command, env=known, timeout=seconds, capture_output=True, text=True, check=False)
+        except subprocess.TimeoutExpired:
+            return f"killed after {seconds:.0f} s"
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["failed"])[-1][:300]
+
+
+def table(found: dict[str, Any]) -> str:
+    """Ratios of each module's programs to its fastest, and their geometric means."""
+    lines = [f"| module | fastest, µs | {' | '.join(LABELS)} |", "|---" * (2 + len(LABELS)) + "|"]
+    ratios: dict[str, list[float]] = {label: [] for label in LABELS}
+    for name, parts in found.items():
+        if us := parts.get("us"):
+            best = min(us.values())
+            for label in us:
+                ratios[label].append(us[label] / best)
+            cells = [f"{us[x] / best:.2f}" if x in us else "" for x in LABELS]
+            lines.append(f"| {name} | {best:.0f} | {' | '.join(cells)} |")
+    means = [f"{math.exp(sum(map(math.log, r)) / len(r)):.2f}" if r else "" for r in ratios.values()]
+    return "\n".join([*lines, f"| geometric mean | | {' | '.join(means)} |"])
+
+
+def main() -> None:
+    """Parse, run the searches, time the programs, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, default=WORK / "small_budget_cpu")
+    parser.add_argument("--only", nargs="+", default=[*OWN, *JUDGED])
+    parser.add_argument("--labels", nargs="+", choices=LABELS, default=list(LABELS))
+    parser.add_argument("--budget", type=float, default=5.0)
+    parser.add_argument("--reference", type=float, default=60.0)
+    parser.add_argument("--busy", action="store_true", help="the machine is busy: budgets and times by CPU time")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--time", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    busy = ["--busy"] if options.busy else []
+    if options.child:
+        search(options.child[0], float(options.child[1]), Path(options.child[2]), options.busy)
+        return
+    if options.time:
+        name, target, *folders = options.time
+        Path(target).write_text(json.dumps(timed(name, list(map(Path, folders)), options.busy)))
+        return
+    file = options.to / "results.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for name in options.only:
+        parts = found.setdefault(name, {})
+        for label in options.labels:
+            folder = options.to / name / label
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            budget = options.reference if label == "reference" else options.budget
+            arguments = [*busy, "--child", name, str(budget), str(folder)]
+            failed = child(arguments, "none" if label == "cold" else "", 40 * budget + 60)
+            report = {} if failed else json.loads(folder.with_suffix(".json").read_text())
+            kept = (
+                "slowdown",
+                "took_s",
+                "cpu_s",
+                "cost_us",
+                "priced",
+                "measured_now",
+                "seconds",
+                "search_stopped",
+                "omitted",
+                "warnings",
+            )
+            parts[label] = {"failed": failed} if failed else {k: report[k] for k in kept if k in report}
+            print(
+                name,
+                label,
+                failed or {k: parts[label].get(k) for k in ("took_s", "cost_us", "priced", "measured_now")},
+                flush=True,
+            )
+        programs = [
+            str(p) for p in (options.to / name / x for x in LABELS) if (p / "manifest.json").exists() or p.is_dir()
+        ]
+        target = options.to / "us.json"
+        if failed := child([*busy, "--time", name, str(target), *programs], "none", 400.0):
+            print(name, "timing", failed, flush=True)
+        else:
+            parts["us"] = json.loads(target.read_text())
+            print(name, {k: round(v) for k, v in parts["us"].items()}, flush=True)
+        file.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

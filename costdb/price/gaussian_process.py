@@ -1,0 +1,74 @@
+"""Gaussian process regression with a Matérn-1/2 kernel, in NumPy (Rasmussen and Williams 2006, chapters 2 and 4).
+
+The kernel suits functions with steps, as times of kernels over sizes and schedules are. Fitting solves one linear system; it
+is deterministic, and takes 0.1 s for a thousand rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Single = np.ndarray[Any, np.dtype[np.float32]]
+
+LENGTH = 20.0  # distance of standardized features at which the correlation is 1/e
+NOISE = 0.002  # variance of the noise, relative to the variance of the function
+CAUTION = 0.2  # shift of a prediction far from all rows: an estimate that is too high has no largest relative error
+LARGEST = 3.0  # standardized features are clipped at this value
+CHUNK = 2048  # rows predicted at once
+
+
+@dataclass(frozen=True)
+class GaussianProcess:
+    """A fitted model: mean and scale of each feature; the standardized rows it was fitted to, their weights, and the mean
+    of the targets."""
+
+    centre: Array  # (features,)
+    scale: Array  # (features,)
+    rows: Array  # (rows, features)
+    weights: Array  # (rows,)
+    mean: float
+
+    def predict(self, rows: Array) -> Array:
+        """Predicted targets of feature rows (n, features), less CAUTION where no fitted row is near."""
+        found, weights = np.empty(len(rows)), self.weights.astype(np.float32)
+        for first in range(0, len(rows), CHUNK):
+            near = _correlation(_standard(rows[first : first + CHUNK], self.centre, self.scale), self.rows)
+            found[first : first + CHUNK] = near @ weights - CAUTION * (1.0 - near.max(axis=1) ** 2)
+        return found + self.mean
+
+
+def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
+    """Fit targets (n,) on finite feature rows (n, features); n is at least 1. `emphasis` (features,): weight of each
+    feature in distances, 1 for one standard deviation; 0 for features that enter as they are."""
+    plain = emphasis == 0
+    spread = rows.std(axis=0)
+    centre = np.where(plain, 0.0, rows.mean(axis=0)).astype(np.float32).astype(np.float64)
+    scale = np.where(plain | (spread == 0), 1.0, emphasis / np.where(spread == 0, 1.0, spread))
+    scale = scale.astype(np.float32).astype(np.float64)
+    known = _standard(rows, centre, scale).astype(np.float16).astype(np.float64)  # as models are stored
+    mean = float(targets.mean())
+    system = _correlation(known, known) + NOISE * np.eye(len(known))
+    weights = np.linalg.solve(system, targets - mean).astype(np.float32).astype(np.float64)
+    return GaussianProcess(centre, scale, known, weights, mean)
+
+
+def _standard(rows: Array, centre: Array, scale: Array) -> Array:
+    return np.clip((rows - centre) * scale, -LARGEST, LARGEST)
+
+
+def _correlation(a: Array, b: Array) -> Single:
+    """exp(-distance / LENGTH) of all pairs of standardized rows."""
+    left, right = a.astype(np.float32), b.astype(np.float32)
+    found = left @ right.T
+    found *= -2.0
+    found += (left**2).sum(axis=1)[:, None]
+    found += (right**2).sum(axis=1)[None, :]
+    np.sqrt(np.maximum(found, 0.0, out=found), out=found)
+    found /= -LENGTH
+    return np.asarray(np.exp(found, out=found))
+
+
+__all__ = ["Array", "GaussianProcess", "fit"]
