@@ -3,12 +3,13 @@
 The shape is that of Qwen2-0.5B with random weights, output matrix of its own. Parts:
 
 - `kernels`: products of one row with each matrix, packed (int4, int8) and bfloat16: the generated C kernel, ONNX Runtime's
-  MatMulNBits (activations in int8: accuracy level 4, and in float32: level 1), PyTorch's bfloat16 product. µs, GB/s of the weight's bytes, and the share of the
+  MatMulNBits (activations in int8: accuracy level 4; of int4 also in float32: level 1), PyTorch's bfloat16 product. µs, GB/s of the weight's bytes, and the share of the
   speed at which one pass over the same bytes reads them.
 - `step`: a whole decode step with int4 weights after half of the caches: this library's program, and the same layers in ONNX
   Runtime (MatMulNBits, GroupQueryAttention).
 
-Rivals run in turns, and each has its fastest run: other processes on the machine only add time. Weights rotate through more memory
+Rivals run in turns, and each has its fastest run: other processes on the machine only add time. With one thread (the default)
+times are CPU times, which other processes disturb less. Weights rotate through more memory
 than caches hold. Results: standard output, and out/bench/llm_cpu.json (BENCH_WORK), with the machine and its load.
 """
 
@@ -41,17 +42,18 @@ LENGTH, BYTES = 1024, 200_000_000  # positions of the caches; bytes of weights t
 Call = Callable[[], object]
 
 
-def in_turns(calls: dict[str, Call], seconds: float) -> dict[str, float]:
-    """µs of the fastest run of each call, which take turns for some seconds."""
+def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1) -> dict[str, float]:
+    """µs of the fastest run of each call, which take turns for some seconds: of one thread CPU time, of several wall-clock time."""
+    clock = time.process_time if threads == 1 else time.perf_counter
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         for name, call in calls.items():
-            begun = time.perf_counter()
+            begun = clock()
             call()
-            best[name] = min(best[name], time.perf_counter() - begun)
+            best[name] = min(best[name], clock() - begun)
     return {name: 1e6 * s for name, s in best.items()}
 
 
@@ -182,21 +184,21 @@ def _rotating(calls: list[Call]) -> Call:
     return call
 
 
-def kernels(threads: int, seconds: float) -> list[dict[str, Any]]:
+def kernels(threads: int, seconds: float, names: list[str]) -> list[dict[str, Any]]:
     """Rows of the table of products."""
     rows = []
-    for name, (columns, length) in SHAPES.items():
+    for name, (columns, length) in ((n, SHAPES[n]) for n in names):
         for form in FORMS:
             own, nbytes = generated_call(form, columns, length)
             calls = {"ours": own, "read": read_call(nbytes)}
             if form == "bfloat16":
                 calls["torch"] = torch_call(columns, length)
             else:
+                levels = {"int8": 4, "float": 1} if form == "int4" else {"int8": 4}
                 calls |= {
-                    f"onnxruntime-{n}": runtime_call(form, columns, length, level, threads)
-                    for n, level in (("int8", 4), ("float", 1))
+                    f"onnxruntime-{n}": runtime_call(form, columns, length, v, threads) for n, v in levels.items()
                 }
-            us = in_turns(calls, seconds)
+            us = in_turns(calls, seconds, threads)
             best = min(v for n, v in us.items() if n not in ("ours", "read"))
             row = {"matrix": name, "form": form, "bytes": nbytes, "us": {n: round(v, 1) for n, v in us.items()},
                    "gb_per_s": round(nbytes / us["ours"] / 1e3, 1), "of_reading": round(us["read"] / us["ours"], 2),
@@ -326,6 +328,7 @@ def main() -> None:
     ask.add_argument("--seconds", type=float, default=3.0, help="of each comparison")
     ask.add_argument("--budget", type=float, default=120.0, help="seconds of search of the step")
     ask.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
+    ask.add_argument("--only", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="matrices of `kernels`")
     options = ask.parse_args()
     os.environ |= dict.fromkeys(
         ("OMP_NUM_THREADS", "TENSOR_GRAPHS_THREADS", "OPENBLAS_NUM_THREADS"), str(options.threads)
@@ -333,7 +336,7 @@ def main() -> None:
     found: dict[str, Any] = {"machine": machine(), "threads": options.threads}
     for part in options.parts or ["kernels", "step"]:
         if part == "kernels":
-            found["kernels"] = kernels(options.threads, options.seconds)
+            found["kernels"] = kernels(options.threads, options.seconds, options.only)
         else:
             found["step"] = step(options.threads, options.seconds, options.budget, options.layers)
         WORK.mkdir(parents=True, exist_ok=True)
