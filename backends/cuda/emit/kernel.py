@@ -18,6 +18,7 @@ The emitter is made of parts that share a frame. Each part is given the parts th
     reductions     Reductions: accumulators, reductions across threads
     loops          ThreadLoops: loops over axes that a block does not cover
     fragments      Fragments: skinny GEMM on tensor cores
+    packed_fragments  PackedFragments: the same with codes of quantized weights (code_forms: which codes)
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
 
