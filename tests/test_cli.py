@@ -312,7 +312,7 @@ def test_store_commands(model: str, home: Path, capsys: pytest.CaptureFixture[st
         == "cost-store"
     )
     held_out = [one["held_out"] for one in document(capsys, "db", "accuracy", "--costdb", "other")["accuracy"]["found"]]
-    assert held_out == ["calls", "schedules"]
+    assert held_out == ["kernels", "calls", "schedules", "roofline"]
 
 
 def test_rules_list_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,19 +17,22 @@ LENGTH = 20.0  # distance of standardized features at which the correlation is 1
 NOISE = 0.002  # variance of the noise, relative to the variance of the function
 CAUTION = 0.2  # shift of a prediction far from all rows: an estimate that is too high has no largest relative error
 LARGEST = 3.0  # standardized features are clipped at this value
+SPREAD = (0.1, 0.9)  # quantiles of the residuals
 CHUNK = 2048  # rows predicted at once
 
 
 @dataclass(frozen=True)
 class GaussianProcess:
     """A fitted model: mean and scale of each feature; the standardized rows it was fitted to, their weights, and the mean
-    of the targets."""
+    of the targets. `low`, `high`: first and ninth decile of target less prediction, each row predicted from the others."""
 
     centre: Array  # (features,)
     scale: Array  # (features,)
     rows: Array  # (rows, features)
     weights: Array  # (rows,)
     mean: float
+    low: float
+    high: float
 
     def predict(self, rows: Array) -> Array:
         """Predicted targets of feature rows (n, features), less CAUTION where no fitted row is near."""
@@ -51,8 +54,11 @@ def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
     known = _standard(rows, centre, scale).astype(np.float16).astype(np.float64)  # as models are stored
     mean = float(targets.mean())
     system = _correlation(known, known) + NOISE * np.eye(len(known))
-    weights = np.linalg.solve(system, targets - mean).astype(np.float32).astype(np.float64)
-    return GaussianProcess(centre, scale, known, weights, mean)
+    inverse = np.linalg.inv(system)
+    weights = inverse @ (targets - mean)
+    low, high = np.quantile(weights / np.diag(inverse), SPREAD)  # leave-one-out residuals in closed form
+    stored = weights.astype(np.float32).astype(np.float64)
+    return GaussianProcess(centre, scale, known, stored, mean, min(0.0, float(low)), max(0.0, float(high)))
 
 
 def _standard(rows: Array, centre: Array, scale: Array) -> Array:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEAST_ROWS, LEAST_KERNELS = 200, 20  # timed keys of a device, and kernels at their shapes, from which a model is fitted
 MOST_ROWS = 1500  # of a fit, which takes cubic time; more are thinned evenly
 LIMIT = 4.0  # largest absolute log ratio that is believed, of a row and of a prediction
-_PARTS = ("centre", "scale", "rows", "weights", "mean")
+_PARTS = ("centre", "scale", "rows", "weights", "numbers")
 
 
 class LearntFactors:
@@ -45,6 +45,11 @@ class LearntFactors:
                 own = [i for i, d in enumerate(devices) if d == device]
                 found[own] = np.clip(model.predict(rows[own]), -LIMIT, LIMIT)
         return found
+
+    def spread(self, device: str) -> tuple[float, float]:
+        """Deciles of measured less predicted log factors of a device's model; (0, 0) without one."""
+        model = self._model(device)
+        return (0.0, 0.0) if model is None else (model.low, model.high)
 
     def _model(self, device: str) -> GaussianProcess | None:
         if device in self.models:
@@ -86,7 +91,7 @@ def encode(model: GaussianProcess) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer, centre=model.centre.astype("f4"), scale=model.scale.astype("f4"), rows=model.rows.T.astype("f2"),
-        weights=model.weights.astype("f4"), mean=np.array(model.mean, "f8"),
+        weights=model.weights.astype("f4"), numbers=np.array([model.mean, model.low, model.high], "f8"),
     )  # fmt: skip
     return buffer.getvalue()
 
@@ -95,16 +100,21 @@ def decode(content: bytes) -> GaussianProcess:
     """The model of an archive. ValueError for anything else, models of other features included."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            centre, scale, columns, weights, mean = (archive[name] for name in _PARTS)
+            centre, scale, columns, weights, numbers = (archive[name] for name in _PARTS)
     except Exception as error:  # zip and NumPy errors of many types: one meaning
         raise ValueError(f"no model: {error}") from None
     count = len(weights) if weights.ndim == 1 else 0
-    if not count or columns.shape != (COUNT, count) or {centre.shape, scale.shape} != {(COUNT,)} or mean.shape:
+    if (
+        not count
+        or columns.shape != (COUNT, count)
+        or {centre.shape, scale.shape} != {(COUNT,)}
+        or numbers.shape != (3,)
+    ):
         raise ValueError("a model of other features, or of another form")
     centre, scale, rows, weights = (np.asarray(p, dtype=np.float64) for p in (centre, scale, columns.T, weights))
-    if not all(np.isfinite(part).all() for part in (centre, scale, rows, weights, mean)):
+    if not all(np.isfinite(part).all() for part in (centre, scale, rows, weights, numbers)):
         raise ValueError("a model with impossible numbers")
-    return GaussianProcess(centre, scale, rows, weights, float(mean))
+    return GaussianProcess(centre, scale, rows, weights, *map(float, numbers))
 
 
 __all__ = ["LearntFactors", "decode", "encode", "first_dtype", "fitted"]

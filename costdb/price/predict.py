@@ -277,7 +277,9 @@ class _Group:
             for name, codes in self._codes.items()
         }
         self.residuals = self._leave_out(np.array([row["kernel"] for _, row in taught]), place[0] != "kernel")
-        self._low, self._high = _spread(self.residuals[np.isfinite(self.residuals)])
+        low, high = _spread(self.residuals[np.isfinite(self.residuals)])
+        learnt = snapshot.learnt.spread(place[3])  # wider than residuals of rows that the model was fitted to
+        self._low, self._high = min(low, learnt[0]), max(high, learnt[1])
 
     def predict(self, queries: Sequence[Query], base: Array) -> list[tuple[float, float, float, int]]:
         """For each query (low, middle, high factor over its bound, number of neighbours used). `base`: log factors of the

@@ -133,6 +133,8 @@ def test_gaussian_processes_learn_steps_and_interactions() -> None:
     assert error < 0.4 * np.abs(wanted[300:] - wanted[:300].mean()).mean()
     assert np.array_equal(model.predict(rows), fitted(rows[:300], wanted[:300]).predict(rows))
     assert model.predict(rows[:300] + 1e6).mean() < wanted[:300].mean(), "cautious far from all rows"
+    residuals = wanted[300:] - model.predict(rows[300:])
+    assert 0.6 < np.mean((residuals >= model.low) & (residuals <= model.high)) < 0.95, "deciles of rows left out"
 
 
 def test_models_survive_as_bytes_and_others_are_refused() -> None:
@@ -141,7 +143,7 @@ def test_models_survive_as_bytes_and_others_are_refused() -> None:
     content = learnt.encode(model)
     assert np.array_equal(learnt.decode(content).predict(rows), model.predict(rows))
     of_other_features = fitted(rows[:, :5], wanted)
-    bad = replace(model, weights=model.weights * math.nan)
+    bad = replace(model, high=math.nan)
     for wrong in (b"", b"PK", content[:-9], learnt.encode(of_other_features), learnt.encode(bad)):
         with pytest.raises(ValueError):
             learnt.decode(wrong)
