@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LEAST_ROWS, LEAST_KERNELS = 200, 20  # timed keys of a device, and kernels at their shapes, from which a model is fitted
 MOST_ROWS = 20_000  # of a fit; more are thinned evenly
+MAX_BYTES = 64 << 20  # of a stored model, unpacked
 LIMIT = 4.0  # largest absolute log ratio that is believed, of a row and of a prediction
 _PARTS = ("edges", "feature", "bin", "leaf", "mean")
 
@@ -93,6 +95,9 @@ def encode(model: BoostedTrees) -> bytes:
 def decode(content: bytes) -> BoostedTrees:
     """The model of an archive. ValueError for anything else, models of other features included."""
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as listed:
+            if sum(one.file_size for one in listed.infolist()) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes unpacked")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             edges, feature, bins, leaf, mean = (archive[name] for name in _PARTS)
     except Exception as error:  # zip and NumPy errors of many types: one meaning
@@ -101,7 +106,7 @@ def decode(content: bytes) -> BoostedTrees:
     whole = edges.ndim == 2 and len(edges) == COUNT and bins.shape == feature.shape and mean.shape == ()
     if not whole or leaf.shape != (trees, inner + 1) or inner & (inner + 1) or not trees * inner:
         raise ValueError("a model of other features, or of another form")
-    if feature.max() >= COUNT or not all(np.isfinite(part).all() for part in (edges, leaf, mean)):
+    if feature.min() < 0 or feature.max() >= COUNT or not all(np.isfinite(part).all() for part in (edges, leaf, mean)):
         raise ValueError("a model with impossible numbers")
     return BoostedTrees(
         edges.astype(np.float64), feature.astype(np.int64), bins.astype(np.int64), leaf.astype(np.float64), float(mean)
