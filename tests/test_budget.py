@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import plan_cache as remember
+from tensor_graphs.pipeline.accept import acceptance
 from tensor_graphs.pipeline.match import generation_limit
 from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.prepare import Task, prepare
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.progress import Progress
@@ -181,6 +184,20 @@ def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypat
         found = made.report.verification
         assert found["passed"] and [d for d in found["dropped"] if "round" not in d] == dropped
         assert ("other plans within tolerance" in made.report.omitted) == bool(stage)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_no_kernels_are_generated_for_the_graph_as_it_came_once_the_time_is_up(late: bool) -> None:
+    """The last resort of a plan over tolerance: matched anew, after the budget."""
+    clock = Clock("", 0.0)
+    session = Session(Options(backend="auto", budget=10.0), Progress(clock.say), now=clock)
+    source = graph()
+    task = Task(source, prepare(session, source, None), [backend("numpy"), backend("c")])
+    pricer: Any = SimpleNamespace(errors={})
+    loop = acceptance(session, task, pricer, None, None, (), dict)
+    clock.time = 11.0 if late else 1.0
+    generated = [c for c in loop.plain().candidates if c.template.space is not None]
+    assert bool(generated) != late
 
 
 def test_a_plan_that_a_budget_cut_is_searched_again_with_a_larger_one(home: Path) -> None:

@@ -22,6 +22,7 @@ from tensor_graphs.pipeline.prepare import prepare
 from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.rewrite import rewrite
 from tensor_graphs.pipeline.session import Session, open_store
+from tensor_graphs.verification.diagnose import diagnose
 
 
 def supported() -> bool:
@@ -75,6 +76,8 @@ def test_values_and_weights_lie_in_bfloat16() -> None:
     got = Program(plan)(x=x)
     want = exact(graph, x)
     assert np.linalg.norm(np.asarray(got, np.float64) - want) < 2e-2 * np.linalg.norm(want)
+    finding = diagnose(graph, plan)  # as if it were over tolerance
+    assert not finding.miscompiled and finding.steps
 
 
 def test_the_faster_of_both_plans_is_verified_and_runs() -> None:

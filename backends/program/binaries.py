@@ -20,12 +20,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ...plain import read_bytes
+from ...plain import decode, read_bytes, strict_json
 from ...private import read_sealed
 
 FOLDER, LAUNCHES, C_LIBRARY = "binaries", "launches.json", "kernels.so"
 LARGEST = 1 << 28  # maximum bytes of one file
 COMPILERS = ("triton",)  # packages that a program with compiled kernels does not import
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Content of `LAUNCHES`: fields of `Binaries`."""
+
+    gpu: str
+    launches: list[dict[str, Any]]
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,10 +163,11 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
             texts[name] = read_bytes(folder / FOLDER / Path(name).name, LARGEST)
             if sha256(texts[name]).hexdigest() != checksum:
                 raise ValueError(f"{name} is not the file that was saved")
-        record = json.loads(texts.pop(LAUNCHES))
-        return Binaries(
-            record["gpu"], texts, record["launches"], record.get("variants", {}), record.get("modules", {})
-        )  # fmt: skip
+        record = decode(_Record, strict_json(texts.pop(LAUNCHES)))
+        named = [one.get("binary") for one in (*record.launches, *record.variants.values())]
+        if missing := [n for n in (*named, *record.modules.values()) if not isinstance(n, str) or n not in texts]:
+            raise ValueError(f"{LAUNCHES} names {str(missing[0])[:80]!r}, which is not there")
+        return Binaries(record.gpu, texts, record.launches, record.variants, record.modules)
     except (OSError, ValueError, KeyError) as error:
         warnings.warn(f"{folder}: kernels are compiled again: {error}", RuntimeWarning, stacklevel=3)
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 LEAST_ROWS, LEAST_KERNELS = 200, 20  # timed keys of a device, and kernels at their shapes, from which a model is fitted
 MOST_ROWS = 1500  # of a fit, which takes cubic time; more are thinned evenly
+MAX_BYTES = 64 << 20  # of a stored model, unpacked
 LIMIT = 4.0  # largest absolute log ratio that is believed, of a row and of a prediction
 _PARTS = ("centre", "scale", "rows", "weights", "numbers")
 
@@ -99,6 +101,9 @@ def encode(model: GaussianProcess) -> bytes:
 def decode(content: bytes) -> GaussianProcess:
     """The model of an archive. ValueError for anything else, models of other features included."""
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as listed:
+            if sum(one.file_size for one in listed.infolist()) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes unpacked")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             centre, scale, columns, weights, numbers = (archive[name] for name in _PARTS)
     except Exception as error:  # zip and NumPy errors of many types: one meaning

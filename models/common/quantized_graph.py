@@ -20,6 +20,7 @@ from .quantization import check_form, dequantized, encoded, group_of
 Array = np.ndarray[Any, Any]
 SAMPLE = 1 << 20  # numbers of a weight by which its error is judged
 SMALLEST = 1 << 12  # numbers from which a weight is quantized
+DESTROYED = 0.5  # relative error from which a weight stays as it is: its scales underflow in its dtype
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[G
 
     A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed or cast. An
     embedding table that is the output matrix too keeps its dtype where rows are looked up.
-    Products that values in `but` are (up to elementwise ops and views), such as logits, keep their weights. Packed params are `NAME.q` and
+    Products that values in `but` are (up to elementwise ops and views), such as logits, keep their weights, and so do
+    weights that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q` and
     `NAME.scale`, computed when they are loaded. UsageError for another form or a param without data, UnsupportedError if there
     is no weight.
     """
@@ -64,12 +66,16 @@ def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[G
         except UnsupportedError:
             kept.append(name)
             continue
+        wrong, size = _error(load_data(graph.params[name]), form, leaf.dtype, by_rows)
+        if not wrong <= DESTROYED**2 * size:
+            kept.append(name)
+            continue
         if leaf not in looked_up:
             del params[name]
         params |= weight.params(name)
         made[leaf] = weight.tensor(name)
         after = sum(prod(d.shape) * dtypes.itemsize(dtypes.name_of(d.dtype)) for d in weight.parts.values())
-        totals += np.array((leaf.type.nbytes, after, *_error(load_data(graph.params[name]), form, leaf.dtype, by_rows)))
+        totals += np.array((leaf.type.nbytes, after, wrong, size))
     if not made:
         raise UnsupportedError(f"no weight can be quantized to {form}", where=graph.name,
                                hint=f"weights are float matrices of products, of at least {SMALLEST} numbers")  # fmt: skip
@@ -160,8 +166,9 @@ def _error(weight: Array, form: str, dtype: str, by_rows: bool) -> tuple[float, 
     rows = weight if by_rows else weight.T
     step = max(1, -(-rows.size // SAMPLE))
     some = np.asarray(rows[::step], np.float32)
-    again = packed_weight(some, form, dtype, True).load().astype(np.float32)
-    return float(((again - some) ** 2).sum(dtype=np.float64)), float((some**2).sum(dtype=np.float64))
+    again = packed_weight(some, form, dtype, True).load().astype(np.float64)
+    wide = some.astype(np.float64)
+    return float(((again - wide) ** 2).sum()), float((wide**2).sum())
 
 
 __all__ = ["Quantization", "packed_weight", "quantized"]

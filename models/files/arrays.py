@@ -47,7 +47,7 @@ class MappedArray:
         if self.nbytes == 0:
             return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))
         try:
-            with open(self.path, "rb", buffering=0, opener=_opened) as file:
+            with open(self.path, "rb", buffering=0, opener=opened_without_waiting) as file:
                 raw = self._bytes(file)
         except (OSError, ValueError, OverflowError) as error:
             said = error.strerror if isinstance(error, OSError) else error
@@ -79,6 +79,6 @@ class MappedArray:
             )  # fmt: skip
 
 
-def _opened(path: str, flags: int) -> int:
+def opened_without_waiting(path: str, flags: int) -> int:
     """A descriptor of a file; does not wait where a pipe has taken its place."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -6,18 +6,21 @@ anything is allocated. Nothing in a file is executed.
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ...egraph.ir import dtypes
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
-from .arrays import MappedArray
+from ...plain import file_identity
+from .arrays import MappedArray, opened_without_waiting
 
 MAGIC = b"GGUF"
 MAX_RANK, MAX_NAME, MAX_TENSORS, MAX_SIZE = 4, 1 << 16, 1 << 20, 1 << 40
@@ -77,20 +80,23 @@ class GgufFile:
 
 
 class _Header:
-    """A cursor over the mapped bytes of a header."""
+    """A cursor over the bytes of a header. Reads, because a mapped file that is cut short ends the process."""
 
-    def __init__(self, path: Path, data: np.ndarray[Any, Any], kept: Collection[str]) -> None:
-        self.path, self.data, self.at, self.kept = path, data, 0, kept
+    def __init__(self, path: Path, file: BinaryIO, kept: Collection[str]) -> None:
+        self.path, self.file, self.at, self.kept = path, file, 0, kept
+        self.identity = file_identity(file.fileno())
+        self.size = os.fstat(file.fileno()).st_size
 
     def bad(self, text: str) -> BadModelError:
         return BadModelError(text, where=str(self.path))
 
     def take(self, size: int, what: str) -> bytes:
         """The next bytes. BadModelError if the file is too short."""
-        if size > len(self.data) - self.at:
+        found = self.file.read(size) if size <= self.size - self.at else b""
+        if len(found) != size:
             raise self.bad(f"the file ends inside {what}, at byte {self.at}")
         self.at += size
-        return self.data[self.at - size : self.at].tobytes()
+        return found
 
     def number(self, form: str, what: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
@@ -107,7 +113,7 @@ class _Header:
     def count(self, what: str, least: int) -> int:
         """A number of things that take at least so many bytes each. BadModelError if the file cannot hold them."""
         found = int(self.number("<Q", what))
-        if found > (len(self.data) - self.at) // least:
+        if found > (self.size - self.at) // least:
             raise self.bad(f"{found} {what} do not fit into the file")
         return found
 
@@ -141,9 +147,9 @@ class _Header:
         return np.frombuffer(self.take(count * struct.calcsize(form), name), np.dtype(form)).tolist()
 
     def skip(self, size: int, what: str) -> None:
-        if size > len(self.data) - self.at:
+        if size > self.size - self.at:
             raise self.bad(f"the file ends inside {what}, at byte {self.at}")
-        self.at += size
+        self.at = self.file.seek(size, os.SEEK_CUR)
 
 
 def read_gguf(path: Path | str, kept: Collection[str] = ()) -> GgufFile:
@@ -154,12 +160,21 @@ def read_gguf(path: Path | str, kept: Collection[str] = ()) -> GgufFile:
     """
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if size < 24:
-            raise BadModelError(f"{path.name} has {size} bytes, too few for a header", where=str(path))
-        header = _Header(path, np.memmap(path, np.uint8, "r"), kept)
+        with open(path, "rb", opener=opened_without_waiting) as file:
+            header = _Header(path, file, kept)
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or header.size < 24:
+                raise BadModelError(f"{path.name} has {header.size} bytes, too few for a header", where=str(path))
+            found = _read(header)
+            if file_identity(file.fileno()) != header.identity:
+                raise BadModelError(f"{path.name} was written while it was read", where=str(path))
+            return found
     except OSError as error:
         raise BadModelError(f"{path.name} cannot be read: {error}", where=str(path)) from None
+
+
+def _read(header: _Header) -> GgufFile:
+    """Metadata and tensors of an open file; errors as of `read_gguf`."""
+    path = header.path
     if header.take(4, "the magic") != MAGIC:
         raise BadModelError(f"{path.name} does not begin with GGUF", where=str(path))
     version = header.number("<I", "the version")
@@ -179,10 +194,10 @@ def read_gguf(path: Path | str, kept: Collection[str] = ()) -> GgufFile:
         if name in metadata:
             raise header.bad(f"{name[:200]!r} is there twice")
         metadata[name] = header.value(header.number("<I", name), name[:200])
-    return GgufFile(path, metadata, _tensors(header, tensors, metadata, size))
+    return GgufFile(path, metadata, _tensors(header, tensors, metadata))
 
 
-def _tensors(header: _Header, count: int, metadata: Mapping[str, Any], size: int) -> dict[str, StoredTensor]:
+def _tensors(header: _Header, count: int, metadata: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """The tensors' entries, checked against the file's size."""
     found: dict[str, tuple[tuple[int, ...], GgufEncoding, int]] = {}
     foreign: dict[str, int] = {}
@@ -207,20 +222,20 @@ def _tensors(header: _Header, count: int, metadata: Mapping[str, Any], size: int
     if not isinstance(aligned, int) or aligned < 1 or aligned & (aligned - 1) or aligned > 1 << 20:
         raise header.bad(f"general.alignment is {str(aligned)[:80]}, not a power of two")
     start = -(-header.at // aligned) * aligned
-    return {name: _stored(header.path, name, *entry, start, aligned, size) for name, entry in found.items()}
+    return {name: _stored(header, name, *entry, start, aligned) for name, entry in found.items()}
 
 
 def _stored(
-    path: Path,
+    header: _Header,
     name: str,
     shape: tuple[int, ...],
     encoding: GgufEncoding,
     offset: int,
     start: int,
     aligned: int,
-    size: int,
 ) -> StoredTensor:
     """One tensor. BadWeightsError if its numbers do not fill blocks or do not lie inside the file."""
+    path, size = header.path, header.size
     shown, row = repr(name[:200]), shape[-1] if shape else 1
     if prod(shape) > MAX_SIZE or any(d > MAX_SIZE for d in shape):
         raise TooLargeError(f"tensor {shown} of shape {list(shape)} is too large", where=str(path))
@@ -239,7 +254,7 @@ def _stored(
     kind = encoding.dtype or "uint8"
     own = shape if encoding.dtype else (*shape[:-1], row // encoding.numbers * encoding.nbytes)
     assert prod(own) * dtypes.itemsize(kind) == nbytes
-    return StoredTensor(shape, encoding, MappedArray(path, start + offset, own, kind))
+    return StoredTensor(shape, encoding, MappedArray(path, start + offset, own, kind, header.identity))
 
 
 __all__ = ["ENCODINGS", "GgufEncoding", "GgufFile", "StoredTensor", "read_gguf"]

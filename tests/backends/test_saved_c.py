@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +67,16 @@ def test_on_another_cpu_or_with_a_damaged_file_it_is_compiled(
 def test_a_cpu_is_named_by_what_compiled_code_depends_on() -> None:
     name = binaries.processor()
     assert name == "" or len(name.split()[-1]) == 16
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"gpu": 3, "launches": []}', '{"gpu": "", "launches": [{"binary": "x"}]}', "1", "["]
+)
+def test_a_malformed_record_of_kernels_is_a_warning(saved: Path, content: str) -> None:
+    manifest = json.loads((saved / "manifest.json").read_text())
+    (saved / "binaries" / "launches.json").write_text(content)
+    manifest["binaries"]["launches.json"] = sha256(content.encode()).hexdigest()
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(RuntimeWarning, match="kernels are compiled again"):
+        program = tg.load_program(saved)
+    right(program)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +149,20 @@ def test_models_survive_as_bytes_and_others_are_refused() -> None:
     for wrong in (b"", b"PK", content[:-9], learnt.encode(of_other_features), learnt.encode(bad)):
         with pytest.raises(ValueError):
             learnt.decode(wrong)
+    below = replace(model, feature=model.feature - learnt.COUNT)
+    with pytest.raises(ValueError, match="impossible numbers"):
+        learnt.decode(learnt.encode(below))
+
+
+def test_a_stored_model_that_unpacks_to_much_is_refused_before_it_is_unpacked() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("edges.npy", "w") as part:
+        np.lib.format.write_array_header_1_0(part, {"descr": "|u1", "fortran_order": False, "shape": (1 << 27,)})
+        for _ in range(128):
+            part.write(bytes(1 << 20))
+    assert len(packed.getvalue()) < 1 << 18
+    with pytest.raises(ValueError, match="bytes unpacked"):
+        learnt.decode(packed.getvalue())
 
 
 def test_a_shipped_model_tells_schedules_apart(tmp_path: Path, timing: Make, key: Callable[..., KernelKey]) -> None:

@@ -14,8 +14,11 @@ import pytest
 from tensor_graphs.egraph.ir.graph import load_data
 from tensor_graphs.errors import BadModelError, BadWeightsError
 from tensor_graphs.models.files import safetensors
+from tensor_graphs.models.files.gguf import read_gguf
 from tensor_graphs.models.files.safetensors import SafeFile, read_folder, read_header, write_arrays
 from tensor_graphs.models.onnx.load import load_onnx
+
+from .test_gguf import file_of
 
 SIZES = {"small": 64, "mapped": 1 << 19}
 
@@ -78,6 +81,21 @@ def test_weights_of_a_file_that_changes(size: str, change: Callable[[Path], None
     for array in found:
         with pytest.raises(BadWeightsError):
             array.load()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_tensors_of_a_gguf_file_that_changes(size: str, change: Callable[[Path], None], tmp_path: Path) -> None:
+    path, content = tmp_path / "m.gguf", np.arange(SIZES[size], dtype=np.float32).tobytes()
+    path.write_bytes(file_of({}, {"w": ((SIZES[size],), 0, content)}))
+    tensor = read_gguf(path).tensors["w"].data
+    np.testing.assert_array_equal(tensor.load()[:3], [0, 1, 2])
+    change(path)
+    with pytest.raises(BadWeightsError):
+        tensor.load()
+    if change is a_pipe:
+        with pytest.raises(BadModelError, match="too few"):
+            read_gguf(path)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -125,3 +125,23 @@ def test_a_memory_limit_chooses_packed_storage(tmp_path: Path) -> None:
 
 def expanded_int4(weight: np.ndarray) -> np.ndarray:
     return expanded("int4", weight, "float32")
+
+
+def test_weights_that_quantization_would_destroy_are_kept() -> None:
+    x, w, v = (
+        tg.input("x", (3, 128), "float16"),
+        tg.param("w", (128, 64), "float16"),
+        tg.param("v", (128, 64), "float16"),
+    )
+    small = (RNG.standard_normal((128, 64)) * 1e-7).astype(np.float16)  # scales below the smallest float16
+    params = {"w": small, "v": RNG.standard_normal((128, 64)).astype(np.float16)}
+    _, done = quantized(Graph.of(x @ w + x @ v, params=params), "int8")
+    assert done.kept == ("w",) and done.weights == 1 and done.error < 0.01
+    with pytest.raises(UnsupportedError, match="no weight can be quantized"):
+        quantized(Graph.of(x @ w, params={"w": small}), "int8")
+
+
+def test_the_error_of_large_weights_is_finite() -> None:
+    large = (RNG.standard_normal((128, 64)) * 1e37).astype(np.float32)
+    _, done = quantized(Graph.of(tg.input("x", (3, 128)) @ tg.param("w", (128, 64)), params={"w": large}), "int8")
+    assert 0 < done.error < 0.01

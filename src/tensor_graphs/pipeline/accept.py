@@ -15,7 +15,7 @@ from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
 from .choose import choose
-from .match import hypergraph
+from .match import hypergraph, only_generated
 from .prepare import Task
 from .prices import CostPricer
 from .session import Session
@@ -50,9 +50,12 @@ def acceptance(
         late = lambda bound: session.late
         return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
 
+    def unrewritten() -> Hypergraph:
+        over = lambda bound: session.over and not only_generated(task.backends)  # library kernels cover the graph
+        return hypergraph(session, view_of(work), task.backends, enough=over, symbolic=symbolic)
+
     loop = Acceptance(
-        task.model.graph, work, chosen_of, pricer.errors,
-        lambda: hypergraph(session, view_of(work), task.backends, symbolic=symbolic), stored, session.stage,
+        task.model.graph, work, chosen_of, pricer.errors, unrewritten, stored, session.stage,
         partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
         over=lambda: session.over, late=lambda: session.late, polled=session.polled, omitted=session.omitted, ahead=ahead,
     )  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.program.emission import device_of
 from ..backends.tuning.single_kernel import laid, run_outputs
 from ..backends.verification import compare
 from ..backends.verification import inputs as drawing
@@ -79,7 +78,7 @@ class Diagnosis:
 
 def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Terms that a plan computes, as (terms of its outputs, then its updates; term per value id)."""
-    stored = device_of(plan) != "cpu" and any(v.carried for v in plan.values)
+    stored = any(v.carried for v in plan.values)
     values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
     for value in plan.values:
         if value.origin in ("input", "state"):
