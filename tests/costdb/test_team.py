@@ -130,14 +130,19 @@ def test_deep_folders_links_and_pipes_of_a_team_are_left_alone(tmp_path: Path, t
     Store(tmp_path / "a").add([timing(10.0)])
     (shard,) = shards.find(tmp_path / "a")
     inner = shard.path.relative_to(tmp_path / "a")
-    here = os.getcwd()
+    (team / inner.parts[0]).mkdir()
+    here, depth = os.getcwd(), 1500
     try:
-        for name in [inner.parts[0], *1500 * ["d"]]:
-            os.mkdir(team / name if name == inner.parts[0] else name)
-            os.chdir(team / name if name == inner.parts[0] else name)
+        os.chdir(team / inner.parts[0])
+        for _ in range(depth):
+            os.mkdir("d")
+            os.chdir("d")
+        assert pull(str(team), mirror).copied == 0
     finally:
+        for _ in range(depth):  # rmtree would recurse as deep
+            os.chdir("..")
+            os.rmdir("d")
         os.chdir(here)
-    assert pull(str(team), mirror).copied == 0
     (team / inner.parts[0] / inner.parts[1]).symlink_to(elsewhere)
     done = push(tmp_path / "a", str(team))
     assert done.copied == 0 and "leads out" in done.bad_shards[shard.name] and not list(elsewhere.iterdir())
