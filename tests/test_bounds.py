@@ -574,7 +574,7 @@ def tangle(n: int) -> dict[str, Any]:
 
 
 CHILD = """
-import json, resource, sys, time
+import json, sys, time
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.extract.solve.solve import solve
 began = time.process_time()
@@ -583,7 +583,8 @@ try:
     said = solve(problem, time_limit=2.0).method
 except Exception as error:
     said = type(error).__name__
-print(json.dumps([said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, time.process_time() - began]))
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss begins with the parent's
+print(json.dumps([said, int(peak.split()[1]) >> 10, time.process_time() - began]))
 """
 
 
