@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
+from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
@@ -34,6 +35,13 @@ from tensor_graphs.verification.diagnose import diagnose
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A home without measurements, so that plans do not depend on other tests."""
+    with tool_settings.override(home=str(tmp_path_factory.mktemp("verify"))):
+        yield
 
 
 def run(expression: Any, rules: tuple[Rule, ...] = (), **options: Any) -> Any:

@@ -243,7 +243,8 @@ def test_verdicts_are_kept_by_content(file: File, monkeypatch: pytest.MonkeyPatc
 def test_a_kernel_is_chosen_and_a_saved_program_needs_its_file(file: File, tmp_path: Path) -> None:
     path = file(GOOD)
     x, y = tg.input("x", (50, 1000)), tg.input("y", (50, 1000))
-    program = tg.optimize(y * x + 1.0, backend="numpy", deterministic=True, kernels=[path])  # swapped: after a rewrite
+    options = {"backend": "numpy", "deterministic": True, "costdb": tmp_path / "store"}
+    program = tg.optimize(y * x + 1.0, kernels=[path], **options)  # swapped: after a rewrite
     assert program.report is not None
     assert [s.name for s in program.report.steps] == ["user.fused"]
     a = np.arange(50_000, dtype=np.float32).reshape(50, 1000)
