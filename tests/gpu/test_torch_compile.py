@@ -28,8 +28,8 @@ QUICK = {"wait": True, "budget": 5}
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs win every comparison."""
 
-    def timed(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
-        assert device == "cuda"
+    def timed(calls: dict[str, Callable[[], Any]], on_gpu: bool, first: Callable[[], None]) -> dict[str, list[float]]:
+        assert on_gpu
         for call in calls.values():
             first()
             call()
