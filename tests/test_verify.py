@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import tensor_graphs as tg
 from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.verification import compare
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
@@ -458,3 +459,22 @@ def test_means_of_many_16_bit_numbers_do_not_overflow_in_what_is_allowed() -> No
     verdict = verify.verify(graph, normed, seeds=1)
     assert verdict.passed and verdict.worst.original < 2e-3
     assert not verify.verify(graph, lambda values: [np.ones((1, 1, 300, 300), np.float16)], seeds=1).passed
+
+
+@pytest.mark.parametrize("dtype, error", [("float32", 3e-6), ("bfloat16", 1.6e-2)])
+def test_a_row_written_into_a_cache_is_compared_with_the_error_of_that_row(dtype: str, error: float) -> None:
+    """Copied rows beside it, where the unoptimized graph is exact, do not make the limits of its elements stricter."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        exact = rng.standard_normal((1, 2, 1024, 64))
+        own, found = exact.copy(), exact.copy()
+        for y in (own, found):
+            y[:, :, 951] *= 1 + error * rng.standard_normal((1, 2, 64))
+        measured = compare.MeasuredErrors(found, exact, own)
+        allowed = comparison.allowed_error(measured.errors[1], dtype, "eager")
+        assert measured.worst(dtype, allowed).ratio <= 1
+        wrong = found.copy()
+        wrong[0, 1, 951, 5] += 40 * error
+        copied = found.copy()
+        copied[0, 0, 3, 5] += 20 * allowed
+        assert all(compare.worst(y, exact, own, dtype, allowed).ratio > 1 for y in (wrong, copied))

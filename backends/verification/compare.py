@@ -158,7 +158,7 @@ class MeasuredErrors:
         """
         if not self.flat.total:
             return 0.0, 0.0
-        gap, size, lost = (math.sqrt(float(x.sum())) if x is not None else 0.0 for x in self.sums.by_column)
+        gap, size, lost = (math.sqrt(float(x.sum())) if x is not None else 0.0 for x in self.sums.by_column[:3])
         dtype = "float64" if self.parts[2] is None else dtypes.name_of(self.parts[2].dtype)
         least = SMALLEST[dtype] * math.sqrt(self.flat.total)
         return share(gap, size, least), share(lost, math.sqrt(self.known))
@@ -243,19 +243,20 @@ class _Flat:
 
 
 class _Sums:
-    """Sums of squares per row and per column: of the error, the reference and the baseline's error."""
+    """Sums per row and per column: squares of the error, the reference and the baseline's error; number of elements
+    where the baseline has an error (copied elements have none)."""
 
     def __init__(self, flat: _Flat, xp: Any) -> None:
         self.flat, self.xp = flat, xp
-        self.by_row: list[list[Any]] = [[], [], []]
-        self.by_column: list[Any] = [None, None, None]
+        self.by_row: list[list[Any]] = [[], [], [], []]
+        self.by_column: list[Any] = [None, None, None, None]
 
-    def add(self, *errors: Any | None) -> None:
+    def add(self, gap: Any, reference: Any, lost: Any | None) -> None:
         """Add some rows; None means zeros."""
-        for k, x in enumerate(errors):
+        inexact = None if lost is None else (lost != 0) * self.xp.ones_like(lost)
+        for k, x in enumerate((gap, reference, lost, inexact)):
             if x is None:
-                like: Any = errors[0]
-                row, column = self.xp.zeros_like(like[:, 0]), self.xp.zeros_like(like[0])
+                row, column = self.xp.zeros_like(gap[:, 0]), self.xp.zeros_like(gap[0])
             elif self.xp is np:
                 row, column = np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->j", x, x)
             else:
@@ -284,6 +285,7 @@ class _Sums:
         found = Worst()
         for first, axis, count in self.flat.axes():
             gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
+            lost = self._lost(lost, self._along(3, first, axis))
             limit = SLICE * (allowed * size + lost) + SMALLEST[dtype] * math.sqrt(count)
             ratio = gap / limit
             at = int(ratio.argmax())
@@ -293,13 +295,22 @@ class _Sums:
                 )
         return found
 
+    def _lost(self, lost: Any, inexact: Any) -> Any:
+        """Norms of the baseline's error in slices; for slices of few inexact elements at least that of elements with the
+        mean error of the output, times OWN, because the norm of a few errors is near zero by chance."""
+        total = float(self.by_column[3].sum())
+        mean = math.sqrt(float(self.by_column[2].sum()) / max(total, 1.0))
+        few = OWN / SLICE * mean * self.xp.sqrt(inexact)
+        return self.xp.where(inexact < LEAST, self.xp.maximum(lost, few), lost)
+
     def limits(self, allowed: float) -> _Limits:
         """Absolute error limits per row and per column, besides the part relative to an element's value."""
         xp, flat = self.xp, self.flat
-        whole = self._limit([x.sum() for x in (self.by_column[1], self.by_column[2])], flat.total, allowed)
+        total = [x.sum().reshape(1) for x in self.by_column[1:]]
+        whole = self._limit(total, flat.total, allowed, least=1)
         rows, columns = whole + xp.zeros_like(self._rows(1)), whole + xp.zeros_like(self.by_column[1])
         for first, axis, count in flat.axes():
-            line = self._limit([self._along(k, first, axis) for k in (1, 2)], count, allowed)
+            line = self._limit([self._along(k, first, axis) for k in (1, 2, 3)], count, allowed)
             sizes = flat.leading if first else flat.trailing
             shaped = line.reshape([-1 if i == axis else 1 for i in range(len(sizes))])
             full = (shaped + xp.zeros_like((rows if first else columns).reshape(sizes))).reshape(-1)
@@ -309,9 +320,16 @@ class _Sums:
                 columns = xp.minimum(columns, full)
         return _Limits(xp, rows, columns)
 
-    def _limit(self, sums: list[Any], count: int, allowed: float) -> Any:
-        size, lost = (self.xp.sqrt(x / count) for x in sums)
-        return BESIDE * allowed * size + OWN * lost
+    def _limit(self, sums: list[Any], count: int, allowed: float, least: int = LEAST) -> Any:
+        """Error limits of elements in slices of `count` elements.
+
+        The baseline's mean error is that of the elements where it has one: a cache has many copied elements beside one
+        computed row. Infinite for a slice with one to `least` - 1 of them, which give no useful mean.
+        """
+        xp, inexact = self.xp, sums[2]
+        size, lost = xp.sqrt(sums[0] / count), xp.sqrt(sums[1] / xp.clip(inexact, 1, None))
+        limit = BESIDE * allowed * size + OWN * lost
+        return xp.where((inexact > 0) & (inexact < least), xp.full_like(limit, math.inf), limit)
 
 
 @dataclass(frozen=True)
