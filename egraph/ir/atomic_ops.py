@@ -292,19 +292,21 @@ unary("tanh", np.tanh, "hyperbolic tangent", flops=10, symmetry="odd", monotone=
       aten=("tanh",), **_both("tanh"), text=_vectorized("tanh", "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0"))  # fmt: skip
 unary("erf", erf, "error function", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Erf",), aten=("erf",),
       torch_function=OutFunction("erf"), text=_vectorized("erf", "tl.erf({0})", "jax.lax"))  # fmt: skip
-unary("sin", _quiet(np.sin), "sine", flops=10, symmetry="odd", rounding="always", onnx=("Sin",), aten=("sin",), **_both("sin"),
+unary("sin", _quiet(np.sin), "sine", flops=10, symmetry="odd", rounding="always", wide_operands=True, onnx=("Sin",), aten=("sin",),
+      **_both("sin"),
       text=_call("sin", "sin", "tl.sin({0})"))  # fmt: skip
-unary("cos", _quiet(np.cos), "cosine", flops=10, symmetry="even", rounding="always", onnx=("Cos",), aten=("cos",), **_both("cos"),
+unary("cos", _quiet(np.cos), "cosine", flops=10, symmetry="even", rounding="always", wide_operands=True, onnx=("Cos",), aten=("cos",),
+      **_both("cos"),
       text=_call("cos", "cos", "tl.cos({0})"))  # fmt: skip
 unary("atan", np.arctan, "inverse tangent", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Atan",),
       aten=("atan",), numpy_function=OutFunction("arctan"), torch_function=OutFunction("atan"),
       text=TargetText("__builtin_atanf({0})", "atan({0})", cuda="atanf({0})", cuda_double="atan({0})", triton=_TRITON_ATAN,
                       jax="jnp.arctan({0})"))  # fmt: skip
-unary("floor", np.floor, "largest whole number not above x", twice="once", rounding="never", onnx=("Floor",), aten=("floor",),
+unary("floor", np.floor, "largest whole number not above x", twice="once", rounding="never", wide_operands=True, onnx=("Floor",), aten=("floor",),
       **_both("floor"), text=_call("floor", "floor", "tl.floor({0})"))  # fmt: skip
-unary("ceil", np.ceil, "smallest whole number not below x", twice="once", rounding="never", onnx=("Ceil",), aten=("ceil",),
+unary("ceil", np.ceil, "smallest whole number not below x", twice="once", rounding="never", wide_operands=True, onnx=("Ceil",), aten=("ceil",),
       **_both("ceil"), text=_call("ceil", "ceil", "tl.ceil({0})"))  # fmt: skip
-unary("round", np.rint, "nearest whole number, ties to even", twice="once", rounding="never", onnx=("Round",), aten=("round",),
+unary("round", np.rint, "nearest whole number, ties to even", twice="once", rounding="never", wide_operands=True, onnx=("Round",), aten=("round",),
       numpy_function=OutFunction("rint"), torch_function=OutFunction("round"),
       text=TargetText("__builtin_rintf({0})", "rint({0})", cuda="rintf({0})", cuda_double="rint({0})", triton=_TRITON_ROUND,
                       jax="jnp.round({0})"))  # fmt: skip
@@ -325,7 +327,7 @@ binary("floordiv", _quiet(np.floor_divide), "floor(x / y)", domain="nonzero", at
        numpy_function=OutFunction("floor_divide", "number"), torch_function=OutFunction("floor_divide", "none"),
        text=TargetText(c_whole="floor_div({0}, {1})", cuda_whole="op::floor_div({0}, {1})", triton_whole=_TRITON_FLOORDIV,
                        jax="jnp.floor_divide({0}, {1})"))  # fmt: skip
-binary("mod", _quiet(np.mod), "x - y * floor(x / y)", domain="nonzero", onnx=("Mod",), aten=("remainder",),
+binary("mod", _quiet(np.mod), "x - y * floor(x / y)", wide_operands=True, domain="nonzero", onnx=("Mod",), aten=("remainder",),
        numpy_function=OutFunction("remainder", "number"), torch_function=OutFunction("remainder", "none"),
        text=TargetText(c_whole="floor_mod({0}, {1})", cuda_whole="op::floor_mod({0}, {1})", triton_whole=_TRITON_MOD,
                        jax="jnp.mod({0}, {1})"))  # fmt: skip

@@ -149,7 +149,8 @@ class Op:
 
     Facts for kernels: `fused_as` is the role in fused kernels where `fusion_role` does not derive it. `several_passes`:
     each element of a row is needed more than once, with other elements between (a maximum, then a sum). `work(node)`:
-    flops of a node, where they are not `flops` per element.
+    flops of a node, where they are not `flops` per element. `wide_operands`: a small relative error of an operand may
+    change the result entirely (periodic functions, rounding to whole numbers), so operands are not stored in fewer bits.
 
     Facts for drawing operands: `keeps_positive`: the result of positive operands is positive; ops that move elements
     have it without saying. `index_operand`: position of the operand that holds indices into operand 0 (along the
@@ -183,6 +184,7 @@ class Op:
     definition: tuple[str, str] | None = None
     fused_as: str = ""
     several_passes: bool = False
+    wide_operands: bool = False
     work: Callable[[Tensor], float] | None = None
     keeps_positive: bool = False
     index_operand: int | None = None

@@ -52,7 +52,7 @@ def acceptance(
 
     def unrewritten() -> Hypergraph:
         over = lambda bound: session.over and not only_generated(task.backends)  # library kernels cover the graph
-        return hypergraph(session, view_of(work), task.backends, enough=over, symbolic=symbolic)
+        return hypergraph(session, view_of(work), task.backends, enough=over, narrow=False, symbolic=symbolic)
 
     loop = Acceptance(
         task.model.graph, work, chosen_of, pricer.errors, unrewritten, stored, session.stage,

@@ -58,9 +58,9 @@ class Acceptance:
 
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `choose`: extraction,
     solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where unmeasured. `plain`:
-    makes the hypergraph without rewriting. `stored`: makes the hypergraph of a view with every value stored in its
-    compute dtype; for None, that of the unrewritten graph. `fired`: rules that matched, named as suspects in a
-    miscompile error. `stage`: context manager that times a named stage.
+    makes the hypergraph without rewriting, with every value stored in its compute dtype. `stored`: makes the hypergraph
+    of a view with every value stored in its compute dtype; for None, that of the unrewritten graph. `fired`: rules that
+    matched, named as suspects in a miscompile error. `stage`: context manager that times a named stage.
     """
 
     graph: Graph
@@ -163,7 +163,7 @@ class Acceptance:
             if narrow and hurried:
                 self.dropped.append(STORED)
             if wrong or hurried:
-                found = self._excluded(REWRITES, self._unrewritten(), *self.dropped)
+                found = self._excluded(REWRITES, self.plain(), *self.dropped)
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
                 self.omitted += ["other plans within tolerance"] if hurried else []
                 continue
@@ -184,10 +184,6 @@ class Acceptance:
             not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
         ]
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
-
-    def _unrewritten(self) -> Hypergraph:
-        """The hypergraph of the graph without rewriting."""
-        return self.stored(None) if STORED in self.dropped else self.plain()
 
     def _without_unmeasured(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
         """Exclude kernels whose schedules were never run.
@@ -278,7 +274,7 @@ class Acceptance:
                 original = as_it_came(found.view)
                 kept = [c for c in found.candidates if c.template.family != family or original(c)]
                 return self._excluded(f"rewritten {family}", replace(found, candidates=kept))
-        return self._excluded(REWRITES, self._unrewritten(), *self.dropped)
+        return self._excluded(REWRITES, self.plain(), *self.dropped)
 
     def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
         """Solve for a choice within a rounding-error budget and record it; return whether one was found.
