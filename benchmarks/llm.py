@@ -1,4 +1,4 @@
-"""Decoding of language models beside PyTorch in CUDA graphs: `python -m benchmarks.llm [NAMES] [--budget S] [--limit S] [--parts ...]`.
+"""Decoding of language models beside PyTorch in CUDA graphs: `python -m benchmarks.llm [NAMES] [--budget S] [--limit S] [--quantize F] [--parts ...]`.
 
 Each model has random weights, drawn in memory. Parts of a row, each in a process of its own:
 
@@ -100,11 +100,14 @@ def _pattern(dtype: str, scale: float, mean: float) -> np.ndarray[Any, Any]:
 
 
 # ---------------------------------------------------------------- this library
-def generator(name: str, budget: float) -> Generator:
-    """A generator of a model at random weights."""
+def generator(name: str, budget: float, quantize: str = "") -> Generator:
+    """A generator of a model at random weights; `quantize`: format of its weights."""
     config = CONFIGS[name]
     weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
-    return Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH, batch=BATCH.get(name, 1))
+    batch = BATCH.get(name, 1)
+    return Generator(
+        Folder.of(config, weights), budget=budget, max_length=LENGTH, batch=batch, quantize=quantize or None
+    )
 
 
 def kernel_table(report: Report, bytes_per_us: float) -> list[dict[str, Any]]:
@@ -143,12 +146,12 @@ def program_row(program: Program, bytes_per_us: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def step(name: str, budget: float) -> dict[str, Any]:
+def step(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
     """Figures of a decode step."""
     from tensor_graphs.generation.bandwidth import memory_bandwidth
 
     begun = time.perf_counter()
-    made = generator(name, budget)
+    made = generator(name, budget, quantize)
     loaded = time.perf_counter()
     decode = made._programs.decode()
     searched = time.perf_counter()
@@ -161,9 +164,9 @@ def step(name: str, budget: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def generate(name: str, budget: float) -> dict[str, Any]:
+def generate(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
     """Figures of generated text. Programs are those of the plan cache where there are such."""
-    made = generator(name, budget)
+    made = generator(name, budget, quantize)
     prompt = [int(v) for v in np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], PROMPT)]
     made.generate(prompt, 4)
     found = made.generate(prompt, NEW)
@@ -175,10 +178,10 @@ def generate(name: str, budget: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def prefill(name: str, budget: float) -> dict[str, Any]:
+def prefill(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
     """µs of a prefill of 512 tokens: this library's programs, as many as it takes, and the peers' one."""
     batch = BATCH.get(name, 1)
-    made = generator(name, 2 * budget)
+    made = generator(name, 2 * budget, quantize)
     ids = np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], (batch, PREFILL))
     prompts = [[int(v) for v in row] for row in ids]
     made._model.ready(prompts)
@@ -190,22 +193,33 @@ def prefill(name: str, budget: float) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- the table
-def one(name: str, part: str, budget: float) -> dict[str, Any]:
+def one(name: str, part: str, budget: float, quantize: str) -> dict[str, Any]:
     """One part of one model's row; an error in place of figures."""
     try:
         if part == "peers":
             show = lambda row: print(json.dumps(row), flush=True)
             return peers(CONFIGS[name], BATCH.get(name, 1), LENGTH, 1, show)
-        return {"step": step, "generate": generate, "prefill": prefill}[part](name, budget)
+        return {"step": step, "generate": generate, "prefill": prefill}[part](name, budget, quantize)
     except Exception as error:
         return {f"{part}_error": f"{type(error).__name__}: {str(error)[:400]}", "trace": traceback.format_exc()[-1500:]}
 
 
-def in_process(name: str, part: str, budget: float, limit: float) -> dict[str, Any]:
+def in_process(name: str, part: str, budget: float, limit: float, quantize: str) -> dict[str, Any]:
     """The same in a process of its own, which ends after `limit` seconds."""
     if limit < LEAST:
         return {f"{part}_error": "no time was left"}
-    command = [sys.executable, "-m", "benchmarks.llm", name, "--part", part, "--budget", str(budget)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.llm",
+        name,
+        "--part",
+        part,
+        "--budget",
+        str(budget),
+        "--quantize",
+        quantize,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
@@ -234,20 +248,28 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of search of a decode program")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds of the whole run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["peers", "step", "generate"])
+    parser.add_argument(
+        "--quantize", default="", help="format of the weights: int8, int4, fp8, mxfp4; as they are by default"
+    )
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        print(json.dumps(one(options.names[0], options.part, options.budget), default=str))
+        print(json.dumps(one(options.names[0], options.part, options.budget, options.quantize), default=str))
         return
     from tensor_graphs.backends.registry import backend
 
     rows, until = [], time.monotonic() + options.limit
     for name in options.names or (["small"] if backend("torch_cuda").unavailable() else ["gemma-270m", "llama-1b"]):
-        row: dict[str, Any] = {"model": name, "batch": BATCH.get(name, 1), "budget": options.budget}
+        row: dict[str, Any] = {
+            "model": name,
+            "batch": BATCH.get(name, 1),
+            "budget": options.budget,
+            "quantize": options.quantize,
+        }
         rows.append(row)
         for part in options.parts:
             begun = time.monotonic()
-            found = in_process(name, part, options.budget, until - begun)
+            found = in_process(name, part, options.budget, until - begun, options.quantize)
             row |= found | {f"{part}_s": round(time.monotonic() - begun, 1)}
             print(json.dumps({k: v for k, v in found.items() if k not in ("table", "curve")}), flush=True)
             if "table" in found:
