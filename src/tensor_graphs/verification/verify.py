@@ -13,6 +13,7 @@ Additional float64 runs with every value perturbed by the size of its rounding e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -72,6 +73,8 @@ def verify(
     flops: float = 0.0,
     seeds: int | None = None,
     references: dict[int, Reference] | None = None,
+    disturbed: dict[int, Disturbed] | None = None,
+    tolerated: float = 1.0,
     device: str = "",
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
@@ -81,8 +84,9 @@ def verify(
     On one input if the model is large, else on three, or on `seeds`.
 
     `run`: maps inputs and states by name to outputs, then updated states. `flops`: of the graph. `references`: cache of
-    (inputs, float64 run, own-dtype run) per seed, shared between attempts. `device`: Torch device of the tensors that
-    `run` takes and returns, where everything is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs
+    (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with rounding
+    noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the caller still accepts an output.
+    `device`: Torch device of the tensors that `run` takes and returns, where everything is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs
     and outputs are compared in strips if possible (strips.py). `enough()`: polled before each seed but the first; the
     rest is then skipped and counted in `left_out`. `poll()`: called before every operation of a reference run; Halted
     raised by it ends the verification, and propagates if no seed is complete. TooLargeError before a reference on the
@@ -99,6 +103,8 @@ def verify(
             return verify_strips(graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll)
     weights = weights_on_device(graph, device)
     known = references if references is not None else {}
+    noise = disturbed if disturbed is not None else {}
+    atomic = with_atomic_ops(graph)
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
     seeds = 0
@@ -114,8 +120,8 @@ def verify(
         inputs, exact, own = known[seeds]
         found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
         there = device if any(map(is_torch, inputs.values())) else ""
-        atomic = with_atomic_ops(graph)
-        disturbed = Disturbed(atomic, inputs, there, weights, poll)
+        moved = noise.setdefault(seeds, Disturbed(atomic, inputs, there, weights))
+        moved.poll = poll
         any_order = cache(partial(changed_by_order, atomic, inputs, own, device=there, kept=weights, poll=poll))
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         try:
@@ -125,7 +131,8 @@ def verify(
                     y, free = _as_in_own_order(in_form_of(y, r), o, any_order, k)
                     judged = compare_output(name, root.dtype, y, r, o, tolerance, slack)
                     judged = replace(judged, worst=replace(judged.worst, exempt=judged.worst.exempt + free))
-                worst[name].append(_reconsidered(judged, k, y, r, o, disturbed, root.dtype, adversarial=seeds > 0))
+                judged = _reconsidered(judged, k, y, r, o, moved, root.dtype, adversarial=seeds > 0, most=tolerated)
+                worst[name].append(judged)
         except Halted:
             if not seeds:
                 raise
@@ -153,12 +160,14 @@ def _as_in_own_order(y: Any, own: Any, any_order: Callable[[], Sequence[Any]], k
 
 
 def _reconsidered(
-    judged: OutputError, k: int, y: Any, exact: Any, own: Any, disturbed: Disturbed, dtype: str, adversarial: bool
-) -> OutputError:
+    judged: OutputError, k: int, y: Any, exact: Any, own: Any, disturbed: Disturbed, dtype: str, adversarial: bool,
+    most: float = 1.0,
+) -> OutputError:  # fmt: skip
     """An output's error without the elements that rounding decides, if it is over a limit.
 
     On `adversarial` inputs (large values, ties) the norm is also taken without these elements: a softmax of logits around 1e3 moves
-    by 1e-4 when one of them is rounded. On the first input the limit of the norm is unchanged."""
+    by 1e-4 when one of them is rounded. On the first input the limit of the norm is unchanged: where the norm is over `most`
+    times its limit, no element is reconsidered, since that takes up to eleven runs of the graph."""
     if judged.passed or judged.off is not None or tuple(y.shape) != tuple(exact.shape):
         return judged
     discrete = not dtypes.is_float(dtype)
@@ -167,15 +176,20 @@ def _reconsidered(
         return judged
     if judged.discrete and not discrete:
         return judged  # bitwise comparison
+    norm = judged.plan / judged.allowed if judged.allowed else math.inf
+    if not (adversarial or discrete or judged.miscompiled) and norm > most:
+        return replace(judged, worst=replace(judged.worst, ratio=min(judged.worst.ratio, norm)))
     y = in_form_of(y, exact)
-    while (judged.worst.ratio > 0 if discrete else judged.excess > 1) and disturbed.further():
+    for moved in disturbed.refined():
         if discrete:
-            place = compare.differing(y, own, exact, disturbed.moved[k])
+            place = compare.differing(y, own, exact, moved[k])
             judged = replace(judged, plan=place.ratio, worst=place)
         else:
-            found = compare.MeasuredErrors(y, exact, own, disturbed.moved[k])
+            found = compare.MeasuredErrors(y, exact, own, moved[k])
             plan = found.errors[0] if adversarial else judged.plan
             judged = replace(judged, plan=plan, worst=found.worst(dtype, judged.allowed))
+        if judged.passed:
+            break
     return judged
 
 
