@@ -138,7 +138,7 @@ def program_row(program: Program, bytes_per_us: float) -> dict[str, Any]:
     return {
         "kernels": program.manifest.kernels, "plan_us": round(report.cost_us, 1), "bound_us": round(report.lower_bound_us, 1),
         "priced": report.priced, "runs": report.runs, "candidates": report.candidates, "stopped": report.search_stopped,
-        "omitted": report.omitted, "warnings": [w[:200] for w in report.warnings], "verification": str(report.verification)[:200],
+        "omitted": report.omitted, "warnings": [w[:200] for w in report.warnings], "verification": report.verification,
         "seconds": {k: round(v, 2) for k, v in report.seconds.items()}, "measuring": report.measuring,
         "finalists": [(f.kernels, round(f.predicted_us, 1), round(f.measured_us, 1), f.chosen) for f in report.finalists],
         "curve": [tuple(round(v, 1) for v in p) for p in report.curve[-40:]],

@@ -20,8 +20,10 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
+from tensor_graphs.pipeline import accept as accept_stage
 from tensor_graphs.pipeline import measuring
 from tensor_graphs.pipeline import plan_cache as remember
+from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.accept import acceptance
 from tensor_graphs.pipeline.match import generation_limit
 from tensor_graphs.pipeline.optimize import optimize_graph
@@ -184,6 +186,35 @@ def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypat
         found = made.report.verification
         assert found["passed"] and [d for d in found["dropped"] if "round" not in d] == dropped
         assert ("other plans within tolerance" in made.report.omitted) == bool(stage)
+
+
+def test_without_time_a_plan_without_rewritten_values_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of a rewritten value is too rough; the others stay, although no time is left to match kernels again."""
+    numpy = backend("numpy")
+    rough = LibraryKernel(
+        "np.rough_gemm", "numpy", "matmul(x, w)", "np.multiply(np.matmul({x}, {w}), np.float32(1.001), out={out})",
+        applies=lambda c: c.operands["w"].type.shape == (16, 16),
+    )  # fmt: skip
+    fused = LibraryKernel("np.exp_tanh", "numpy", "exp(tanh(x))", "np.exp(np.tanh({x}), out={out})")
+    changed = numpy.with_templates((rough, fused, *numpy.templates))
+    cheap = {rough: 0.01, fused: 0.5}
+    monkeypatch.setattr(measuring, "select", lambda choice: [changed])
+    monkeypatch.setattr(CpuMeasurer, "time", lambda self, t, c: Measured((cheap.get(t, 9.0),) * 5, {"rel_fro": 0.0}))
+    x, y = tg.input("x", (8, 16)), tg.input("y", (8, 16))
+    v, w = tg.param("v", (16, 64)), tg.param("w", (64, 16))
+    params = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"v": (16, 64), "w": (64, 16)}.items()}
+    model = Graph.of({"a": (x @ v) @ w, "c": tg.exp(tg.tanh(y))}, params=params)  # rewritten: x @ (v @ w)
+    for share, dropped in ((0.25, [accept.REWRITTEN]), (-1.0, [accept.REWRITES])):
+        monkeypatch.setattr(accept_stage, "LATE", share)  # of the budget: what another verification may take
+        clock = Clock("verify", 1000.0)
+        made = optimize_graph(
+            Session(Options(backend="numpy", budget=600.0, again=True), Progress(clock.say), now=clock), model
+        )
+        found = made.report.verification
+        assert found["passed"] and found["dropped"] == dropped and len(found["failed"]) == 1
+        assert found["failed"][0]["excluded"] == dropped and found["failed"][0]["error"] > found["failed"][0]["allowed"]
+        assert "other plans within tolerance" in made.report.omitted
+        assert "np.exp_tanh" in {k.name for k in made.report.kernels}
 
 
 @pytest.mark.parametrize("late", [False, True])

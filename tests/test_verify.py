@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import tensor_graphs as tg
 from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.verification import compare
+from tensor_graphs.backends.verification import compare, rounding_noise
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
@@ -478,3 +478,39 @@ def test_a_row_written_into_a_cache_is_compared_with_the_error_of_that_row(dtype
         copied = found.copy()
         copied[0, 0, 3, 5] += 20 * allowed
         assert all(compare.worst(y, exact, own, dtype, allowed).ratio > 1 for y in (wrong, copied))
+
+
+# ---------------------------------------------------------------- cost of a failure
+def test_a_norm_over_its_limit_is_not_run_again_with_rounding_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph.of(tg.exp(tg.input("x", (1000,))))
+    monkeypatch.setattr(rounding_noise.Disturbed, "further", lambda self: pytest.fail("a run that decides nothing"))
+    verdict = verify.verify(graph, lambda v: [np.exp(v["x"]) * np.float32(1.001)], seeds=1)
+    assert not verdict.passed and not verdict.miscompiled and verdict.worst.excess > 100
+
+
+def test_runs_with_rounding_noise_are_shared_by_outputs_and_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output a has one wrong element; b compares sums that are equal over the reals, so that rounding decides it."""
+    runs, run_ = [], rounding_noise.Disturbed._run
+    monkeypatch.setattr(rounding_noise.Disturbed, "_run", lambda self, n: runs.append(n) or run_(self, n))
+    x, z = tg.input("x", (10_000,)), tg.input("z", (4,))
+    graph, known, noise = Graph.of({"a": tg.exp(x), "b": tg.lt(z * 3.0, z + z + z)}), {}, {}  # type: ignore[var-annotated]
+
+    def program(v: Any) -> list[Any]:
+        a = np.exp(v["x"])
+        a[a.argmin()] += np.float32(5e-5)
+        return [a, ~(v["z"] * np.float32(3) < v["z"] + v["z"] + v["z"])]
+
+    for _ in range(2):
+        found = verify.verify(graph, program, seeds=1, references=known, disturbed=noise)
+        assert [o.passed for o in found.outputs] == [False, True]
+        assert runs == list(range(rounding_noise.RUNS + 1))
+
+
+def test_failed_attempts_are_in_the_report(inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(kernel("np.rough_tanh", "tanh(x)", "np.multiply(np.tanh({x}), np.float32(1.001), out={out})"))
+    cheap(monkeypatch, "np.rough_tanh")
+    made = run(Graph.of({"y": tg.tanh(tg.input("x", (64,))) * 3.0}))
+    *_, last = failed = made.report.verification["failed"]
+    assert {f["output"] for f in failed} == {"y"} and last["excluded"] == ["np.rough_tanh"]
+    assert all(f["error"] > f["allowed"] > 0 and "y" in f["said"] for f in failed)
+    assert run(tg.tanh(tg.input("x", (64,))) * 3.0, tolerance=0.01).report.verification["failed"] == []

@@ -279,8 +279,10 @@ def _fault(
     if dtypes.is_float(dtype):
         wide = got.astype(np.float64), want.astype(np.float64)
         off = compare.misplaced(np, *wide, wide[1] if own is None else own.astype(np.float64), dtype)
-        while off.any() and disturbed.further():
-            off = off & ~np.isinf(disturbed.moved[k])
+        for moved in disturbed.refined() if off.any() else ():
+            off = off & ~np.isinf(moved[k])
+            if not off.any():
+                break
         if off.any():
             return f"NaN or infinity in {int(off.sum())} unexpected elements, or missing there"
     return kernel_fault(got, want, k, dtype, allowed, disturbed)

@@ -2,8 +2,7 @@
 
 16-bit models are widened to float32 before the e-graph. On devices whose kernels read and write 16-bit floats, values
 of a widened model are stored in the model's own dtype, so rounding happens where the original rounded. Statistics (one
-value per row) and other small values stay float32, as do values from which elementwise ops compute the operand of a
-periodic function or of rounding to whole numbers: the angle of position 561 in bfloat16 would be off by one radian."""
+value per row), other small values, and positions stay float32: an angle of 1000 radians is off by up to 2 in bfloat16."""
 
 from __future__ import annotations
 
@@ -15,12 +14,13 @@ from ...egraph.ir.graph import LEAVES
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.view.view import EGraphView
 
+MOVES = ("view", "layout", "index")
+
 
 def narrow_types(view: EGraphView) -> list[Type]:
-    """The storage type of each class: the model's 16-bit dtype for float32 values with rows longer than one element,
-    except for operands that need all bits (`wide_operands`).
+    """The storage type of each class: the model's 16-bit dtype for float32 values with rows longer than one element.
 
-    The view's types if no leaf is 16-bit.
+    Not for `positions`. The view's types if no leaf is 16-bit.
     """
     leaves = [i for i, op in enumerate(view.op) if op in LEAVES]
     counts: dict[str, int] = {}
@@ -30,7 +30,7 @@ def narrow_types(view: EGraphView) -> list[Type]:
     narrow = max((d for d in HALVES if d in counts), key=lambda d: counts[d], default=None)
     if narrow is None:
         return list(view.types)
-    kept = {*(int(view.cls[i]) for i in leaves), *view.roots, *_wide(view)}
+    kept = {*(int(view.cls[i]) for i in leaves), *view.roots, *positions(view)}
     found = list(view.types)
     for cls, t in enumerate(view.types):
         shape = concrete(t.shape)
@@ -39,25 +39,47 @@ def narrow_types(view: EGraphView) -> list[Type]:
     return found
 
 
-def _wide(view: EGraphView) -> set[int]:
-    """The classes whose relative error an op magnifies, and those from which elementwise and moving ops compute them."""
-    pending = [int(k) for i in range(len(view)) if _magnifies(view, i) for k in view.kids(i)]
+def positions(view: EGraphView) -> set[int]:
+    """Classes of the operands of ops with `wide_operands` (sin, cos, floor) and of casts to integers, and of what they are
+    computed from.
+
+    Only operands that are leaves, or computed from leaves elementwise and by moving elements: positions times
+    frequencies, but not activations, which the original rounds as well.
+    """
+    wanted = {int(k) for i in range(len(view)) if _magnifies(view, i) for k in view.kids(i)}
+    if not wanted:
+        return set()
+    makers = _plain(view)
     found: set[int] = set()
-    while pending:
-        cls = pending.pop()
-        if cls in found or not is_float(view.types[cls].dtype):
-            continue
-        found.add(cls)
-        for node in view.nodes_of(cls).tolist():
-            entry = OPS.get(view.op[node])
-            if entry is not None and entry.kind in ("pointwise", "view", "layout"):
-                pending += view.kids(node).tolist()
+    while wanted := {c for c in wanted if c in makers} - found:
+        found |= wanted
+        wanted = {int(k) for c in wanted for i in makers[c] for k in view.kids(i)}
+    return found
+
+
+def _plain(view: EGraphView) -> dict[int, list[int]]:
+    """Classes computed from leaves by elementwise ops and moves alone, each with the e-nodes that do so."""
+    found: dict[int, list[int]] = {}
+    users: dict[int, list[int]] = {}
+    missing = [len({int(k) for k in view.kids(i)}) for i in range(len(view))]
+    for i in range(len(view)):
+        for k in {int(k) for k in view.kids(i)}:
+            users.setdefault(k, []).append(i)
+    simple = [OPS[op].kind in ("leaf", *MOVES) or OPS[op].pointwise for op in view.op]
+    ready = [i for i, count in enumerate(missing) if not count and simple[i]]
+    while ready:
+        node = ready.pop()
+        cls = int(view.cls[node])
+        known = cls in found
+        found.setdefault(cls, []).append(node)
+        for user in () if known else users.get(cls, ()):
+            missing[user] -= 1
+            if not missing[user] and simple[user]:
+                ready.append(user)
     return found
 
 
 def _magnifies(view: EGraphView, node: int) -> bool:
-    """Whether a node's result may change entirely with a small relative error of an operand."""
+    """Whether a small relative error of an operand may change a node's result entirely."""
     op = view.op[node]
-    entry = OPS.get(op)
-    to_whole = op == "cast" and not is_float(view.types[int(view.cls[node])].dtype)
-    return to_whole or (entry is not None and entry.wide_operands)
+    return OPS[op].wide_operands or (op == "cast" and not is_float(view.types[int(view.cls[node])].dtype))

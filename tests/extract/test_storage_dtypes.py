@@ -1,41 +1,49 @@
-"""Storage dtypes: what a 16-bit model's kernels may round, and what they may not."""
+"""Storage dtypes of 16-bit models: which values lie in the model's dtype."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.simplify.widen import widen
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.model.storage_dtypes import narrow_types
 
 
-def types(root: Tensor) -> dict[str, set[str]]:
-    """Storage dtypes of the values of each op, in the widened graph."""
-    params = {"w": np.ones((8, 8), dtypes.numpy_dtype("bfloat16"))}
-    view = view_of(widen(Graph.of(root, params=params)))
-    stored = narrow_types(view)
-    found: dict[str, set[str]] = {}
-    for node, op in enumerate(view.op):
-        found.setdefault(op, set()).add(stored[int(view.cls[node])].dtype)
+def stored(*roots: Tensor) -> dict[str, set[str]]:
+    """Storage dtypes of the results of each op in a widened graph."""
+    view = view_of(widen(Graph.of(*roots)))
+    types, found = narrow_types(view), dict[str, set[str]]()
+    for i, op in enumerate(view.op):
+        if int(view.cls[i]) not in view.roots:
+            found.setdefault(op, set()).add(types[int(view.cls[i])].dtype)
     return found
 
 
-def test_angles_keep_their_bits() -> None:
-    """An angle of 561 radians in bfloat16 would be another angle, also where it is moved before its cosine is taken."""
-    position, waves = tg.input("p", (4, 1), "int64"), tg.input("f", (1, 4))
-    angle = tg.cast(position, "float32") * waves
-    table = tg.cast(tg.cos(tg.concat([angle, angle], -1)), "bfloat16")
-    found = types(tg.input("x", (4, 8), "bfloat16") @ tg.param("w", (8, 8), "bfloat16") * table + table)
-    assert found["mul"] == {"float32", "bfloat16"} and found["concat"] == {"float32"}
-    assert found["cos"] == {"bfloat16"} and found["matmul"] == {"bfloat16"}
+def test_angles_stay_wide_and_their_cosines_do_not() -> None:
+    x = tg.input("x", (4, 64), "bfloat16")
+    positions, frequencies = tg.input("p", (1, 4), "int64"), tg.param("f", (1, 32))
+    angle = t.reshape(t.cast(positions, "float32"), (4, 1)) * frequencies
+    both = t.concat([angle, angle], 1)
+    turned = x * t.cast(t.cos(both), "bfloat16") + x * t.cast(t.sin(both), "bfloat16")
+    kinds = stored((turned * x) @ t.transpose(x))
+    assert kinds["concat"] == {"float32"}, "of positions times frequencies, float32 in the model"
+    assert kinds["cos"] == kinds["sin"] == kinds["add"] == {"bfloat16"}
+    assert kinds["mul"] == {"float32", "bfloat16"}
 
 
-@pytest.mark.parametrize("change", [tg.floor, tg.round, lambda t: tg.cast(t, "int32")])
-def test_operands_of_rounding_to_whole_numbers_keep_their_bits(change: object) -> None:
-    x = tg.input("x", (4, 8), "bfloat16") @ tg.param("w", (8, 8), "bfloat16")
-    found = types(tg.cast(change(x * 3.0), "bfloat16") + x)  # type: ignore[operator]
-    assert found["mul"] == {"float32"} and found["add"] == {"bfloat16"}
+def test_activations_below_a_cosine_are_stored_as_the_model_does() -> None:
+    x, w = tg.input("x", (4, 64), "bfloat16"), tg.param("w", (64, 64), "bfloat16")
+    kinds = stored(t.sin((x @ w) * 30.0) * x)
+    assert kinds["matmul"] == kinds["mul"] == kinds["sin"] == {"bfloat16"}
+
+
+@pytest.mark.parametrize("change", [t.floor, t.round, lambda x: t.cast(x, "int32")])
+def test_operands_of_rounding_to_whole_numbers_stay_wide(change: Callable[[Tensor], Tensor]) -> None:
+    x = tg.input("x", (4, 64), "bfloat16")
+    kinds = stored(t.cast(change(x * 3.0), "bfloat16") * x @ t.transpose(x))
+    assert kinds["mul"] == {"float32", "bfloat16"}

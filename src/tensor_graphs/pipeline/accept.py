@@ -18,7 +18,7 @@ from .choose import choose
 from .match import hypergraph, only_generated
 from .prepare import Task
 from .prices import CostPricer
-from .session import Session
+from .session import LATE, Session
 from .time_finalists import fastest_finalist
 from .verify_or_retry import Acceptance
 
@@ -57,7 +57,8 @@ def acceptance(
     loop = Acceptance(
         task.model.graph, work, chosen_of, pricer.errors, unrewritten, stored, session.stage,
         partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
-        over=lambda: session.over, late=lambda: session.late, polled=session.polled, omitted=session.omitted, ahead=ahead,
+        over=lambda: session.over, late=lambda: session.late,
+        patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
     )  # fmt: skip
     if measurer is not None:
         loop.fastest = partial(fastest_finalist, session, task)

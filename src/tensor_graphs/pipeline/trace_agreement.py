@@ -38,9 +38,11 @@ class Rounding:
             floats = dtypes.is_float(dtypes.name_of(found.dtype))
             fine = np.abs(np.asarray(own, np.float64)) * allowed_error("fast", 0.0, found.dtype.name) if floats else 0.0
             off = ~same & ~(gap <= fine)
-            while off.any() and self._disturbed.further():
-                moved = self._disturbed.moved[output]
+            for movements in self._disturbed.refined() if off.any() else ():
+                moved = movements[output]
                 off &= ~(gap <= moved) & (moved != np.inf) if floats else ~moved
+                if not off.any():
+                    break
         return not off.any()
 
 

@@ -9,11 +9,16 @@ The attempts, from the fastest plan to the unoptimized graph, which always passe
 4. Restrict the kernels of one family (contractions, reductions, …) to values of the original model, so that the
    family's sums keep the original order. The family whose rewritten kernels have most flops comes first.
 5. Disable rewriting.
+
+When no time is left, the next plan after a failure is the cheapest one of the values that the model itself has: the
+same kernels at the same prices, solved again. It is tried once, and only if its verification fits into the time by
+which the search for a plan may exceed the budget; then rewriting is disabled.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -22,6 +27,7 @@ from typing import Any
 
 from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
+from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
@@ -35,7 +41,7 @@ from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..extract.solve.budgets import Budget, Uses, rounding_budget
-from ..verification.comparison import FACTORS, Tolerance, Verification
+from ..verification.comparison import FACTORS, FailedAttempt, Tolerance, Verification
 from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
@@ -47,7 +53,10 @@ MAX_ATTEMPTS = 8
 TIGHTENINGS = 3  # rounding-error budgets tried per run
 GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at once, without trying a budget first
 MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
+NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
 REWRITES = "all rewrites"
+REWRITTEN = "values that only rewriting gives"
+OTHER_PLANS = "other plans within tolerance"  # name of what is left out, in a report
 STORED = "values stored in fewer bits than an output has"
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
@@ -81,10 +90,13 @@ class Acceptance:
     sized: Callable[[Choice, str], tuple[str, list[Candidate]]] = lambda choice, text: ("", [])
     over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
     late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
+    patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
     dropped: list[str] = field(default_factory=list)  # texts: what was excluded by earlier attempts
+    failed: list[FailedAttempt] = field(default_factory=list)
     references: dict[int, Any] = field(default_factory=dict)
+    disturbed: dict[int, Disturbed] = field(default_factory=dict)  # runs of the references with rounding noise
     ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
     # (first choice, its program, function that builds one) -> the choice to verify instead, with its program
     fastest: Callable[[Choice, Program, Callable[[Choice], Program]], tuple[Choice, Program]] = (
@@ -121,7 +133,8 @@ class Acceptance:
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         """Fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended verification).
 
-        When no time is left, a plan is verified on one input, and after a failure the unoptimized graph is next.
+        When no time is left, a plan is verified on one input, and after a failure a plan without rewritten values is
+        next, then the unoptimized graph.
 
         Raises VerificationError for an error that rounding does not explain, NoPlanError where no plan is within a
         numeric or "exact" tolerance.
@@ -130,12 +143,19 @@ class Acceptance:
             return self._run(found)
         finally:
             self.references.clear()
+            self.disturbed.clear()
 
     def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
+        before: tuple[Verification, str] | None = None  # the failed attempt before this one
+        known = 0
         for attempt in range(1, MAX_ATTEMPTS + 1):
+            if before is not None:
+                self._record(*before, known)
+                before, known = None, len(self.dropped)
             choice, program = self.build(found)
             assert program.plan is not None
             with self.stage("verify"):
+                began = time.monotonic()
                 try:
                     verdict, wrong = self._verdict(program, attempt)
                 except Halted:
@@ -147,41 +167,73 @@ class Acceptance:
                     found = self._without_unmeasured(found, choice, error)
                     continue
                 if verdict.passed and not wrong:
-                    return choice, program, verdict
+                    return choice, program, replace(verdict, failed=tuple(self.failed))
+                before = verdict, wrong
+                took = time.monotonic() - began
                 last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
-                narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict)
-                again = narrow and not (last or hurried)
+                narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict, last)
+                again = narrow and attempt < MAX_ATTEMPTS and not hurried
                 finding = NO_DIAGNOSIS if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
             if wrong and REWRITES in self.dropped:
                 found = self._without_sized(choice, SizesError(wrong))
                 continue
             if again:
-                found = self._excluded(STORED, self.stored(found.view), *self.dropped)
+                found = self._excluded(STORED, self.stored(None if last else found.view), *self.dropped)
                 self.say(f"over tolerance, again without {STORED}")
+                continue
+            if hurried and not narrow and took <= self.patience and (kept := self._original(found, choice)) is not None:
+                found = self._excluded(REWRITTEN, kept)
+                self.say(f"over tolerance, again without {REWRITTEN}")
+                self.omitted.append(OTHER_PLANS)
                 continue
             if narrow and hurried:
                 self.dropped.append(STORED)
             if wrong or hurried:
                 found = self._excluded(REWRITES, self.plain(), *self.dropped)
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
-                self.omitted += ["other plans within tolerance"] if hurried else []
+                self.omitted += [OTHER_PLANS] if hurried else []
                 continue
             if finding.miscompiled or (last and verdict.miscompiled):
                 raise self._miscompiled(verdict, finding)
             if last and not finding.inaccurate:
                 if self.tolerance not in FACTORS:
                     break
-                return choice, program, verdict.of_unoptimized()
+                self._record(verdict, wrong, known)
+                return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
             found = self._without_cause(found, choice, finding, verdict, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
         raise _no_plan_within_tolerance()
 
-    def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
-        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
+    def _record(self, verdict: Verification, wrong: str, known: int) -> None:
+        """Record a failed attempt, before which `known` texts were in `dropped`."""
+        self.failed.append(FailedAttempt(verdict.worst, tuple(self.dropped[known:]), wrong))
+
+    def _original(self, found: Hypergraph, choice: Choice) -> Hypergraph | None:
+        """The hypergraph without kernels that read or write values that only rewriting gives.
+
+        None if that was tried, if the choice has no such kernel, or if the rest does not cover every output.
+        """
+        original = as_it_came(found.view)
+        chosen = [choice.hypergraph.candidates[i] for i in choice.chosen]
+        if REWRITTEN in self.dropped or choice.hypergraph.view is not found.view or all(map(original, chosen)):
+            return None
+        kept = replace(found, candidates=[c for c in found.candidates if original(c)])
+        try:
+            self.tighter = self.choose(kept, ())
+        except NoPlanError:
+            return None
+        return kept
+
+    def _stored_narrow(self, program: Program, verdict: Verification, last: bool) -> bool:
+        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits.
+
+        For the `last` plan, whether any output fails beside such an intermediate: the unoptimized graph may have wider ones.
+        """
         assert program.plan is not None
         far = [
-            not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
+            not o.passed and (last or r.type.dtype not in HALVES)
+            for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
         ]
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
 
@@ -239,9 +291,11 @@ class Acceptance:
         self.references |= given
         verdict = verify(
             self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
-            flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,
-            poll=poll,
+            flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
+            device=program.tensors, enough=self.over, poll=poll,
         )  # fmt: skip
+        if sum(r.type.nbytes for r in self.graph.roots) > NOISE_BYTES:
+            self.disturbed.clear()
         if verdict.passed and verdict.omitted:
             self.omitted.append(verdict.omitted)
         verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))

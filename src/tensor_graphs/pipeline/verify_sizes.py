@@ -127,7 +127,7 @@ class SizeVerifier:
             try:
                 verdict = verify(
                     there, partial(run_flat, program), tolerance=tolerance, seed=seed, references=known, seeds=1,
-                    poll=poll,
+                    tolerated=SLACK, poll=poll,
                 )  # fmt: skip
             except (TensorGraphsError, ValueError, TypeError, IndexError, RuntimeError) as error:
                 return self._failure(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")

@@ -92,6 +92,24 @@ class OutputError:
 
 
 @dataclass(frozen=True)
+class FailedAttempt:
+    """A plan that failed verification: its worst output, and what was excluded from the next plan for it."""
+
+    output: OutputError
+    excluded: tuple[str, ...] = ()
+    elsewhere: str = ""  # text: the problem at other sizes, if the plan failed there
+
+    def to_json(self) -> dict[str, Any]:
+        """The attempt as JSON values."""
+        o = self.output
+        return {
+            "output": o.name, "error_before": o.original, "error": o.plan, "allowed": o.allowed,
+            "place": o.worst.where, "place_over_limit": o.worst.ratio, "said": self.elsewhere or o.said,
+            "excluded": list(self.excluded),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Verification:
     """Verdict on one program: errors of its outputs against float64, and the errors allowed."""
 
@@ -101,6 +119,7 @@ class Verification:
     note: str = ""
     attempts: int = 1
     dropped: tuple[str, ...] = field(default_factory=tuple)  # what earlier attempts excluded
+    failed: tuple[FailedAttempt, ...] = ()  # earlier attempts, in order
     left_out: int = 0  # number of inputs skipped for lack of time
     compared: float = 1.0  # smallest fraction of an output's elements that were compared
 
@@ -149,7 +168,7 @@ class Verification:
             "seeds": self.seeds, "tolerance": self.tolerance, "note": self.note, "dropped": list(self.dropped),
             "worst_place": w.worst.where, "worst_place_over_limit": w.worst.ratio,
             "places_that_rounding_decides": sum(o.worst.exempt for o in self.outputs),
-            "compared": self.compared,
+            "compared": self.compared, "failed": [f.to_json() for f in self.failed],
         }  # fmt: skip
 
 

@@ -217,15 +217,19 @@ def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed
     """
     if not dtypes.is_float(dtype):
         place = compare.differing(found, own, exact)
-        while place.ratio > 0 and disturbed.further():
-            place = compare.differing(found, own, exact, disturbed.moved[k])
+        for moved in disturbed.refined() if place.ratio > 0 else ():
+            place = compare.differing(found, own, exact, moved[k])
+            if place.ratio <= 0:
+                break
         return (1.0 if place.ratio > 0 else 0.0), 0.5
     fair = allowed_error("fast", relative_error(own, exact), dtype)
     if misplaced(found, exact, own):
         return float("inf"), fair
     error, place = relative_error(found, exact), compare.worst(found, exact, own, dtype, fair)
-    while place.ratio > 1 and error <= FAR * fair and disturbed.further():
-        place = compare.worst(found, exact, own, dtype, fair, disturbed.moved[k])
+    for moved in disturbed.refined() if place.ratio > 1 and error <= FAR * fair else ():
+        place = compare.worst(found, exact, own, dtype, fair, moved[k])
+        if place.ratio <= 1:
+            break
     return (max(error, min(place.relative, 1.0)) if place.ratio > 1 else error), fair
 
 

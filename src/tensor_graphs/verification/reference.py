@@ -99,11 +99,12 @@ def with_atomic_ops(graph: Graph) -> Graph:
 def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     """Approximate seconds of verification on one input.
 
-    Two runs, each writing every value once and reading it once or twice.
+    Weights are read once, on a GPU copied there. Two runs, each writing every value once and reading it once or twice.
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST
-    return 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
+    read = sum(leaf.type.nbytes for leaf in graph.leaves("param")) / known.weight_bytes_per_s
+    return read + 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
 
 
 def has_unsigned(graph: Graph) -> bool:
