@@ -50,16 +50,20 @@ class DirectLaunch:
         boxes = [base + a for a, size in spans[len(pointers) :] if size == 128]
         if len(boxes) != len(maps):
             raise LookupError("a launch's parameters are not those of its call")
-        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset, position in the call)
+        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset)
+        self.given, self.boxed = [], []  # (parameter, position in the call) of all tensors
         for k, ((start, size), known) in enumerate(zip(spans, pointers)):
             slot = ctypes.c_uint64.from_address(base + start)
             if known is not None and (size != 8 or slot.value != known[0]):
                 raise LookupError("a launch's parameters are not those of its call")
+            if known is not None:
+                self.given.append((slot, k))
             if known is not None and known[1] >= 0:
-                self.slots.append((slot, known[1], known[2], k))
+                self.slots.append((slot, *known[1:]))
         for k, (box, (_, number, offset)) in enumerate(zip(boxes, maps)):
+            self.boxed.append((ctypes.c_void_p(box), k))
             if number >= 0:
-                self.boxes.append((ctypes.c_void_p(box), number, offset, k))
+                self.boxes.append((ctypes.c_void_p(box), number, offset))
         self.touches = bool(self.slots or self.boxes)
         self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
         self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
@@ -82,9 +86,9 @@ class DirectLaunch:
 
     def place(self, addresses: Sequence[int]) -> None:
         """Set the parameters that depend on the caller's tensors, given the tensors' addresses."""
-        for slot, i, offset, _ in self.slots:
+        for slot, i, offset in self.slots:
             slot.value = addresses[i] + offset
-        for box, i, offset, _ in self.boxes:
+        for box, i, offset in self.boxes:
             given = box, ctypes.c_void_p(addresses[i] + offset)
             if code := self.replace(*given):
                 self.driver.checked(self.replace, given, code)
@@ -186,7 +190,7 @@ class Launches:
     def read(self) -> None:
         """Read the recorded launches from the complete CUDA graph."""
         self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
-        self.slots = [x[:3] for one in self.table for x in one.slots]
+        self.slots = [x for one in self.table for x in one.slots]
         self.boxes = [one for one in self.table if one.boxes]
         self.stream = 0
 
@@ -245,10 +249,10 @@ class Launches:
         """Make the next recorded launch, on the tensors of this call."""
         one = self.table[self.next]
         self.next += 1
-        for slot, _, _, k in one.slots:
+        for slot, k in one.given:  # all of them: a library kernel's result has a new address in each call
             slot.value = given[k].data_ptr()
-        boxed = boxed_tensors(given, options) if one.boxes else ()
-        for box, _, _, k in one.boxes:
+        boxed = boxed_tensors(given, options) if one.boxed else ()
+        for box, k in one.boxed:
             one.replace(box, ctypes.c_void_p(boxed[k].data_ptr()))
         one.launch()
 

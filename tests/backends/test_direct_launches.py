@@ -156,6 +156,29 @@ def test_what_a_library_reads_has_its_place_in_a_graph(driver: Any, way: str) ->
     assert set(run.places) == ({1} if way == "graph" else set())
 
 
+def test_kernels_read_what_a_library_returned_in_this_call(driver: Any) -> None:
+    """A library kernel allocates its result, at another address in each call than in the recorded one."""
+    kernels, held = gpu_launches.Launches(), []
+    add, twice = (kernels.of(Kernel(driver.library, name)) for name in ("add", "twice"))
+
+    def launch(x: Any, out: Any, more: Any) -> Any:
+        held.append(found := torch.empty(N))
+        Kernel(driver.library, "add")(x, x, found)  # not wrapped: like a library's
+        add(found, x, out)
+        twice(more, boxes=[(found, (1, N), (1, N))])
+        return out, more
+
+    result = ((N,), torch.float32, None)
+    run = gpu_calls.Calls(
+        launch, kernels, [result[:2]], [result] * 2, "cpu", True, strict=False, library=[0], way="flat"
+    )
+    run.gpu, run.index, run.wanted = True, -1, True
+    for x, _ in inputs(4):
+        three, four = run(x[:N])
+        torch.testing.assert_close(three, 3 * x[:N])
+        torch.testing.assert_close(four, 4 * x[:N])
+
+
 def test_inputs_that_kernels_cannot_read_are_copied(driver: Any) -> None:
     for way in ("flat", "graph"):
         run = calls(driver, way)
