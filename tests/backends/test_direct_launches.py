@@ -6,7 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,17 +44,23 @@ def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         def raw_cuda_graph(self) -> int:
             return self.raw
 
+        def capture_begin(self, capture_error_mode: str) -> None:
+            library.begin_capture()
+
+        def capture_end(self) -> None:
+            self.raw = library.end_capture()
+
         def replay(self) -> None:
             library.cuGraphLaunch(ctypes.c_void_p(self.raw), None)
             state.replays += 1
 
     @contextmanager
     def graph(recorded: Graph, capture_error_mode: str) -> Iterator[None]:
-        library.begin_capture()
+        recorded.capture_begin(capture_error_mode)
         try:
             yield
         finally:
-            recorded.raw = library.end_capture()
+            recorded.capture_end()
 
     stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
     for module in (gpu_calls, gpu_launches):
@@ -63,6 +69,8 @@ def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda chosen: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
