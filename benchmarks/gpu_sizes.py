@@ -30,6 +30,7 @@ import tensor_graphs as tg
 LENGTHS = (1, 2, 3, 7, 16, 17, 63, 127, 128, 1000, 4096)
 WRONG = 2e-2  # relative error against float64 from which a result is wrong
 NEW = tuple(range(701, 761, 4))  # lengths that are called once
+LATER = 100  # further calls at a new length
 FIXED = (128, 1024)  # lengths with a program of their own
 LARGEST = 4096
 ROUNDS, ROUND_S = 15, 0.01
@@ -155,11 +156,15 @@ def first_us(call: Callable[[], Any], device: str) -> tuple[float, float]:
 
 
 def new_lengths(case: str, run: Callable[[torch.Tensor], Any], device: str, lengths: Sequence[int]) -> dict[str, Any]:
-    """µs of first calls at new lengths, of a second call at each, and of the slowest first call."""
+    """µs of first calls at new lengths, of a second call at each, of the slowest first call, and of `LATER` more calls
+    at some of them: all until they returned, and the slowest ones.
+    """
     given = [inputs(case, t, device) for t in lengths]
     firsts = [first_us(lambda x=x: run(x), device) for x in given]
     seconds = [first_us(lambda x=x: run(x), device) for x in given]
+    later = sorted(first_us(lambda x=x: run(x), device)[0] for x in given[::5] for _ in range(LATER))
     return {
+        "firsts_returned": [a for a, _ in firsts], "later_returned": median(later), "slowest_later": later[-5:],
         "first_returned": median(a for a, _ in firsts), "first": median(b for _, b in firsts),
         "slowest_first": max(b for _, b in firsts), "second_returned": median(a for a, _ in seconds),
         "second": median(b for _, b in seconds),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring, recall, size_buckets, time_program
 from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.size_buckets import ALL, CALLER, OWN, buckets_of, fastest, middle, winners
 from tensor_graphs.plain import Malformed
 
@@ -107,7 +109,7 @@ def own_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: [us[name]] * 5 for name in calls}
 
     monkeypatch.setattr(size_buckets, "timed_calls", timed_calls)
-    monkeypatch.setattr(size_buckets, "LEAST", -1.0)  # whatever time is left
+    monkeypatch.setattr(size_buckets, "LEAST", -1e9)  # whatever time is left
 
 
 @pytest.mark.usefixtures("own_plans")
@@ -140,6 +142,34 @@ def test_a_bucket_runs_its_own_plan_and_a_saved_program_has_all_of_them(tmp_path
         assert tg.load_program(again).report is None
     program.bind({"w": 2 * W})
     np.testing.assert_allclose(program(np.eye(16, dtype=np.float32)[:4]), np.maximum(2 * W[:4], 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("left", "searched"), [(30.0, [(33, 200, 20.0), (1, 8, 10.0)]), (9.0, [(33, 200, 6.0)]), (4.0, [])]
+)
+def test_the_bucket_that_lags_most_has_the_most_time(
+    monkeypatch: pytest.MonkeyPatch, left: float, searched: Any
+) -> None:  # fmt: skip
+    """Shares follow the lag; none is too short for the stages of a search, which took 8 s before."""
+    monkeypatch.setattr(size_buckets, "_lag", lambda forms, row: {1: 0.5, 33: 1.0}[row[0]])
+    session, seen = Session(Options(budget=20.0, dims={"T": 16})), []
+    session.start -= 20.0 - left
+    session.clock.seconds |= {"saturate": 2.0, "verify": 6.0, "measure": 100.0}
+
+    def none(
+        session: Any, graph: Any, sizes: Any, name: str, row: Any, seconds: float, search: Any
+    ) -> tuple[None, str]:
+        seen.append((*row, seconds))
+        session.start -= seconds  # all of it is used
+        return None, "none"
+
+    monkeypatch.setattr(size_buckets, "_searched", none)
+    monkeypatch.setattr(size_buckets, "_divided", lambda program, report, *rest: report)
+    manifest = SimpleNamespace(sizes={"T": (1, 200, 16)})
+    program: Any = SimpleNamespace(manifest=manifest, report=SimpleNamespace(omitted=[], warnings=[]))
+    report: Any = size_buckets.with_buckets(session, product(), [(1, 8), (9, 32), (33, 200)], program, [], none)  # type: ignore[arg-type]
+    assert seen == [pytest.approx(row, abs=0.1) for row in searched]
+    assert len(report.omitted) == 2 - len(searched)
 
 
 def test_the_callers_function_runs_where_it_is_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -180,7 +210,7 @@ def test_a_bucket_without_a_plan_for_all_of_its_sizes_runs_the_plan_of_all_sizes
         return inner(session, graph, sizes, name, row, seconds, none)
 
     monkeypatch.setattr(size_buckets, "_searched", fails)
-    monkeypatch.setattr(size_buckets, "LEAST", -1.0)
+    monkeypatch.setattr(size_buckets, "LEAST", -1e9)
     program = found()
     assert {b.runs for b in program.report.buckets} == {ALL} and program.plans == {}
     assert any("no plan for T of 1 to 8: ShapeError: no plan" in w for w in program.report.warnings)
@@ -249,7 +279,7 @@ def test_a_gpus_program_has_plans_by_size(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_measurer_stays_for_the_next_search_and_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 
-    monkeypatch.setattr(size_buckets, "LEAST", -1.0)
+    monkeypatch.setattr(size_buckets, "LEAST", -1e9)
     events: list[str] = []
     close, rest = CpuMeasurer.close, CpuMeasurer.rest
     monkeypatch.setattr(CpuMeasurer, "close", lambda self: (events.append("close"), close(self))[1])

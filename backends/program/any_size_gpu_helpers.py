@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .any_size_binaries import HELPERS as BINARIES
 from .any_size_binaries import NotStored
+from .any_size_launches import HELPERS as LAUNCHES
+from .any_size_launches import KnownLaunches
 from .cuda_helpers import CudaKernel
 
 if TYPE_CHECKING:
@@ -45,13 +47,15 @@ class CallsBySize:
     """Calls of a program at every size. `at(*shapes)` prepares the `Calls` of one choice of sizes.
 
     Nothing is compiled for a new choice, because kernels take their sizes as arguments. `warm` lists shapes at which,
-    together, all kernels run: they are compiled there at once. The last `KEPT` choices are kept. Calls at a choice
-    launch kernel by kernel until the choice occurs for the `SEEN`th time; then they are recorded, and run in the way
-    that was fastest at the first recorded choice, unless `way` names one. Calls that are part of a CUDA graph of the
-    caller are kept for as long as the program exists, because that graph uses their memory.
+    together, all kernels run: they are compiled there at once. With `graph`, their launches are recorded there, and the
+    fastest way of launching (see `Calls`) is found, unless `way` names one. The first call at a choice makes its launches
+    from recorded ones, later calls repeat these. If another way is faster, the launches of a choice are recorded when as
+    many calls as `break_even` have lost as much time as recording takes. If a launch is like no recorded one, launches are
+    recorded when a choice occurs for the `SEEN`th time. The last `KEPT` choices are kept. Calls that are part of a CUDA
+    graph of the caller are kept for as long as the program exists, because that graph uses their memory.
     """
 
-    KEPT, SEEN = 64, 2
+    KEPT, SEEN, BREAK_EVEN = 64, 2, 32
 
     def __init__(
         self, at: Callable[..., Any], workspace: Any, device: Any, graph: bool, warm: Sequence[Any] = (), *,
@@ -65,6 +69,7 @@ class CallsBySize:
         self.kept: dict[Any, Any] = {}  # shapes -> calls, the last ones used at the end
         self.held: dict[int, Any] = {}  # calls that a graph of the caller contains
         self.last: Any = None  # the calls that ran last
+        self.known, self.break_even = KnownLaunches(), self.BREAK_EVEN
         self.streams: set[int] = set()
         self.grown = 0
         self.lock = Lock()
@@ -76,13 +81,20 @@ class CallsBySize:
             shapes = tuple([x.shape for x in given])
             calls = self.kept.get(shapes)
             capturing = self.gpu and torch.cuda.is_current_stream_capturing()
-            if capturing or calls is None or not calls.ready or calls is not self.last:
+            if capturing or calls is None or not calls.settled or calls is not self.last:
                 calls = self.prepared(shapes, calls, capturing)
             results = calls(*given)
             self.streams.add(calls.stream)
-            if calls.ready:
-                self.way = calls.way
+            if not self.way and calls.settled:
+                self.chosen(calls)
             return results
+
+    def chosen(self, calls: Any) -> None:
+        """Launch in the way that recorded calls found to be the fastest."""
+        self.way = calls.way
+        if calls.times:
+            gain = calls.times.get("flat", calls.times[self.way]) - calls.times[self.way]
+            self.break_even = max(self.SEEN, int(calls.recording_s / max(gain, 1e-7)))
 
     def prepared(self, shapes: Any, calls: Any, capturing: bool) -> Any:
         """The calls of a choice of sizes, made if there are none, ordered after the call that ran last."""
@@ -92,9 +104,13 @@ class CallsBySize:
             self.held[id(calls)] = calls
             return calls
         self.kept[shapes] = self.kept.pop(shapes)
-        if not calls.ready:
+        if not calls.settled:
             calls.seen += 1
-            calls.wanted, calls.way = self.graph and calls.gpu and calls.seen >= self.SEEN, self.way
+            if self.graph and calls.gpu and calls.seen >= (self.break_even if calls.ready else self.SEEN):
+                calls.settled = calls.ready and self.way == calls.way
+                calls.wanted = not calls.settled
+                if calls.wanted:
+                    calls.ready, calls.flat_ready, calls.way = False, False, self.way
         if self.last is not None and self.last is not calls:  # they share the workspace
             calls.stream, calls.stream_object = self.last.stream, self.last.stream_object
         self.last = calls
@@ -108,7 +124,7 @@ class CallsBySize:
         """
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
             calls = self.at(*shapes)
-        calls.seen = 0
+        calls.known = self.known
         if self.workspace is not None and self.workspace.grown != self.grown:
             self.drop(len(self.kept), capturing)  # their launches use the memory before
             self.grown = self.workspace.grown
@@ -125,15 +141,16 @@ class CallsBySize:
             del self.kept[shapes]
 
     def warm(self, choices: Sequence[Any], states: Any) -> None:
-        """Run the kernels once at some choices of sizes, on zeros; states are restored afterwards."""
+        """Run the kernels once at some choices of sizes, on zeros, and record them; states are restored afterwards."""
         saved = {name: x.clone() for name, x in states.items()}
-        for shapes in choices:
+        for shapes in reversed(choices):
             try:
                 calls = self.made(shapes, False)
+                calls.wanted, calls.way = self.graph and calls.gpu, self.way
                 with torch.cuda.device(self.index):
-                    calls.plain(
-                        [torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]]
-                    )
+                    calls(*[torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]])
+                if not self.way and calls.settled:
+                    self.chosen(calls)
             except torch.cuda.OutOfMemoryError:
                 continue
         for name, x in saved.items():
@@ -198,6 +215,7 @@ class SizedCudaKernel(CudaKernel):
 #: helper name -> source
 HELPERS: dict[str, str] = {
     **BINARIES,
+    **LAUNCHES,
     **{
         name: inspect.getsource(value).rstrip().replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]")
         for name, value in list(globals().items())

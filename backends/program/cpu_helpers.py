@@ -49,12 +49,15 @@ HELPERS: dict[str, str] = {
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()''',
-    "pointer": '''def pointer(x):
+    "pointer": '''start = (ctypes.c_char * 0).from_buffer  # an argument of C kernels that keeps the array alive
+
+
+def pointer(x):
     """Memory address of an array or tensor as an argument of a C kernel; keeps the array alive."""
     if x.__class__ is np.ndarray:
         try:
-            return ctypes.byref(ctypes.c_char.from_buffer(x))
-        except (TypeError, ValueError):  # read-only, empty, bfloat16, not contiguous
+            return start(x)
+        except (TypeError, ValueError):  # read-only, bfloat16, not contiguous
             pass
     return address(x)''',
     **SIZED_HELPERS,

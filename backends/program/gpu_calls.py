@@ -62,6 +62,10 @@ class Calls:
         self.complete = False  # whether all nodes of the graph are launches of generated kernels
         self.fresh = [self.maker(i) for i in range(self.count, len(self.types))]  # functions that allocate results
         self.last: list[int] = []  # addresses in the executable graph
+        self.known: Any = None  # `KnownLaunches` of a program of every size
+        self.seen, self.settled = 0, False  # calls so far; whether the way to launch is final
+        self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
+        self.recording_s = 0.0
         self.stream = -1
         self.stream_object: Any = None
         self.lock = Lock()
@@ -84,9 +88,10 @@ class Calls:
                 self.follow(stream)
             if self.ready:
                 return getattr(self, self.way)(read, stream)
+            if not self.wanted:
+                return self.first(read, stream)
             found = self.plain(read)
-            if self.wanted:
-                self.record(read, stream)
+            self.record(read, stream)
             return found
 
     # ------------------------------------------------------------ arguments
@@ -128,6 +133,22 @@ class Calls:
         results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
+        return results
+
+    def first(self, given: Sequence[Any], stream: int) -> Any:
+        """Run `launch` like `plain`; with launches like those that were recorded at other sizes, which later calls
+        repeat, if there are such for all kernels.
+        """
+        if self.known is None or not self.known.templates:
+            return self.plain(given)
+        tensors = [*given, *[make() for make in self.fresh]]
+        results, made = self.known.call(self.kernels, tensors, stream, self.launched)
+        if self.reuse:
+            self.private |= {x.untyped_storage()._cdata for x in results}
+        if made:
+            self.complete = self.known.complete
+            self.hand(results, tensors)
+            self.way, self.ready, self.flat_ready = "flat", True, True
         return results
 
     def launched(self, tensors: Sequence[Any]) -> Any:
@@ -212,10 +233,12 @@ class Calls:
         """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
         with torch.inference_mode(False), torch.no_grad():
             places = [self.maker(i)() for i in range(len(self.types))]
+        begun = perf_counter()
         try:
             direct, why = self.captured(places, True), ""
         except (LookupError, TypeError, OSError) as error:  # an old driver, an old PyTorch
             direct, why = self.captured(places, False), str(error)
+        self.recording_s = perf_counter() - begun
         if not direct:
             warnings.warn(f"calls of this program copy inputs and results: {why}", RuntimeWarning, stacklevel=4)
         self.places = dict(enumerate(places))
@@ -229,32 +252,60 @@ class Calls:
             self.handed = self.handed if self.complete else []
         if self.way != "copying":
             self.places = {i: x for i, x in self.places.items() if i in self.library and self.way == "graph"}
-        self.ready, self.flat_ready = True, self.way == "flat"
+        self.ready, self.flat_ready, self.settled = True, self.way == "flat", True
 
     def captured(self, places: Sequence[Any], direct: bool) -> bool:
         """Record the launches on fixed memory. `direct`: also read the launches from the graph; returns `direct`.
 
         Torch records one graph at a time: recording in two threads would end the process.
         """
-        recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
         alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
         kernels = self.kernels
-        if direct:
-            kernels.begin(places, self.index)
-        try:
-            with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
-                results = self.launched(places)
-        finally:
-            kernels.recording = False
-        owners = {x.untyped_storage()._cdata: i for i, x in enumerate(places) if i >= self.count}
-        self.handed = [self.origin(r, owners, places) for r in results]
-        self.whole = [n for n, view in self.handed if n >= 0 and view is None]
-        self.whole = self.whole if len(self.whole) == len(self.handed) else []
+        for quick in (True, False) if direct and self.known is not None else (False,):
+            recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
+            kernels.sites = None if self.known is None else []
+            if direct:
+                kernels.begin(places, self.index)
+            try:
+                with alone:
+                    results = self.captured_results(recorded, places, quick)
+                break
+            except torch.cuda.OutOfMemoryError:
+                if not quick:
+                    raise
+            finally:
+                kernels.recording = False
+        self.hand(results, places)
         self.recorded = recorded
         if direct:
             kernels.read()
             self.instantiate(ctypes.c_void_p(recorded.raw_cuda_graph()), kernels.driver)
+            if self.known is not None:
+                self.known.learn(kernels, self.complete)
         return direct
+
+    def captured_results(self, recorded: Any, places: Sequence[Any], quick: bool) -> Any:
+        """The results of `launch`, run while a CUDA graph is captured.
+
+        `torch.cuda.graph` waits for the device and empties the allocator's cache, so that later calls allocate anew;
+        not so with `quick`.
+        """
+        if not quick:
+            with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+                return self.launched(places)
+        with torch.cuda.stream(torch.cuda.Stream(self.index)):
+            recorded.capture_begin(capture_error_mode="thread_local")
+            try:
+                return self.launched(places)
+            finally:
+                recorded.capture_end()
+
+    def hand(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
+        """Note where the results of a call on these inputs and fresh results are."""
+        owners = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors) if i >= self.count}
+        self.handed = [self.origin(r, owners, tensors) for r in results]
+        self.whole = [n for n, view in self.handed if n >= 0 and view is None]
+        self.whole = self.whole if len(self.whole) == len(self.handed) else []
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:

@@ -50,16 +50,20 @@ class DirectLaunch:
         boxes = [base + a for a, size in spans[len(pointers) :] if size == 128]
         if len(boxes) != len(maps):
             raise LookupError("a launch's parameters are not those of its call")
-        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset, position in the call)
+        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset)
+        self.given, self.boxed = [], []  # (parameter, position in the call) of all tensors
         for k, ((start, size), known) in enumerate(zip(spans, pointers)):
             slot = ctypes.c_uint64.from_address(base + start)
             if known is not None and (size != 8 or slot.value != known[0]):
                 raise LookupError("a launch's parameters are not those of its call")
+            if known is not None:
+                self.given.append((slot, k))
             if known is not None and known[1] >= 0:
-                self.slots.append((slot, known[1], known[2], k))
+                self.slots.append((slot, *known[1:]))
         for k, (box, (_, number, offset)) in enumerate(zip(boxes, maps)):
+            self.boxed.append((ctypes.c_void_p(box), k))
             if number >= 0:
-                self.boxes.append((ctypes.c_void_p(box), number, offset, k))
+                self.boxes.append((ctypes.c_void_p(box), number, offset))
         self.touches = bool(self.slots or self.boxes)
         self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
         self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
@@ -82,9 +86,9 @@ class DirectLaunch:
 
     def place(self, addresses: Sequence[int]) -> None:
         """Set the parameters that depend on the caller's tensors, given the tensors' addresses."""
-        for slot, i, offset, _ in self.slots:
+        for slot, i, offset in self.slots:
             slot.value = addresses[i] + offset
-        for box, i, offset, _ in self.boxes:
+        for box, i, offset in self.boxes:
             given = box, ctypes.c_void_p(addresses[i] + offset)
             if code := self.replace(*given):
                 self.driver.checked(self.replace, given, code)
@@ -157,6 +161,8 @@ class Launches:
         self.recording = self.direct = False
         self.next = self.stream = self.device = 0
         self.driver: Any = None
+        self.known: Any = None  # `KnownLaunches` of a program of every size, while it makes the launches
+        self.sites: Any = None  # what it learns from: (kernel, arguments, options) of each recorded launch
 
     def of(self, kernel: Any) -> Any:
         """A kernel whose launches are recorded; it is called like the kernel itself."""
@@ -168,9 +174,12 @@ class Launches:
         self.binaries, self.next = [], 0
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
-    def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool, binary: Any) -> None:
+    def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
         """Record the launch that was made last."""
+        boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
+        if self.sites is not None:
+            self.sites.append((kernel, given, options))
         node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
         pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
         while pointers and pointers[-1] is None:  # numbers after tensor maps
@@ -185,10 +194,13 @@ class Launches:
 
     def read(self) -> None:
         """Read the recorded launches from the complete CUDA graph."""
-        self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
-        self.slots = [x[:3] for one in self.table for x in one.slots]
-        self.boxes = [one for one in self.table if one.boxes]
-        self.stream = 0
+        self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
+
+    def have(self, table: list[Any], stream: int) -> None:
+        """Set the launches of further calls; they are for this stream."""
+        self.table, self.stream = table, stream
+        self.slots = [x for one in table for x in one.slots]
+        self.boxes = [one for one in table if one.boxes]
 
     def on(self, stream: int) -> None:
         """Set the stream of further launches."""
@@ -245,10 +257,10 @@ class Launches:
         """Make the next recorded launch, on the tensors of this call."""
         one = self.table[self.next]
         self.next += 1
-        for slot, _, _, k in one.slots:
+        for slot, k in one.given:  # all of them: a library kernel's result has a new address in each call
             slot.value = given[k].data_ptr()
-        boxed = boxed_tensors(given, options) if one.boxes else ()
-        for box, _, _, k in one.boxes:
+        boxed = boxed_tensors(given, options) if one.boxed else ()
+        for box, k in one.boxed:
             one.replace(box, ctypes.c_void_p(boxed[k].data_ptr()))
         one.launch()
 
@@ -263,22 +275,30 @@ class OwnKernel:
 
     def __init__(self, launches: Any, kernel: Any) -> None:
         self.launches, self.kernel = launches, kernel
-        self.early = getattr(kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
 
     def __getitem__(self, grid: Any) -> Any:
-        launches, kernel = self.launches, self.kernel
-        if launches.direct:
-            return launches.again
-        if launches.variants is not None and launches.variants.stored is not None:
-            name = getattr(kernel, "base", kernel).__name__  # of a function that no compiler has seen
-            return partial(self.made, partial(launches.variants.launch, name, grid))
-        return partial(self.made, launches.make if launches.stored else kernel[grid])
+        launches = self.launches
+        return launches.again if launches.direct else partial(self.launched, grid)
 
     def __call__(self, *given: Any, **options: Any) -> None:
         if self.launches.direct:
             self.launches.again(*given, **options)
-        else:
+        elif self.launches.known is None or not self.launches.known.launch(
+            self.kernel, options.get("grid"), given, options
+        ):
             self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
+
+    def launched(self, grid: Any, *given: Any, **options: Any) -> None:
+        """Launch a Triton function."""
+        launches, kernel = self.launches, self.kernel
+        if launches.known is not None and launches.known.launch(kernel, grid, given, options):
+            return
+        if launches.variants is not None and launches.variants.stored is not None:
+            name = getattr(kernel, "base", kernel).__name__  # of a function that no compiler has seen
+            launch = partial(launches.variants.launch, name, grid)
+        else:
+            launch = launches.make if launches.stored else kernel[grid]
+        self.made(launch, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
         """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
@@ -286,8 +306,10 @@ class OwnKernel:
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
         if self.launches.recording:
-            early = self.early or options.get("launch_pdl", False)
-            self.launches.keep(given, boxed_tensors(given, options), early, self.binary(compiled))
+            early = options.get("launch_pdl", False) or (
+                getattr(self.kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
+            )
+            self.launches.keep(self.kernel, given, options, early, self.binary(compiled))
 
     def binary(self, compiled: Any) -> Any:
         """The launched binary and the name of its function; None if the binary cannot be stored."""

@@ -302,16 +302,20 @@ class Program:
         traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
         """
         try:
-            found = self.flat(*args, **named)
+            found = self._flat(args, named)
         except UsageError:
             inputs = unfolded(args, named, self.input_names)
             if inputs is None:
                 raise
-            found = self.flat(**inputs)
-        return structured(self.manifest.structure, found)
+            found = self._flat((), inputs)
+        structure = self.manifest.structure
+        return found[0] if structure is None else _filled(structure, found)
 
     def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
+        return self._flat(args, named)
+
+    def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         if not named:
             quick, called = self._quick, self._called
             if quick is None and self.manifest.sizes and len(args) == len(self.input_names):
@@ -320,7 +324,7 @@ class Program:
             if quick is not None and (found := quick(args)) is not None:
                 taken, converted = found
                 results = called(taken)
-                return results if converted is None else [converted(r) for r in results]
+                return results if converted is None else converted(results)
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         return self._exchange.hand_out(self.flat_near(*given), given)
 

@@ -21,7 +21,8 @@ Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 #: Positional arguments -> the program's arguments and a converter of its results (None: they are handed out as they are);
 #: None where an argument must be converted, copied or refused.
-Quick = Callable[[Sequence[Any]], tuple[Sequence[Any], Callable[[Any], Any] | None] | None]
+Taken = tuple[Sequence[Any], Callable[[Sequence[Any]], Sequence[Any]] | None]
+Quick = Callable[[Sequence[Any]], Taken | None]
 
 
 class Exchange(Protocol):
@@ -65,34 +66,35 @@ class OnCpu:
     def quick(self, specs: Sequence[Spec], tensors: Callable[[], bool] = lambda: False) -> Quick:
         """Fast marshalling of arrays or tensors on the CPU that are contiguous."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
-        array, count = np.ndarray, len(specs)
-        kinds: list[tuple[tuple[int, ...], Any]] = []
+        array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
+        direct: list[Any] = []  # torch.Tensor and (shape, dtype) of the inputs, where the program takes tensors as they are
 
-        def typed(torch: Any) -> list[tuple[tuple[int, ...], Any]]:
-            if not kinds:
-                kinds.extend((shape, getattr(torch, dtype)) for _, shape, dtype in specs)
-            return kinds
+        def converted(results: Sequence[Array]) -> Sequence[Any]:
+            from_numpy, found = sys.modules["torch"].from_numpy, []
+            for x in results:
+                try:
+                    found.append(from_numpy(x) if x.flags.writeable else tensor_of(x))
+                except (TypeError, ValueError):  # bfloat16, negative strides
+                    found.append(tensor_of(x))
+            return found
 
-        def plain(x: Any) -> bool:
-            return x.is_cpu and x.is_contiguous() and not x.requires_grad and not x.is_neg() and x.numel() > 0
-
-        def converted(x: Array) -> Any:
+        def of_tensors(given: Sequence[Any]) -> Taken | None:
+            if not direct:
+                torch = sys.modules.get("torch")
+                if torch is None:
+                    return None
+                if filled and tensors():
+                    direct[:] = torch.Tensor, [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
             try:
-                return sys.modules["torch"].from_numpy(x) if x.flags.writeable else tensor_of(x)
-            except (TypeError, ValueError):  # bfloat16, negative strides
-                return tensor_of(x)
-
-        def of_tensors(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any]] | None:
-            torch = sys.modules.get("torch")
-            if torch is None:
-                return None
-            tensor, found = torch.Tensor, []
-            try:
-                if tensors():
-                    for x, (shape, dtype) in zip(given, typed(torch)):
-                        if type(x) is not tensor or x.dtype is not dtype or x.shape != shape or not plain(x):
+                if direct:
+                    tensor, kinds = direct
+                    for x, (shape, dtype) in zip(given, kinds):
+                        if type(x) is not tensor or x.dtype is not dtype or x.shape != shape:
+                            return None
+                        if not x.is_cpu or not x.is_contiguous() or x.requires_grad or x.is_neg():
                             return None
                     return given, converted
+                tensor, found = sys.modules["torch"].Tensor, []
                 for x, (shape, kind) in zip(given, wanted):
                     if type(x) is not tensor:
                         return None
@@ -104,7 +106,7 @@ class OnCpu:
                 return None
             return found, converted
 
-        def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], Callable[[Any], Any] | None] | None:
+        def arguments(given: Sequence[Any]) -> Taken | None:
             if len(given) != count:
                 return None
             for x, (shape, kind) in zip(given, wanted):

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program import any_size_binaries, any_size_gpu_helpers, binaries, gpu_calls, gpu_launches
+from tensor_graphs.backends.program import (
+    any_size_binaries,
+    any_size_gpu_helpers,
+    any_size_launches,
+    binaries,
+    gpu_calls,
+    gpu_launches,
+)
 
 from .test_direct_launches import Kernel, driver, library, pytestmark  # noqa: F401
 
@@ -18,44 +25,70 @@ torch = pytest.importorskip("torch")
 
 
 class Sized(Kernel):
-    """A kernel that gets its size as an argument."""
+    """A kernel that gets its size as an argument. `calls`: launches through its own interface."""
 
-    def __call__(self, *given: Any, sizes: Any = (), boxes: Any = ()) -> None:
+    calls = 0
+
+    def described(self, x: Any, shape: Any, box: Any) -> Any:
+        memory = ctypes.create_string_buffer(ctypes.string_at(ctypes.byref(ctypes.c_uint64(x.data_ptr())), 8), 128)
+        return SimpleNamespace(getPtr=lambda: ctypes.addressof(memory), memory=memory)
+
+    def __call__(self, *given: Any, sizes: Any = (), boxes: Any = (), grid: Any = 1) -> None:
+        self.calls += 1
         values = [*(ctypes.c_uint64(x.data_ptr()) for x in given), *map(ctypes.c_int, sizes)]
+        values += [self.described(*b).memory for b in boxes]
         parameters = (ctypes.c_void_p * 8)(*map(ctypes.addressof, values))
         config = gpu_launches.DriverConfig()
         assert not self.library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), parameters, None)
 
 
 @pytest.fixture
-def run(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
-    """A program for 3 x of every length; `made`: the lengths that were prepared."""
-    monkeypatch.setattr(any_size_gpu_helpers, "torch", torch, raising=False)
+def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
+    """Makes programs of every length from `body(kernels, memory, n)`, which gives a launch function of (x, out)."""
+    for module in (any_size_gpu_helpers, any_size_launches):
+        monkeypatch.setattr(module, "torch", torch, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda index=None: None)
-    workspace, add, made = any_size_gpu_helpers.Workspace("cpu"), Sized(driver.library, "add"), []
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
 
-    def at(shape: Any) -> Any:
-        n = shape[0]
-        made.append(n)
-        spaces, kernels = workspace.take(4 * n), gpu_launches.Launches()
-        launched = kernels.of(add)
-        memory = spaces[torch.float32].as_strided((n,), (1,), 0)
+    def made(body: Any, way: str = "", library: Any = ()) -> Any:  # noqa: F811
+        workspace, sizes = any_size_gpu_helpers.Workspace("cpu"), []
+        own = {name: Sized(driver.library, name) for name in ("add", "doubled")}
 
-        def launch(x: Any, out: Any) -> Any:
-            launched(x, x, memory, sizes=(n,))
-            launched(memory, x, out, sizes=(n,))
-            return (out,)
+        def at(shape: Any, *more: Any) -> Any:
+            n = shape[0]
+            sizes.append(n)
+            memory = workspace.take(4 * n)[torch.float32].as_strided((n,), (1,), 0)
+            kernels = gpu_launches.Launches()
+            launch = body({name: kernels.of(kernel) for name, kernel in own.items()}, memory, n)
+            types = [((n,), torch.float32)]
+            given = types * (1 + len(more))
+            calls = gpu_calls.Calls(
+                launch, kernels, given, [(*types[0], None)], "cpu", True, strict=False, library=library
+            )
+            calls.gpu, calls.index = True, -1
+            return calls
 
-        types = [((n,), torch.float32)]
-        calls = gpu_calls.Calls(launch, kernels, types, [(*types[0], None)], "cpu", True, strict=False)
-        calls.gpu, calls.index = True, -1
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-        return calls
+        found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way=way)
+        found.gpu, found.made_at, found.state, found.own = True, sizes, driver, own
+        return found
 
-    found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True)
-    found.gpu, found.made_at, found.state = True, made, driver
-    return found
+    return made
+
+
+def threefold(kernels: Any, memory: Any, n: int) -> Any:
+    def launch(x: Any, out: Any) -> Any:
+        kernels["add"](x, x, memory, sizes=(n,), grid=n)
+        kernels["add"](memory, x, out, sizes=(n,), grid=n)
+        return (out,)
+
+    return launch
+
+
+@pytest.fixture
+def run(program: Any) -> Any:
+    """A program for 3 x of every length; `made_at`: the lengths that were prepared."""
+    return program(threefold)
 
 
 def right(run: Any, n: int) -> None:
@@ -68,10 +101,96 @@ def test_each_size_is_prepared_once_and_recorded_when_it_recurs(run: Any) -> Non
         for n in (96, 5, 17):
             right(run, n)
     assert run.made_at == [96, 5, 17]
-    assert all(calls.ready and calls.way == run.way for calls in run.kept.values())
-    assert [hasattr(calls, "times") for calls in run.kept.values()].count(True) == 1  # ways are timed once
-    right(run, 33)
-    assert not run.kept[(33,),].ready  # a size that occurs once is not recorded
+    assert [bool(calls.times) for calls in run.kept.values()].count(True) == 1  # ways are timed once
+    assert run.kept[(96,),].settled and run.kept[(96,),].way == run.way
+
+
+@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
+def test_a_new_size_is_launched_like_recorded_ones(program: Any, way: str) -> None:
+    run = program(threefold, way)
+    run.warm([((2,),), ((700,),)], {})
+    assert len(run.known.templates) == 2 and run.known.complete
+    by_interface, run.break_even = run.own["add"].calls, 5
+    for n in (4000, 33, 9, 33, 33, 9, 33):
+        right(run, n)
+    assert run.own["add"].calls == by_interface  # neither launched by the kernels' own interface, nor recorded again
+    assert all(calls.way == "flat" and calls.complete and not calls.settled for calls in run.kept.values())
+    right(run, 33)  # has been called often enough to pay for recording
+    assert [run.kept[(n,),].settled for n in (33, 9)] == [True, False] and run.kept[(33,),].way == way
+    assert run.own["add"].calls == by_interface + (0 if way == "flat" else 4)
+    for n in (33, 9, 33):
+        right(run, n)
+
+
+def test_recording_waits_until_calls_have_lost_what_it_takes(run: Any) -> None:
+    calls = SimpleNamespace(way="graph", times={"flat": 30e-6, "graph": 20e-6}, recording_s=400e-6)
+    run.chosen(calls)
+    assert run.way == "graph" and run.break_even == 40
+    calls.way, calls.times = "flat", {"flat": 20e-6, "graph": 20e-6}
+    run.chosen(calls)
+    assert run.break_even >= 4000  # never, in effect
+
+
+def test_a_launch_unlike_recorded_ones_goes_through_the_kernels_interface(program: Any) -> None:
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        def launch(x: Any, out: Any) -> Any:
+            start = 1 if n > 8 else 0  # from the second element on, as kernels compiled for other alignments have it
+            kernels["add"](x[start:], x[start:], memory, sizes=(n - start,), grid=n)
+            kernels["add"](memory, x[start:], out[start:], sizes=(n - start,), grid=n)
+            return (out[start:],)
+
+        return launch
+
+    run = program(body, "flat")
+    run.warm([((4,),), ((8,),)], {})
+    before = run.own["add"].calls
+    for _ in range(3):
+        x = torch.randn(11)
+        torch.testing.assert_close(run(x)[0], 3 * x[1:])
+    assert run.own["add"].calls == before + 6  # the first call, the second, and its recording
+    assert run.kept[(11,),].settled and run.made_at == [8, 4, 11]
+    right(run, 7)
+    assert run.own["add"].calls == before + 6
+
+
+def test_tensor_maps_and_results_of_libraries_at_new_sizes(program: Any) -> None:
+    held = []
+
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        def launch(x: Any, out: Any) -> Any:
+            held.append(found := torch.empty(n))
+            Sized(run.state.library, "add")(x, x, found, sizes=(n,))  # not wrapped: like a library's
+            kernels["doubled"](memory, sizes=(n,), grid=n, boxes=[(found, (1, n), (1, 8))])
+            kernels["add"](memory, x, out, sizes=(n,), grid=n)
+            return (out,)
+
+        return launch
+
+    run = program(body, "flat", library=[0])
+    run.warm([((16,),)], {})
+    assert len(run.known.templates) == 2 and not run.known.complete
+    before = run.own["doubled"].calls
+    for n in (24, 7, 24, 1000, 7):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x)[0], 5 * x)
+    assert run.own["doubled"].calls == before
+
+
+def test_the_same_tensor_given_twice_is_two_tensors_later(program: Any) -> None:
+    """Which tensor a launch reads is known from the recorded call, not from the addresses of the first call at a size."""
+
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        def launch(x: Any, y: Any, out: Any) -> Any:
+            kernels["add"](x, y, out, sizes=(n,), grid=n)
+            return (out,)
+
+        return launch
+
+    run = program(body, "flat")
+    run.warm([((16,), (16,))], {})
+    x, y = torch.randn(2, 32)
+    for a, b in ((x, x), (x, y), (y, y)):
+        torch.testing.assert_close(run(a, b)[0], a + b)
 
 
 def test_a_larger_workspace_replaces_what_used_the_smaller_one(run: Any) -> None:
@@ -100,7 +219,7 @@ def test_what_a_callers_graph_contains_is_kept_and_no_other_call_uses_it(run: An
 
 def test_kernels_run_at_all_shapes_given_before_the_first_call(run: Any) -> None:
     run.warm([((2,),), ((700,),)], {})
-    assert run.made_at == [2, 700] and not run.kept
+    assert run.made_at == [700, 2] and not run.kept
     right(run, 2)
     assert run.workspace.grown == 1 or run.workspace.size >= 2800
 

@@ -6,7 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,17 +44,23 @@ def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         def raw_cuda_graph(self) -> int:
             return self.raw
 
+        def capture_begin(self, capture_error_mode: str) -> None:
+            library.begin_capture()
+
+        def capture_end(self) -> None:
+            self.raw = library.end_capture()
+
         def replay(self) -> None:
             library.cuGraphLaunch(ctypes.c_void_p(self.raw), None)
             state.replays += 1
 
     @contextmanager
     def graph(recorded: Graph, capture_error_mode: str) -> Iterator[None]:
-        library.begin_capture()
+        recorded.capture_begin(capture_error_mode)
         try:
             yield
         finally:
-            recorded.raw = library.end_capture()
+            recorded.capture_end()
 
     stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
     for module in (gpu_calls, gpu_launches):
@@ -63,6 +69,8 @@ def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda chosen: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
@@ -154,6 +162,29 @@ def test_what_a_library_reads_has_its_place_in_a_graph(driver: Any, way: str) ->
         torch.testing.assert_close(found[2], y * 2)
     assert not run.complete
     assert set(run.places) == ({1} if way == "graph" else set())
+
+
+def test_kernels_read_what_a_library_returned_in_this_call(driver: Any) -> None:
+    """A library kernel allocates its result, at another address in each call than in the recorded one."""
+    kernels, held = gpu_launches.Launches(), []
+    add, twice = (kernels.of(Kernel(driver.library, name)) for name in ("add", "twice"))
+
+    def launch(x: Any, out: Any, more: Any) -> Any:
+        held.append(found := torch.empty(N))
+        Kernel(driver.library, "add")(x, x, found)  # not wrapped: like a library's
+        add(found, x, out)
+        twice(more, boxes=[(found, (1, N), (1, N))])
+        return out, more
+
+    result = ((N,), torch.float32, None)
+    run = gpu_calls.Calls(
+        launch, kernels, [result[:2]], [result] * 2, "cpu", True, strict=False, library=[0], way="flat"
+    )
+    run.gpu, run.index, run.wanted = True, -1, True
+    for x, _ in inputs(4):
+        three, four = run(x[:N])
+        torch.testing.assert_close(three, 3 * x[:N])
+        torch.testing.assert_close(four, 4 * x[:N])
 
 
 def test_inputs_that_kernels_cannot_read_are_copied(driver: Any) -> None:

@@ -1,8 +1,8 @@
 """Plans by size: in which ranges of a free dimension a program runs a plan chosen there, or the caller's own function.
 
 A program for all sizes is chosen at one size. Whole calls of it are timed at other sizes, beside those of the caller's
-function. For each bucket of sizes another plan is searched at a size in the middle, within a share of the budget. At
-the ends of a bucket the fastest form is measured; where it is not the same at both, the bucket is divided. Buckets in
+function. For each bucket of sizes another plan is searched at a size in the middle, where the plan for all sizes lags
+most first, and with the largest share of the remaining budget. At the ends of a bucket the fastest form is measured; where it is not the same at both, the bucket is divided. Buckets in
 which the plan for all sizes is as fast as any get no plan of their own.
 """
 
@@ -35,6 +35,8 @@ from .size_ranges import Sizes, ranges
 BOUNDS = (16, 128, 1024)  # largest sizes of all buckets but the last, on a GPU
 FIRST = 0.5  # fraction of the budget for the plan of all sizes
 LEAST = 0.05  # fraction of the budget below which no search of a bucket begins
+NEEDED = 0.5  # and of the seconds that the first search spent in STAGES, which take about as long in each search
+STAGES = ("saturate", "candidates", "build", "verify")
 LARGEST = 4096  # size up to which forms are timed
 NOISE = 0.03  # relative difference of times below which the plan for all sizes is preferred
 TIMED_S, SETTLED_S = 0.1, 0.02  # seconds of timing forms at one size: at most, and once medians are settled
@@ -203,12 +205,13 @@ def with_buckets(
         row: Forms(graph, sizes, name, {ALL: program}, caller, session.options.seed, pressed) for row in rows
     }  # fmt: skip
     with session.stage("buckets", f"{len(rows)} of {name}"):
-        order = sorted(rows, key=lambda row: -_lag(parts[row], row))
-    for i, row in enumerate(order):
-        at, share = middle(*row), max(0.0, session.left) / (len(order) - i)
-        if row[0] <= searched <= row[1]:
-            continue
-        if session.progress.stopped or share < LEAST * session.options.budget:
+        lags = {row: _lag(forms, row) for row, forms in parts.items() if not row[0] <= searched <= row[1]}
+    least = LEAST * session.options.budget + NEEDED * sum(session.clock.seconds.get(s, 0.0) for s in STAGES)
+    for row in sorted(lags, key=lambda row: -lags[row]):
+        at, left = middle(*row), session.left
+        share = max(left * lags[row] / sum(lags.values()), least)
+        del lags[row]
+        if session.progress.stopped or left < least:
             report.omitted.append(f"a plan for {name} of {row[0]} to {row[1]}")
             continue
         found, why = _searched(session, graph, {**sizes, name: at}, name, row, share, search)
@@ -234,15 +237,16 @@ def _comparable(session: Session, program: Program, backends: Sequence[Backend])
 
 
 def _lag(forms: Forms, row: tuple[int, int]) -> float:
-    """How many times slower than the caller's function the program for all sizes is in a bucket.
+    """How many times slower than the caller's function the program for all sizes is in a bucket; positive.
 
     Without one, how far its size is from the searched one.
     """
     at = middle(*row)
     if forms.caller is None:
-        return abs(np.log(at / forms.sizes[forms.dimension])).item()  # type: ignore[no-any-return]
+        return abs(np.log(at / forms.sizes[forms.dimension])).item() or 1.0
     times = forms.timed(at)
-    return median(times[ALL]) / median(times[CALLER])
+    lag = median(times[ALL]) / median(times[CALLER])
+    return lag if 0 < lag < inf else 1.0  # one of them does not run there
 
 
 def _searched(

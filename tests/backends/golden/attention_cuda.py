@@ -56,6 +56,10 @@ class Calls:
         self.complete = False  # whether all nodes of the graph are launches of generated kernels
         self.fresh = [self.maker(i) for i in range(self.count, len(self.types))]  # functions that allocate results
         self.last: list[int] = []  # addresses in the executable graph
+        self.known: Any = None  # `KnownLaunches` of a program of every size
+        self.seen, self.settled = 0, False  # calls so far; whether the way to launch is final
+        self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
+        self.recording_s = 0.0
         self.stream = -1
         self.stream_object: Any = None
         self.lock = Lock()
@@ -78,9 +82,10 @@ class Calls:
                 self.follow(stream)
             if self.ready:
                 return getattr(self, self.way)(read, stream)
+            if not self.wanted:
+                return self.first(read, stream)
             found = self.plain(read)
-            if self.wanted:
-                self.record(read, stream)
+            self.record(read, stream)
             return found
 
     # ------------------------------------------------------------ arguments
@@ -122,6 +127,22 @@ class Calls:
         results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
+        return results
+
+    def first(self, given: Sequence[Any], stream: int) -> Any:
+        """Run `launch` like `plain`; with launches like those that were recorded at other sizes, which later calls
+        repeat, if there are such for all kernels.
+        """
+        if self.known is None or not self.known.templates:
+            return self.plain(given)
+        tensors = [*given, *[make() for make in self.fresh]]
+        results, made = self.known.call(self.kernels, tensors, stream, self.launched)
+        if self.reuse:
+            self.private |= {x.untyped_storage()._cdata for x in results}
+        if made:
+            self.complete = self.known.complete
+            self.hand(results, tensors)
+            self.way, self.ready, self.flat_ready = "flat", True, True
         return results
 
     def launched(self, tensors: Sequence[Any]) -> Any:
@@ -206,10 +227,12 @@ class Calls:
         """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
         with torch.inference_mode(False), torch.no_grad():
             places = [self.maker(i)() for i in range(len(self.types))]
+        begun = perf_counter()
         try:
             direct, why = self.captured(places, True), ""
         except (LookupError, TypeError, OSError) as error:  # an old driver, an old PyTorch
             direct, why = self.captured(places, False), str(error)
+        self.recording_s = perf_counter() - begun
         if not direct:
             warnings.warn(f"calls of this program copy inputs and results: {why}", RuntimeWarning, stacklevel=4)
         self.places = dict(enumerate(places))
@@ -223,32 +246,60 @@ class Calls:
             self.handed = self.handed if self.complete else []
         if self.way != "copying":
             self.places = {i: x for i, x in self.places.items() if i in self.library and self.way == "graph"}
-        self.ready, self.flat_ready = True, self.way == "flat"
+        self.ready, self.flat_ready, self.settled = True, self.way == "flat", True
 
     def captured(self, places: Sequence[Any], direct: bool) -> bool:
         """Record the launches on fixed memory. `direct`: also read the launches from the graph; returns `direct`.
 
         Torch records one graph at a time: recording in two threads would end the process.
         """
-        recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
         alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
         kernels = self.kernels
-        if direct:
-            kernels.begin(places, self.index)
-        try:
-            with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
-                results = self.launched(places)
-        finally:
-            kernels.recording = False
-        owners = {x.untyped_storage()._cdata: i for i, x in enumerate(places) if i >= self.count}
-        self.handed = [self.origin(r, owners, places) for r in results]
-        self.whole = [n for n, view in self.handed if n >= 0 and view is None]
-        self.whole = self.whole if len(self.whole) == len(self.handed) else []
+        for quick in (True, False) if direct and self.known is not None else (False,):
+            recorded = torch.cuda.CUDAGraph(keep_graph=True) if direct else torch.cuda.CUDAGraph()
+            kernels.sites = None if self.known is None else []
+            if direct:
+                kernels.begin(places, self.index)
+            try:
+                with alone:
+                    results = self.captured_results(recorded, places, quick)
+                break
+            except torch.cuda.OutOfMemoryError:
+                if not quick:
+                    raise
+            finally:
+                kernels.recording = False
+        self.hand(results, places)
         self.recorded = recorded
         if direct:
             kernels.read()
             self.instantiate(ctypes.c_void_p(recorded.raw_cuda_graph()), kernels.driver)
+            if self.known is not None:
+                self.known.learn(kernels, self.complete)
         return direct
+
+    def captured_results(self, recorded: Any, places: Sequence[Any], quick: bool) -> Any:
+        """The results of `launch`, run while a CUDA graph is captured.
+
+        `torch.cuda.graph` waits for the device and empties the allocator's cache, so that later calls allocate anew;
+        not so with `quick`.
+        """
+        if not quick:
+            with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+                return self.launched(places)
+        with torch.cuda.stream(torch.cuda.Stream(self.index)):
+            recorded.capture_begin(capture_error_mode="thread_local")
+            try:
+                return self.launched(places)
+            finally:
+                recorded.capture_end()
+
+    def hand(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
+        """Note where the results of a call on these inputs and fresh results are."""
+        owners = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors) if i >= self.count}
+        self.handed = [self.origin(r, owners, tensors) for r in results]
+        self.whole = [n for n, view in self.handed if n >= 0 and view is None]
+        self.whole = self.whole if len(self.whole) == len(self.handed) else []
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
@@ -320,16 +371,20 @@ class DirectLaunch:
         boxes = [base + a for a, size in spans[len(pointers) :] if size == 128]
         if len(boxes) != len(maps):
             raise LookupError("a launch's parameters are not those of its call")
-        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset, position in the call)
+        self.slots, self.boxes = [], []  # (parameter, number of the caller's tensor, offset)
+        self.given, self.boxed = [], []  # (parameter, position in the call) of all tensors
         for k, ((start, size), known) in enumerate(zip(spans, pointers)):
             slot = ctypes.c_uint64.from_address(base + start)
             if known is not None and (size != 8 or slot.value != known[0]):
                 raise LookupError("a launch's parameters are not those of its call")
+            if known is not None:
+                self.given.append((slot, k))
             if known is not None and known[1] >= 0:
-                self.slots.append((slot, known[1], known[2], k))
+                self.slots.append((slot, *known[1:]))
         for k, (box, (_, number, offset)) in enumerate(zip(boxes, maps)):
+            self.boxed.append((ctypes.c_void_p(box), k))
             if number >= 0:
-                self.boxes.append((ctypes.c_void_p(box), number, offset, k))
+                self.boxes.append((ctypes.c_void_p(box), number, offset))
         self.touches = bool(self.slots or self.boxes)
         self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
         self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
@@ -352,9 +407,9 @@ class DirectLaunch:
 
     def place(self, addresses: Sequence[int]) -> None:
         """Set the parameters that depend on the caller's tensors, given the tensors' addresses."""
-        for slot, i, offset, _ in self.slots:
+        for slot, i, offset in self.slots:
             slot.value = addresses[i] + offset
-        for box, i, offset, _ in self.boxes:
+        for box, i, offset in self.boxes:
             given = box, ctypes.c_void_p(addresses[i] + offset)
             if code := self.replace(*given):
                 self.driver.checked(self.replace, given, code)
@@ -452,6 +507,8 @@ class Launches:
         self.recording = self.direct = False
         self.next = self.stream = self.device = 0
         self.driver: Any = None
+        self.known: Any = None  # `KnownLaunches` of a program of every size, while it makes the launches
+        self.sites: Any = None  # what it learns from: (kernel, arguments, options) of each recorded launch
 
     def of(self, kernel: Any) -> Any:
         """A kernel whose launches are recorded; it is called like the kernel itself."""
@@ -463,9 +520,12 @@ class Launches:
         self.binaries, self.next = [], 0
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
-    def keep(self, given: Sequence[Any], boxed: Sequence[Any], early: bool, binary: Any) -> None:
+    def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
         """Record the launch that was made last."""
+        boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
+        if self.sites is not None:
+            self.sites.append((kernel, given, options))
         node = self.driver.last_node(torch._C._cuda_getCurrentRawStream(self.device))
         pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
         while pointers and pointers[-1] is None:  # numbers after tensor maps
@@ -480,10 +540,13 @@ class Launches:
 
     def read(self) -> None:
         """Read the recorded launches from the complete CUDA graph."""
-        self.table = [DirectLaunch(self.driver, *seen) for seen in self.seen]
-        self.slots = [x[:3] for one in self.table for x in one.slots]
-        self.boxes = [one for one in self.table if one.boxes]
-        self.stream = 0
+        self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
+
+    def have(self, table: list[Any], stream: int) -> None:
+        """Set the launches of further calls; they are for this stream."""
+        self.table, self.stream = table, stream
+        self.slots = [x for one in table for x in one.slots]
+        self.boxes = [one for one in table if one.boxes]
 
     def on(self, stream: int) -> None:
         """Set the stream of further launches."""
@@ -540,10 +603,10 @@ class Launches:
         """Make the next recorded launch, on the tensors of this call."""
         one = self.table[self.next]
         self.next += 1
-        for slot, _, _, k in one.slots:
+        for slot, k in one.given:  # all of them: a library kernel's result has a new address in each call
             slot.value = given[k].data_ptr()
-        boxed = boxed_tensors(given, options) if one.boxes else ()
-        for box, _, _, k in one.boxes:
+        boxed = boxed_tensors(given, options) if one.boxed else ()
+        for box, k in one.boxed:
             one.replace(box, ctypes.c_void_p(boxed[k].data_ptr()))
         one.launch()
 
@@ -553,22 +616,30 @@ class OwnKernel:
 
     def __init__(self, launches: Any, kernel: Any) -> None:
         self.launches, self.kernel = launches, kernel
-        self.early = getattr(kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
 
     def __getitem__(self, grid: Any) -> Any:
-        launches, kernel = self.launches, self.kernel
-        if launches.direct:
-            return launches.again
-        if launches.variants is not None and launches.variants.stored is not None:
-            name = getattr(kernel, "base", kernel).__name__  # of a function that no compiler has seen
-            return partial(self.made, partial(launches.variants.launch, name, grid))
-        return partial(self.made, launches.make if launches.stored else kernel[grid])
+        launches = self.launches
+        return launches.again if launches.direct else partial(self.launched, grid)
 
     def __call__(self, *given: Any, **options: Any) -> None:
         if self.launches.direct:
             self.launches.again(*given, **options)
-        else:
+        elif self.launches.known is None or not self.launches.known.launch(
+            self.kernel, options.get("grid"), given, options
+        ):
             self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
+
+    def launched(self, grid: Any, *given: Any, **options: Any) -> None:
+        """Launch a Triton function."""
+        launches, kernel = self.launches, self.kernel
+        if launches.known is not None and launches.known.launch(kernel, grid, given, options):
+            return
+        if launches.variants is not None and launches.variants.stored is not None:
+            name = getattr(kernel, "base", kernel).__name__  # of a function that no compiler has seen
+            launch = partial(launches.variants.launch, name, grid)
+        else:
+            launch = launches.make if launches.stored else kernel[grid]
+        self.made(launch, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
         """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
@@ -576,8 +647,10 @@ class OwnKernel:
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
         if self.launches.recording:
-            early = self.early or options.get("launch_pdl", False)
-            self.launches.keep(given, boxed_tensors(given, options), early, self.binary(compiled))
+            early = options.get("launch_pdl", False) or (
+                getattr(self.kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
+            )
+            self.launches.keep(self.kernel, given, options, early, self.binary(compiled))
 
     def binary(self, compiled: Any) -> Any:
         """The launched binary and the name of its function; None if the binary cannot be stored."""

@@ -1,0 +1,197 @@
+"""Launches at new sizes, made from launches recorded at other sizes: helper classes of emitted programs with free sizes.
+
+A kernel's own interface (Triton's, `CudaKernel`'s) and recording a CUDA graph cost hundreds of microseconds at every new
+size. The function of a kernel and the layout of its parameters are the same at all sizes of a form. So the first call at a
+new size writes the parameters of each launch itself, launches by the driver, and has the launches of later calls.
+
+The source of the classes is copied into emitted programs: each may use `ctypes`, `torch`, the helpers of cuda_driver.py and
+gpu_launches.py, and the others only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from .cuda_driver import DriverAttribute, DriverConfig, parameter_memory
+from .gpu_launches import DirectLaunch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+
+class LaunchTemplate:
+    """A recorded launch, as the pattern of launches of its kernel at other sizes.
+
+    `values` are the arguments of the recorded call: tensors, integers and tensor descriptors of Triton; `boxes` are the
+    operands accessed by TMA. `source` gives (address, index of the caller's tensor or -1, offset) of a tensor. LookupError
+    if the parameters are not these arguments in order, or if an address is no multiple of 16 bytes, for which kernels are
+    compiled in other variants.
+    """
+
+    def __init__(self, one: Any, values: Sequence[Any], boxes: Sequence[Any], source: Callable[[Any], Any]) -> None:
+        self.driver, self.function, self.layout, self.early = one.driver, one.function, one.layout, one.early
+        self.block, self.shared, self.base = one.how.block, one.how.shared, one.parameters[0] - one.layout[0][0]
+        self.memory = one.memory
+        self.pointers, self.numbers = (
+            [],
+            [],
+        )  # (start, index in `values`, index of the caller's tensor), (start, bytes, index)
+        self.described, self.boxes = [], []  # (index in `values`, descriptor), (start, index of the caller's tensor)
+        spans = iter(self.layout)
+        for k, x in enumerate(values):
+            start, size = next(spans, (0, 0))
+            if isinstance(x, torch.Tensor):
+                where, number, _ = source(x)
+                self.check(size == 8 and not where & 15 and self.read(start, 8) == where)
+                self.pointers.append((start, k, number))
+            elif hasattr(x, "base"):
+                self.check(size == 128 and source(x.base)[1] < 0)
+                self.described.append((k, self.facts(x)))
+                for _ in range(2 * len(x.shape)):  # its shape and strides
+                    next(spans, None)
+            else:
+                self.check(type(x) is int and size in (4, 8) and self.read(start, size) == x)
+                self.numbers.append((start, size, k))
+        for tensor, *_ in boxes:
+            start, size = next(spans, (0, 0))
+            self.check(size == 128)
+            self.boxes.append((start, source(tensor)[1]))
+        self.check(not any(self.read(start, size) for start, size in spans))  # scratch memory, which is not used
+
+    @staticmethod
+    def check(holds: bool) -> None:
+        """LookupError unless the parameters are as expected."""
+        if not holds:
+            raise LookupError("a launch's parameters are not those of its call")
+
+    @staticmethod
+    def facts(x: Any) -> tuple[Any, ...]:
+        """What a tensor descriptor says, as a key."""
+        return x.base.data_ptr(), tuple(x.shape), tuple(x.strides)
+
+    def read(self, start: int, size: int) -> int:
+        """The value of a parameter, as an integer."""
+        return int.from_bytes(ctypes.string_at(self.base + start, size), "little")
+
+
+class SizedLaunch(DirectLaunch):
+    """A launch like a recorded one, on the tensors, integers, tensor maps and grid of a call at another size.
+
+    `spans`: (address, bytes) of the caller's tensors of that call. LookupError if the call needs another variant of the
+    kernel, or if a tensor is not where the recorded call had it.
+    """
+
+    def __init__(
+        self, like: LaunchTemplate, grid: Any, values: Sequence[Any], boxes: Sequence[Any], maps: Sequence[Any],
+        spans: Sequence[tuple[int, int]], stream: int,
+    ) -> None:  # fmt: skip
+        self.driver, self.function, self.early, self.layout = like.driver, like.function, like.early, like.layout
+        self.memory, base, self.parameters = parameter_memory(like.layout)
+        start, size = like.layout[-1]
+        ctypes.memmove(base, like.base, start + size)
+        self.slots, self.boxes, self.given, self.boxed = [], [], [], []
+        for start, k, number in like.pointers:
+            slot, where = ctypes.c_uint64.from_address(base + start), values[k].data_ptr()
+            like.check(not where & 15)
+            slot.value = where
+            self.given.append((slot, k))
+            if number >= 0:
+                self.slots.append((slot, number, self.offset(where, *spans[number])))
+        for start, size, k in like.numbers:
+            (ctypes.c_int32 if size == 4 else ctypes.c_int64).from_address(base + start).value = values[k]
+        for k, facts in like.described:
+            like.check(like.facts(values[k]) == facts)
+        for k, ((start, number), found, (tensor, *_)) in enumerate(zip(like.boxes, maps, boxes)):
+            ctypes.memmove(base + start, found.getPtr(), 128)
+            box = ctypes.c_void_p(base + start)
+            self.boxed.append((box, k))
+            if number >= 0:
+                self.boxes.append((box, number, self.offset(tensor.data_ptr(), *spans[number])))
+        grid = (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
+        self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
+        self.config = DriverConfig((ctypes.c_uint * 3)(*grid), like.block, like.shared, stream,
+                                   ctypes.addressof(self.attribute), int(like.early))  # fmt: skip
+        self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
+        self.call, self.replace = self.driver.library.cuLaunchKernelEx, self.driver.library.cuTensorMapReplaceAddress
+
+    @staticmethod
+    def offset(where: int, start: int, size: int) -> int:
+        """Bytes from the start of a caller's tensor. LookupError for an address outside of it."""
+        if not start <= where < start + max(size, 1):
+            raise LookupError("a launch reads another tensor than the recorded one")
+        return where - start
+
+
+class KnownLaunches:
+    """Templates of a program's launches: (position in a call, kernel, options) -> template, for each form that was recorded.
+
+    `complete`: whether calls consist of these launches only, without kernels of libraries.
+    """
+
+    def __init__(self) -> None:
+        self.templates: dict[Any, LaunchTemplate] = {}
+        self.complete = True
+        self.made: list[Any] = []  # launches of the call that is being made; None for one of another kind
+        self.spans: list[tuple[int, int]] = []  # addresses and bytes of its tensors
+        self.stream = 0
+
+    def learn(self, kernels: Any, complete: bool) -> None:
+        """Add the launches that were recorded last."""
+        self.complete &= complete
+        for i, (one, (kernel, given, options)) in enumerate(zip(kernels.table, kernels.sites)):
+            key = self.key(i, kernel, options)
+            if key not in self.templates:
+                values, boxes = [*given, *options.get("sizes", ())], options.get("boxes", ())
+                try:
+                    self.templates[key] = LaunchTemplate(one, values, boxes, kernels.source)
+                except LookupError:  # launched through its own interface
+                    continue
+        kernels.sites = None
+
+    @staticmethod
+    def key(position: int, kernel: Any, options: Any) -> Any:
+        """The place of a template: what the launches that it stands for have in common."""
+        return position, id(kernel), *[(k, v) for k, v in options.items() if k not in ("boxes", "sizes", "grid")]
+
+    def call(self, kernels: Any, tensors: Sequence[Any], stream: int, run: Callable[..., Any]) -> tuple[Any, bool]:
+        """The results of `run` on the caller's tensors, and whether `kernels` has its launches for later calls."""
+        self.made, self.spans, self.stream = [], [(x.data_ptr(), x.nbytes) for x in tensors], stream
+        kernels.known = self
+        try:
+            results = run(tensors)
+        finally:
+            kernels.known, made, self.made = None, self.made, []
+        if None in made:
+            return results, False
+        kernels.have(made, stream)
+        return results, True
+
+    def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Any) -> bool:
+        """Make the next launch; False if it is not like a recorded one."""
+        like, boxes = self.templates.get(self.key(len(self.made), kernel, options)), options.get("boxes", ())
+        self.made.append(None)
+        if like is None:
+            return False
+        try:
+            maps = [kernel.described(*b) for b in boxes]
+            values = [*given, *options.get("sizes", ())]
+            one = SizedLaunch(like, grid, values, boxes, maps, self.spans, self.stream)
+        except LookupError:
+            return False
+        one.launch()
+        self.made[-1] = one
+        return True
+
+
+#: helper name -> source
+HELPERS: dict[str, str] = {
+    name: inspect.getsource(value).rstrip()
+    for name, value in list(globals().items())
+    if inspect.isclass(value) and value.__module__ == __name__
+}
+
+__all__ = ["HELPERS", "KnownLaunches", "LaunchTemplate", "SizedLaunch"]
