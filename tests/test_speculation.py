@@ -19,7 +19,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.errors import BadWeightsError, TooLargeError, UsageError
-from tensor_graphs.generation import Generator, cached_model, programs
+from tensor_graphs.generation import Generator, cached_model, programs, speculation
 from tensor_graphs.generation.settings import Sampling
 from tensor_graphs.generation.speculation_graphs import acceptor, proposer
 from tensor_graphs.models.common import quantized_graph
@@ -38,6 +38,7 @@ def _unoptimized() -> Iterator[None]:
         planned = lambda graph, **_: Program(direct_plan(simplify(graph), [backend("numpy")]))
         patch.setattr(programs, "optimize", planned)
         patch.setattr(cached_model, "BUCKETS", (4, 8))
+        patch.setattr(speculation, "NOISE", float("inf"))  # whatever rounds take, the draft is used
         yield
 
 
@@ -125,6 +126,25 @@ def test_a_row_does_not_depend_on_its_neighbours(made: Generator) -> None:
     assert made.generate([prompt(8, 5), prompt(LONG, 1)], 12).tokens[1] == alone
     ended = made.generate([prompt(8, 5), prompt(LONG, 1)], 29, stop=alone[2])  # row 0 goes on
     assert ended.tokens[1] == alone[: alone.index(alone[2]) + 1]
+
+
+def test_a_draft_that_does_not_pay_is_used_no_further(
+    made: Generator, plain: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Greedy decoding goes on without it, with the same tokens; drawing does not, so that a seed draws the same."""
+    prompts, drawing = [prompt(3), prompt(LONG, 1)], {"temperature": 0.9, "seed": 3}
+    wanted, drawn = plain.generate(prompts, 25).tokens, made.generate(prompts, 25, **drawing)
+    launched = list[int]()
+    launch = speculation.SpeculativeDecoding._launch
+    monkeypatch.setattr(speculation.SpeculativeDecoding, "_launch", lambda self: (launched.append(1), launch(self))[1])
+    assert made.generate(prompts, 25).drafting == drawn.drafting == "" and len(launched) > speculation.TRIAL + 1
+    monkeypatch.setattr(speculation, "NOISE", 0.0)
+    launched.clear()
+    found = made.generate(prompts, 25)
+    assert found.tokens == wanted and len(launched) == speculation.TRIAL + 1 and found.acceptance < 1
+    assert found.drafting.startswith("the draft was not used further") and "ms without" in found.drafting
+    again = made.generate(prompts, 25, **drawing)
+    assert again.tokens == drawn.tokens and again.drafting.startswith("the draft does not pay")
 
 
 # ---------------------------------------------------------------- distribution

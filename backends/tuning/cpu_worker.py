@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -41,6 +42,7 @@ from ..user.templates import templates_of
 from ..verification import compare
 from ..verification.inputs import Role, roles, whole_numbers
 from ..verification.rounding_noise import Disturbed, kernel_fault
+from .kernel_strips import KernelStrip, strips_of
 from .single_kernel import Array, Bound, compiled, laid
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
@@ -48,6 +50,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e
 COPIES = 64  # maximum sets of operands
 REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
 POOL = 1_000_003
+DRAWN = 1 << 24  # maximum integers of an operand that are drawn one by one; larger operands repeat POOL of them
 PRELOAD = "TENSOR_GRAPHS_PRELOAD"  # environment variable: the library to import before the first job; only "torch"
 KEPT_BYTES = 1 << 29  # total size of cached references
 
@@ -104,20 +107,21 @@ _pool: list[Array] = []
 
 def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
     """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed). Always an array,
-    also for rank 0."""
+    also for rank 0. Values are converted before they are repeated: large operands take one pass."""
     if not _pool:
         _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
-    shape = concrete(kind.shape)
-    line: Array = np.resize(np.roll(_pool[0], -(crc32(name.encode()) % POOL)), shape)
+    shape, seed = concrete(kind.shape), crc32(name.encode())
+    if not dtypes.is_float(kind.dtype) and kind.dtype != "bool":
+        whole = partial(whole_numbers, dtype=kind.dtype, role=role, rng=np.random.default_rng(seed), turn=0)
+        return whole(shape) if role.bound or prod(shape) <= DRAWN else np.resize(whole((POOL,)), shape)
+    line: Array = np.roll(_pool[0], -(seed % POOL))
     if kind.dtype == "bool":
-        return np.asarray(line > 0)
-    if not dtypes.is_float(kind.dtype):
-        return np.asarray(whole_numbers(shape, kind.dtype, role, np.random.default_rng(crc32(name.encode())), 0))
+        return np.resize(line > 0, shape)
     if positive:
         line = np.abs(line) + np.float32(0.1)
     elif scale != 1.0:
         line = line * np.float32(scale)
-    return np.asarray(line, dtypes.numpy_dtype(kind.dtype))
+    return np.resize(line.astype(dtypes.numpy_dtype(kind.dtype)), shape)
 
 
 def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
@@ -199,12 +203,24 @@ def check(output: Operand, got: Array, want: Array, k: int, allowed: float, dist
 
     Raises Wrong for another type or layout than declared, or a large error overall, in a slice or in an element.
     """
+    check_layout(output, got)
+    return check_values(output.type, got, want, k, allowed, disturbed)
+
+
+def check_layout(output: Operand, got: Array) -> None:
+    """Raise Wrong for another type or layout than declared."""
     kind, shape = output.type, concrete(output.type.shape)
     if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
         raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
     strides = tuple(s // got.itemsize for s in got.strides)
     if got.size and any(a != b for a, b, d in zip(strides, output.strides, shape) if d != 1):
         raise Wrong(f"the result has strides {strides}, not {output.strides}")
+
+
+def check_values(
+    kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed
+) -> dict[str, float]:  # fmt: skip
+    """Error norms of output `k` of a type, or of a part of it. Raises Wrong for a large error."""
     if not dtypes.is_float(kind.dtype):
         found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
     else:
@@ -330,13 +346,29 @@ def _checked(
     roots: Sequence[Tensor], given: Mapping[str, Any], operands: Mapping[str, Array], call: Call, got: Sequence[Array], flops: float
 ) -> tuple[str, dict[str, float]]:  # fmt: skip
     """Precision of the reference, and error norms of a kernel's outputs. Raises Wrong for a large error."""
+    floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
+    allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
     with np.errstate(all="ignore"), one_blas_thread():
+        declared = _declared(roots, operands)
+        if (strips := strips_of(roots, declared)) is not None:
+            return "float64", _checked_strips(strips, call, got, allowed)
         reference, want = _reference(roots, given, operands, flops)
-        floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
-        allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
-        disturbed = Disturbed(Graph.of(list(roots), params=_declared(roots, operands)), {})
+        disturbed = Disturbed(Graph.of(list(roots), params=declared), {})
         checked = enumerate(zip(call.outputs, got, want, strict=True))
         return reference, worst([check(o, g, w, k, allowed, disturbed) for k, (o, g, w) in checked])
+
+
+def _checked_strips(
+    strips: Sequence[KernelStrip], call: Call, got: Sequence[Array], allowed: float
+) -> dict[str, float]:  # fmt: skip
+    """Error norms of a kernel's outputs over strips, of the worst one. Raises Wrong for a large error."""
+    for output, y in zip(call.outputs, got, strict=True):
+        check_layout(output, y)
+    found = []
+    for s in strips:
+        want, disturbed = s.reference()
+        found.append(check_values(call.outputs[s.output].type, s.of(got[s.output]), want, 0, allowed, disturbed))
+    return worst(found)
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

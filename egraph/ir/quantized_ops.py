@@ -5,7 +5,8 @@ a unit are the lowest bits of its bytes, the next `block` numbers the next bits,
 neighbouring numbers in one byte; with `block=16` and 4 bits, a vector register of 16 bytes holds 32 numbers in two
 halves, each of which a single `and` selects.
 
-Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact.
+Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact. Neither op counts as arithmetic in rooflines: kernels convert in few instructions, or not at all where sums of
+products are over integers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _e2m1(u: Tensor) -> Tensor:
 
 @composite(
     "unpack", 1, "unpack",
-    {"bits": "int", "form": "str", "axis": "int", "block": "int", "dtype": "dtype"}, {"block": 1, "dtype": "float32"}, fused_as="cheap", flops=3,
+    {"bits": "int", "form": "str", "axis": "int", "block": "int", "dtype": "dtype"}, {"block": 1, "dtype": "float32"}, fused_as="cheap", flops=0,
 )  # fmt: skip
 def unpack(x: Tensor, bits: int, form: str, axis: int, block: int, dtype: str) -> Tensor:
     """Numbers of `bits` bits (2 or 4), packed in bytes x along an axis in units of `block` bytes, as floats.
@@ -83,7 +84,7 @@ def _spread(value: Tensor, shape: Shape) -> Tensor:
     return t.reshape(t.broadcast_to(t.reshape(value, split), wide), joined)
 
 
-@composite("dequantize", 3, "dequantize", fused_as="cheap", flops=2)
+@composite("dequantize", 3, "dequantize", fused_as="cheap", flops=0)
 def dequantize(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """(q - zero) * scale, where each size of scale and zero divides that of q: one value a tensor, channel, group or block.
 

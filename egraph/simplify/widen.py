@@ -2,7 +2,8 @@
 
 A model exported in bfloat16 or float16 casts before and after every product, and casts block algebraic rewriting. The
 widened graph computes those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is cast
-once, and outputs and state updates are cast back to their declared dtypes. Evaluated in float64 both graphs have the
+once, and outputs and state updates are cast back to their declared dtypes. Gathers from 16-bit tables and writes into 16-bit
+states stay 16-bit, so that a key-value cache is written in place. Evaluated in float64 both graphs have the
 same values. Casts to and from float64, integers and bool stay.
 """
 
@@ -37,6 +38,11 @@ def as_dtype(x: Tensor, dtype: str) -> Tensor:
     return make("cast", (x,), {"dtype": dtype})
 
 
+def _narrow(x: Tensor) -> str:
+    """The 16-bit dtype that a value is widened from; "" for other values."""
+    return x.args[0].dtype if x.op == "cast" and x.args[0].dtype in HALVES else ""
+
+
 def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
     """The node rebuilt over widened operands."""
     attrs = dict(node.attrs)
@@ -44,14 +50,13 @@ def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         attrs["dtype"] = WIDE
     if node.op == "cast":
         return as_dtype(args[0], attrs["dtype"])
-    if (
-        node.op in ("gather", "gather_elements")
-        and node.dtype in HALVES
-        and args[0].op == "cast"
-        and args[0].args[0].dtype in HALVES
-    ):
+    if node.op in ("gather", "gather_elements") and node.dtype in HALVES and _narrow(args[0]):
         # gather from the 16-bit table, then cast the result
         return as_dtype(make(node.op, (args[0].args[0], args[1]), attrs), WIDE)
+    if node.op == "scatter_elements" and attrs.get("mode") == "set" and _narrow(args[0]) == node.dtype:
+        # elements are copied, not computed: a cache keeps its dtype and is written in place
+        stored = make(node.op, (args[0].args[0], args[1], as_dtype(args[2], node.dtype)), attrs)
+        return as_dtype(stored, WIDE)
     new = make(node.op, args, attrs, data=node.data)
     return as_dtype(new, WIDE) if node.is_leaf and node.dtype in HALVES else new
 

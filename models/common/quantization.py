@@ -21,6 +21,7 @@ Array = np.ndarray[Any, Any]
 
 FORMS = ("int8", "int4", "fp8", "mxfp4")
 GROUP, MX_GROUP = 128, 32  # numbers that share a scale
+ENCODED = 1 << 18  # numbers that are encoded at once, so that intermediates stay in the processor's cache
 BLOCK = 16  # bytes of a unit of packed numbers: a vector register on most processors
 FLOAT8_MAX = 448.0
 #: Magnitudes of the float e2m1; the lower three bits of a code are the index.
@@ -67,6 +68,12 @@ def encoded(weight: Array, form: str, dtype: str) -> dict[str, Array]:
 
     q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Not finite weights raise UsageError.
     """
+    count = max(1, ENCODED // max(1, weight.shape[1]))
+    parts = [_encoded_rows(weight[i : i + count], form, dtype) for i in range(0, max(1, len(weight)), count)]
+    return {n: np.concatenate([p[n] for p in parts]) if len(parts) > 1 else parts[0][n] for n in ("q", "scale")}
+
+
+def _encoded_rows(weight: Array, form: str, dtype: str) -> dict[str, Array]:
     rows, size = weight.shape
     groups = np.asarray(weight, np.float32).reshape(rows, -1, group_of(form, size))
     if not np.isfinite(groups).all():

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend, template
+from tensor_graphs.backends.tuning import kernel_strips
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.backends.tuning.cpu_worker import (
     BUSY,
     PRELOAD,
     Wrong,
+    _checked,
     _reference,
     _values,
     accuracy,
@@ -245,3 +247,33 @@ def test_a_packed_weight_beside_operands_in_other_storage_dtypes() -> None:
     call = Call(operands, Operand(Type((1, 16), "bfloat16"), (16, 1)), {})
     reply = answer({**encode(found, call), "seconds": 0.01})
     assert reply["ok"], reply
+
+
+def test_a_kernel_with_a_large_operand_is_checked_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors in the first or last strip are found; a result that cannot be divided is compared as a whole."""
+    monkeypatch.setattr(kernel_strips, "LARGE", 1 << 12)
+    monkeypatch.setattr(kernel_strips, "READ", 1 << 12)
+    rng = np.random.default_rng(0)
+    operands = {"x": rng.normal(size=(1, 64)), "w": rng.normal(size=(64, 640))}
+    x, w = (t.param(n, v.shape, "float64") for n, v in operands.items())
+    strips = kernel_strips.strips_of([x @ w], operands)
+    assert strips is not None and 2 <= len(strips) <= 8 and sum(s.stop - s.start for s in strips) <= 64
+    assert (min(s.start for s in strips), max(s.stop for s in strips)) == (0, 640)
+    for s in strips:
+        assert np.allclose(s.reference()[0], (operands["x"] @ operands["w"])[:, s.start : s.stop], rtol=1e-12)
+    assert kernel_strips.strips_of([t.sum(x @ w, (1,))], operands) is None
+    assert kernel_strips.strips_of([x + 1.0], {"x": operands["x"]}) is None
+
+    column = Operand(Type((640, 64), "float32"), (64, 1))
+    call = Call({"x": column, "y": column}, column, {})
+    roots, given = output_terms(template("numpy", "np.add"), call), rng.normal(size=(2, 640, 64)).astype(np.float32)
+    check = lambda y: _checked(roots, {}, {"x": given[0], "y": given[1]}, call, [y], 1.0)
+    right = given[0] + given[1]
+    assert check(right)[0] == "float64" and check(right)[1]["rel_fro"] < 1e-6
+    for row in (0, 639):
+        wrong = right.copy()
+        wrong[row] += 1
+        with pytest.raises(Wrong):
+            check(wrong)
+    with pytest.raises(Wrong, match="strides"):
+        check(np.asfortranarray(right))

@@ -81,3 +81,17 @@ def test_a_float32_graph_is_left_alone_and_widening_ends() -> None:
 def test_a_leaf_that_is_returned_is_returned() -> None:
     x = t.input("x", (2,), "bfloat16")
     assert widen(Graph.of([x, x + x])).outputs[0] is x
+
+
+def test_a_cache_is_written_in_its_own_dtype() -> None:
+    """A write of elements computes nothing: the state stays 16-bit, only the new elements are converted."""
+    cache, new = t.state("cache", (2, 8, 4), "bfloat16"), t.input("x", (2, 1, 4), "bfloat16") * 2.0
+    written = t.scatter_elements(cache, t.input("at", (2, 1, 4), "int64"), new, 1)
+    wide = widen(Graph.of([c.softmax(written, axis=2)], updates={"cache": written}))
+    assert wide.roots[1].op == "scatter_elements" and wide.roots[1].args[0] is cache
+    assert next(n.type.shape for n in wide.nodes() if n.op == "cast" and n.dtype == "bfloat16") == (2, 1, 4)
+    rng = np.random.default_rng(0)
+    values = {"x": rng.normal(size=(2, 1, 4)), "at": rng.integers(0, 8, (2, 1, 4)), "cache": rng.normal(size=(2, 8, 4))}
+    before = Graph.of([c.softmax(written, axis=2)], updates={"cache": written})
+    for a, b in zip(evaluate(before, values, float64=True), evaluate(wide, values, float64=True)):
+        assert np.array_equal(a, b)

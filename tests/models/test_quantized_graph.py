@@ -145,3 +145,12 @@ def test_the_error_of_large_weights_is_finite() -> None:
     large = (RNG.standard_normal((128, 64)) * 1e37).astype(np.float32)
     _, done = quantized(Graph.of(tg.input("x", (3, 128)) @ tg.param("w", (128, 64)), params={"w": large}), "int8")
     assert 0 < done.error < 0.01
+
+
+@pytest.mark.parametrize("form", quantization.FORMS)
+def test_a_matrix_is_encoded_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    weight = np.random.default_rng(0).normal(size=(37, 128)).astype(np.float32)
+    whole = quantization.encoded(weight, form, "float32")
+    monkeypatch.setattr(quantization, "ENCODED", 5 * 128)
+    found = quantization.encoded(weight, form, "float32")
+    assert all(np.array_equal(found[n], whole[n]) and found[n].dtype == whole[n].dtype for n in whole)

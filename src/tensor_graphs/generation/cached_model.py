@@ -66,6 +66,7 @@ class CachedModel:
         self.caches = self.programs.caches
         self._slack = ring_slack(self.programs.folder.config, self.caches)
         self.rows: list[HeldRow] = []  # made by the first prefill
+        self.step_s: float | None = None  # seconds of a decode step, once measured (`PlainDecoding.step_seconds`)
         self.computed = 0  # tokens of a row that the last prefill computed, padding included
 
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ from .programs import host_array
 from .sampling import Kind
 from .settings import Sampling
 
+STEPS = 2  # decode steps that are timed
 POLL = 8  # decode steps between looks at their tokens on a GPU, where each look waits for the device
 
 
@@ -32,6 +34,10 @@ class Decoding(Protocol):
     def acceptance(self) -> float:
         """Share of proposed tokens that were accepted; nan without proposals."""
 
+    @property
+    def drafting(self) -> str:
+        """Why the draft model does not pay; empty while it does, or without one."""
+
 
 @dataclass
 class PlainDecoding:
@@ -46,6 +52,8 @@ class PlainDecoding:
     def acceptance(self) -> float:
         """nan: there are no proposals (`Decoding.acceptance`)."""
         return float("nan")
+
+    drafting = ""  # (`Decoding.drafting`)
 
     def ready(self, longest: int, limit: int) -> None:
         """Make the sampler and the decode step now (`Decoding.ready`)."""
@@ -72,6 +80,25 @@ class PlainDecoding:
         for tokens in found:
             self._note(tokens)
         return [list(column) for column in zip(*found)]
+
+    def step_seconds(self) -> float:
+        """Seconds of a decode step, measured once for a model. Afterwards the states are as before, except for keys and values
+        behind each row's length, which the next step overwrites.
+        """
+        model = self.model
+        if model.step_s is None:
+            programs, taken = model.programs, list[float]()
+            before = {name: (value := programs.get(name), value.dtype.name) for name in ("length", "logits")}
+            for _ in range(1 + STEPS):  # the first call may prepare weights
+                for name, (value, dtype) in before.items():
+                    programs.set(name, value, dtype)
+                begun = time.perf_counter()
+                host_array(programs.decode().flat_near()[0])
+                taken.append(time.perf_counter() - begun)
+            for name, (value, dtype) in before.items():
+                programs.set(name, value, dtype)
+            model.step_s = min(taken[1:])
+        return model.step_s
 
     def _note(self, tokens: list[int]) -> None:
         """Follow one step: the pending tokens were written to the caches, and others are pending."""

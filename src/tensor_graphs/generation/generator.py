@@ -159,7 +159,7 @@ class Generator:
         rate = later / (last - first) if later and last > first else float("nan")
         return Generated(
             [r.tokens for r in rows], texts, [r.end for r in rows], first - begun, rate,
-            (last - first) * 1e6 / steps if steps else float("nan"), decoding.acceptance,
+            (last - first) * 1e6 / steps if steps else float("nan"), decoding.acceptance, decoding.drafting,
         )  # fmt: skip
 
     def stream(

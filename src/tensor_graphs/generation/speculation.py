@@ -6,6 +6,8 @@ round overwrites them. Rings of layers with windows keep enough positions beyond
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,9 @@ from .decoding import PlainDecoding, set_sampler
 from .programs import Programs, host_array
 from .settings import Sampling
 
+TRIAL = 4  # rounds after the first one, which may prepare weights, before a draft is judged
+RECENT = 16  # rounds by which it is judged
+NOISE = 1.05  # factor by which plain decoding must be faster
 DRAFT_KEY = 0x5BD1E995  # changes the seed of a draft model, whose draws must not depend on those of the large one
 
 
@@ -44,7 +49,9 @@ def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
 class SpeculativeDecoding:
     """Decoding with a draft model that proposes `count` tokens a round (speculation_graphs.py).
 
-    Where a round may go beyond the caches, decoding goes on without the draft.
+    Where a round may go beyond the caches, decoding goes on without the draft, and so does greedy decoding where rounds give fewer
+    tokens a second than plain steps: after TRIAL rounds, whenever the last RECENT ones did. Drawing keeps the draft, because the
+    same seed must draw the same.
     """
 
     plain: PlainDecoding
@@ -53,7 +60,11 @@ class SpeculativeDecoding:
     _previous: list[int] = field(default_factory=list)  # the token before the pending one of each row
     _proposed: int = 0
     _accepted: int = 0
+    _rounds: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=RECENT)
+    )  # (seconds, tokens of a row)
     _ended: bool = False  # whether the rest is decoded without the draft
+    drafting: str = ""  # (`Decoding.drafting`)
 
     @property
     def acceptance(self) -> float:
@@ -61,9 +72,9 @@ class SpeculativeDecoding:
         return self._accepted / self._proposed if self._proposed else float("nan")
 
     def ready(self, longest: int, limit: int) -> None:
-        """Make the programs of both models now, with a plain decode step if it may be needed (`Decoding.ready`)."""
+        """Make the programs of both models now, the plain decode step included (`Decoding.ready`)."""
         own, draft, kind = self.plain.model.programs, self.draft.programs, self.plain.kind
-        self.plain.ready(longest, 1 if longest + limit + self.count - 1 <= self.plain.model.caches.capacity else limit)
+        self.plain.ready(longest, limit)
         own.verify(self.count)
         own.accept(kind, self.count)
         shared = {name: name for name in ("previous", "proposals", "shares")}
@@ -89,11 +100,28 @@ class SpeculativeDecoding:
         self._ended = self._ended or longest + self.count + 1 > capacity
         if not plain.pending or self._ended:
             return plain.round(running, most)
+        plain.step_seconds()  # before the first round: where nothing is drafted yet
+        begun = time.perf_counter()
         found = host_array(self._launch())
+        took = time.perf_counter() - begun
         tokens = [self._note(row, [int(v) for v in line]) for row, line in enumerate(found)]
         self._proposed += self.count * len(running)
         self._accepted += sum(len(tokens[row]) - 1 for row in running)
+        if self._proposed > self.count * len(running):
+            self._judge(took, sum(len(tokens[row]) for row in running) / len(running))
         return tokens
+
+    def _judge(self, seconds: float, tokens: float) -> None:
+        """End drafting if the last rounds were slower than plain decoding; one more round took `seconds` for `tokens` of a row."""
+        self._rounds.append((seconds, tokens))
+        took, made = (sum(column) for column in zip(*self._rounds))
+        plain = self.plain.step_seconds()
+        if len(self._rounds) >= TRIAL and took > NOISE * plain * made:
+            self._ended, count = self.plain.kind == "greedy", len(self._rounds)
+            self.drafting = (
+                f"the draft {'was not used further' if self._ended else 'does not pay'}: {1e3 * took / made:.3g} ms a token with it "
+                f"in {count} rounds of {made / count:.2g} tokens, {1e3 * plain:.3g} ms without"
+            )
 
     def _launch(self) -> Any:
         """Run the programs of a round: [batch, count + 2], as `acceptor` gives it."""

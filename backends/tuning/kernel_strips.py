@@ -1,0 +1,74 @@
+"""Strips of a kernel's outputs: what is compared where computing a whole reference takes much longer than the kernel.
+
+A product of one row with a matrix of 10^8 packed numbers takes milliseconds; its float64 reference takes seconds and gigabytes.
+A program with the kernel is verified as a whole later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.strips import Axes, axes_of, stretch
+from ..verification.rounding_noise import Disturbed
+
+Array = np.ndarray[Any, Any]
+LARGE = 1 << 25  # elements of the largest operand from which strips are compared
+STRIPS = 8  # of an output: the first and the last one, the others at random
+READ = 1 << 22  # elements of the largest operand that the strips of an output read together, about
+
+
+@dataclass(frozen=True)
+class KernelStrip:
+    """Indices `start` to `stop` of an axis of one output. `params`: all operands, in the dtypes of the terms' leaves."""
+
+    output: int
+    axes: Axes
+    start: int
+    stop: int
+    params: Mapping[str, Array]
+
+    def of(self, value: Array) -> Array:
+        """The strip of a whole output."""
+        found: Array = stretch(value, self.axes.axis, self.start, self.stop)
+        return found
+
+    def reference(self) -> tuple[Array, Disturbed]:
+        """The strip in float64, and its sensitivity to rounding."""
+        strip = self.axes.strip(self.stop - self.start)
+        values = {
+            name: stretch(self.params[str(leaf.attr("name"))], axis, self.start, self.stop)
+            for name, (leaf, axis) in strip.reads.items()
+        }
+        graph = Graph.of([strip.term], params=self.params)
+        return evaluate(graph, values, float64=True)[0], Disturbed(graph, values)
+
+
+def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[KernelStrip] | None:
+    """The strips of each output to compare; None if no operand is large, or some output cannot be divided."""
+    largest = max((a.size for a in params.values()), default=0)
+    cuts = [axes_of(root) for root in roots] if largest >= LARGE else [None]
+    if any(axes is None or max(_sliced(axes, params)) < largest for axes in cuts):
+        return None
+    return [s for k, axes in enumerate(cuts) if axes is not None for s in _strips(k, axes, largest, params)]
+
+
+def _sliced(axes: Axes, params: Mapping[str, Array]) -> list[int]:
+    """Elements of the operands that a strip reads a part of."""
+    return [0, *(params[str(leaf.attr("name"))].size for leaf, _ in axes.strip(1).reads.values())]
+
+
+def _strips(output: int, axes: Axes, largest: int, params: Mapping[str, Array]) -> Iterator[KernelStrip]:
+    count = max(1, axes.size * READ // (largest * STRIPS))
+    last = axes.size - count
+    starts = [0, last, *np.random.default_rng(0).integers(0, last + 1, STRIPS - 2).tolist()]
+    for start in dict.fromkeys(starts):
+        yield KernelStrip(output, axes, start, start + count, params)
+
+
+__all__ = ["KernelStrip", "strips_of"]
