@@ -14,23 +14,16 @@ Additional float64 runs with every value perturbed by the size of its rounding e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from ..backends.runtime.marshalling import is_torch
-from ..backends.verification import compare
 from ..backends.verification.inputs import index_bounds, random_indices
-from ..backends.verification.overflow import changed_by_order
-from ..backends.verification.rounding_noise import Disturbed
-from ..egraph.ir import dtypes
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from .comparison import (
     FACTORS,
-    FAR,
     MISCOMPILE,
     ODD,
     WRONG,
@@ -38,13 +31,12 @@ from .comparison import (
     Tolerance,
     Verification,
     allowed_error,
-    compare_output,
-    in_form_of,
     misplaced,
     of_all,
     relative_error,
     spare,
 )
+from .judge import Judge
 from .memory_checks import in_and_out
 from .reference import (
     KEPT_BYTES,
@@ -114,18 +106,11 @@ def verify(
         inputs, exact, own = known[seeds]
         found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
         there = device if any(map(is_torch, inputs.values())) else ""
-        atomic = with_atomic_ops(graph)
-        disturbed = Disturbed(atomic, inputs, there, weights, poll)
-        any_order = cache(partial(changed_by_order, atomic, inputs, own, device=there, kept=weights, poll=poll))
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
+        judge = Judge(with_atomic_ops(graph), inputs, exact, own, tolerance, slack, seeds > 0, there, weights, poll)
         try:
-            for k, (name, root, y, r, o) in enumerate(zip(names, graph.roots, found, exact, own, strict=True)):
-                judged = compare_output(name, root.dtype, y, r, o, tolerance, slack)
-                if tolerance != "exact" and not judged.passed and not (judged.finite and dtypes.is_float(root.dtype)):
-                    y, free = _as_in_own_order(in_form_of(y, r), o, any_order, k)
-                    judged = compare_output(name, root.dtype, y, r, o, tolerance, slack)
-                    judged = replace(judged, worst=replace(judged.worst, exempt=judged.worst.exempt + free))
-                worst[name].append(_reconsidered(judged, k, y, r, o, disturbed, root.dtype, adversarial=seeds > 0))
+            for k, (name, y) in enumerate(zip(names, found, strict=True)):
+                worst[name].append(judge.judged(k, name, y))
         except Halted:
             if not seeds:
                 raise
@@ -135,48 +120,6 @@ def verify(
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
-
-
-def _as_in_own_order(y: Any, own: Any, any_order: Callable[[], Sequence[Any]], k: int) -> tuple[Any, int]:
-    """(output `k` with the own run's elements where sums overflow and their order decides the result, their number).
-
-    A float must be infinite or NaN in both: overflow explains no finite number. `any_order()`: see `changed_by_order`.
-    """
-    if tuple(y.shape) != tuple(own.shape):
-        return y, 0
-    xp = compare.module_of(own)
-    differs = y != own if not dtypes.is_float(dtypes.name_of(own.dtype)) else ~(xp.isfinite(y) | xp.isfinite(own))
-    if not bool(differs.any()):
-        return y, 0
-    free = differs & any_order()[k]
-    return xp.where(free, own, y), int(free.sum())
-
-
-def _reconsidered(
-    judged: OutputError, k: int, y: Any, exact: Any, own: Any, disturbed: Disturbed, dtype: str, adversarial: bool
-) -> OutputError:
-    """An output's error without the elements that rounding decides, if it is over a limit.
-
-    On `adversarial` inputs (large values, ties) the norm is also taken without these elements: a softmax of logits around 1e3 moves
-    by 1e-4 when one of them is rounded. On the first input the limit of the norm is unchanged."""
-    if judged.passed or judged.off is not None or tuple(y.shape) != tuple(exact.shape):
-        return judged
-    discrete = not dtypes.is_float(dtype)
-    far = max(MISCOMPILE * judged.allowed, WRONG) if adversarial else FAR * judged.allowed
-    if not discrete and (not judged.finite or judged.plan > far):
-        return judged
-    if judged.discrete and not discrete:
-        return judged  # bitwise comparison
-    y = in_form_of(y, exact)
-    while (judged.worst.ratio > 0 if discrete else judged.excess > 1) and disturbed.further():
-        if discrete:
-            place = compare.differing(y, own, exact, disturbed.moved[k])
-            judged = replace(judged, plan=place.ratio, worst=place)
-        else:
-            found = compare.MeasuredErrors(y, exact, own, disturbed.moved[k])
-            plan = found.errors[0] if adversarial else judged.plan
-            judged = replace(judged, plan=plan, worst=found.worst(dtype, judged.allowed))
-    return judged
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",

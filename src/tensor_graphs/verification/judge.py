@@ -1,0 +1,103 @@
+"""Comparison of a run's outputs with their references, without the elements that rounding or the order of a sum decides.
+
+For whole outputs (`verify.py`) and for strips of large ones (`strips.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ..backends.verification import compare
+from ..backends.verification.overflow import changed_by_order
+from ..backends.verification.rounding_noise import Disturbed
+from ..egraph.ir import dtypes
+from ..egraph.ir.graph import Graph
+from .comparison import FAR, MISCOMPILE, WRONG, OutputError, Tolerance, compare_output, in_form_of
+
+
+@dataclass
+class Judge:
+    """Comparison of the outputs of one run of a graph with their references.
+
+    `graph`: in atomic ops. `values`: its inputs and states by name. `exact`, `own`: its outputs in float64 and in its own
+    dtypes. `slack`: factor on the allowed error. `adversarial`: whether the values are large numbers or ties. `device`,
+    `weights`, `poll`: as in `rounding_noise.Disturbed`.
+    """
+
+    graph: Graph
+    values: Mapping[str, Any]
+    exact: Sequence[Any]
+    own: Sequence[Any]
+    tolerance: Tolerance
+    slack: float = 1.0
+    adversarial: bool = False
+    device: str = ""
+    weights: dict[str, Any] | None = None
+    poll: Callable[[], object] = lambda: None
+
+    @cached_property
+    def _disturbed(self) -> Disturbed:
+        return Disturbed(self.graph, self.values, self.device, self.weights, self.poll)
+
+    @cached_property
+    def _any_order(self) -> Sequence[Any]:
+        return changed_by_order(
+            self.graph, self.values, self.own, device=self.device, kept=self.weights, poll=self.poll
+        )
+
+    def judged(self, k: int, name: str, y: Any) -> OutputError:
+        """Error of output `k`. Halted raised by `poll` propagates."""
+        dtype, tolerance, slack = self.graph.roots[k].dtype, self.tolerance, self.slack
+        exact, own = self.exact[k], self.own[k]
+        judged = compare_output(name, dtype, y, exact, own, tolerance, slack)
+        if tolerance != "exact" and not judged.passed and not (judged.finite and dtypes.is_float(dtype)):
+            y, free = self._as_in_own_order(in_form_of(y, exact), k)
+            judged = compare_output(name, dtype, y, exact, own, tolerance, slack)
+            judged = replace(judged, worst=replace(judged.worst, exempt=judged.worst.exempt + free))
+        return self._reconsidered(judged, k, y, dtype)
+
+    def _as_in_own_order(self, y: Any, k: int) -> tuple[Any, int]:
+        """(output `k` with the own run's elements where sums overflow and their order decides the result, their number).
+
+        A float must be infinite or NaN in both: overflow explains no finite number.
+        """
+        own = self.own[k]
+        if tuple(y.shape) != tuple(own.shape):
+            return y, 0
+        xp = compare.module_of(own)
+        differs = y != own if not dtypes.is_float(dtypes.name_of(own.dtype)) else ~(xp.isfinite(y) | xp.isfinite(own))
+        if not bool(differs.any()):
+            return y, 0
+        free = differs & self._any_order[k]
+        return xp.where(free, own, y), int(free.sum())
+
+    def _reconsidered(self, judged: OutputError, k: int, y: Any, dtype: str) -> OutputError:
+        """An output's error without the elements that rounding decides, if it is over a limit.
+
+        On adversarial inputs (large values, ties) the norm is also taken without these elements: a softmax of logits around 1e3
+        moves by 1e-4 when one of them is rounded. Otherwise the limit of the norm is unchanged."""
+        exact, own = self.exact[k], self.own[k]
+        if judged.passed or judged.off is not None or tuple(y.shape) != tuple(exact.shape):
+            return judged
+        discrete = not dtypes.is_float(dtype)
+        far = max(MISCOMPILE * judged.allowed, WRONG) if self.adversarial else FAR * judged.allowed
+        if not discrete and (not judged.finite or judged.plan > far):
+            return judged
+        if judged.discrete and not discrete:
+            return judged  # bitwise comparison
+        y, disturbed = in_form_of(y, exact), self._disturbed
+        while (judged.worst.ratio > 0 if discrete else judged.excess > 1) and disturbed.further():
+            if discrete:
+                place = compare.differing(y, own, exact, disturbed.moved[k])
+                judged = replace(judged, plan=place.ratio, worst=place)
+            else:
+                found = compare.MeasuredErrors(y, exact, own, disturbed.moved[k])
+                plan = found.errors[0] if self.adversarial else judged.plan
+                judged = replace(judged, plan=plan, worst=found.worst(dtype, judged.allowed))
+        return judged
+
+
+__all__ = ["Judge"]
