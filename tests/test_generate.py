@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,35 @@ def test_one_stream_at_a_time(made: Generator) -> None:
         next(first)
 
 
+def test_calls_in_threads_wait_for_one_another(made: Generator) -> None:
+    """Also beside a stream, which another call ends, and with callbacks that raise in the middle of a text."""
+    prompts = [prompt(n, n) for n in (3, 5, LONG, 4)]
+    expected = [made.generate(p, 6, temperature=1.0, seed=7).tokens for p in prompts]
+    found: dict[int, Any] = {}
+
+    def fails(piece: Piece) -> None:
+        raise LookupError
+
+    def call(i: int) -> None:
+        with pytest.raises(LookupError):
+            made.generate(prompts[i - 1], 6, show=fails)
+        found[i] = made.generate(prompts[i], 6, temperature=1.0, seed=7).tokens
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found.get(i) for i in range(len(prompts))] == expected
+
+
+def test_a_callback_may_generate_which_ends_the_call_around_it(made: Generator) -> None:
+    inner: list[Any] = []
+    with pytest.raises(UsageError, match="another generation has begun"):
+        made.generate(prompt(3), 5, show=lambda piece: inner.append(made.generate(prompt(4), 2).tokens))
+    assert inner == [made.generate(prompt(4), 2).tokens]
+
+
 def test_end_tokens_end_a_row(made: Generator) -> None:
     whole = made.generate([prompt(3), prompt(LONG, 1)], 12).tokens
     stop = next(v for v in whole[0] if v not in whole[1])
@@ -252,6 +282,7 @@ def test_numbers_of_numpy_and_large_ones_are_taken(made: Generator) -> None:
         ([1], {"stop": [VOCAB]}, "outside the vocabulary"),
         ([1], {"stop": 1.5}, "stop=1.5"),
         ([1], {"stop": [""]}, "empty text in stop"),
+        ([1], {"stop": b"w"}, "stop=b'w'"),
     ],
 )
 def test_bad_arguments_are_named_and_change_nothing(
@@ -396,6 +427,29 @@ def test_a_stop_text_across_pieces_is_found() -> None:
     row = Row(TextStream(Letters()))  # type: ignore[arg-type]
     pieces = [row.add(0, ord(c), False, frozenset(), ("cde", "xy")) for c in "abcde"]
     assert row.text == "ab" and pieces[-1].end == "stop" and pieces[-2].end == ""
+    assert [p.text for p in pieces] == ["a", "b", "", "", ""]  # "c" and "cd" may begin a stop text
+
+
+@pytest.mark.parametrize("stops", [("aab",), ("abb", "ba"), ("b" * 5,), ("x",), ("aaaa", "aab", "bb")])
+def test_pieces_are_the_whole_text(stops: tuple[str, ...]) -> None:
+    """All pieces together, and what is shown meanwhile, are the beginning of the text before the first stop text."""
+
+    class Syllables:
+        def decode(self, tokens: list[int]) -> str:
+            return "".join(("a", "b", "aa", "ab", "", "bab")[v] for v in tokens)
+
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        tokens = [int(v) for v in random.integers(0, 6, 9)]
+        row = Row(TextStream(Syllables()))  # type: ignore[arg-type]
+        pieces: list[str] = []
+        for i, token in enumerate(tokens):
+            pieces.append(row.add(0, token, i == len(tokens) - 1, frozenset(), stops).text)
+            assert row.text.startswith("".join(pieces))
+            if row.end:
+                break
+        whole = Syllables().decode(tokens)
+        assert "".join(pieces) == row.text == whole[: min([whole.find(s) for s in stops if s in whole], default=None)]
 
 
 def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:

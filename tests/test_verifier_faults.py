@@ -292,6 +292,21 @@ def test_right_programs_pass(name: str, device: str) -> None:
     assert verdict.passed, verdict.worst.said
 
 
+def in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare outputs in strips, as outputs of more than 256 MiB are."""
+    monkeypatch.setattr(verify, "LARGE_BYTES", 0)
+    monkeypatch.setattr("tensor_graphs.verification.strips.PIECE", 1 << 9)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_programs_pass_in_strips(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, fault = RIGHT[name]
+    in_strips(monkeypatch)
+    verdict = judged(graph, fault, tolerance=1e-5 if name in MORE_ROUNDED else "fast")
+    assert verdict.passed, verdict.worst.said
+    assert "strips" in verdict.note or "argmax" in name  # the index along an axis needs all of the axis
+
+
 def test_places_that_rounding_decides_are_counted_and_nothing_else_is_exempt() -> None:
     graph, right = RIGHT["a comparison of nearly equal numbers"]
     verdict = judged(graph, right)

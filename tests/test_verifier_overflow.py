@@ -12,7 +12,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir.graph import Graph
 
-from .test_verifier_faults import DEVICES, judged
+from .test_verifier_faults import DEVICES, in_strips, judged
 
 N = 20
 X = tg.input("x", (N, N))
@@ -76,6 +76,19 @@ def test_results_that_no_order_gives_are_refused(name: str, change: Callable[[An
     if name == "difference" and change is with_nan:  # it is NaN already
         change = negated
     assert not judged(Graph.of(OF_ONE_SIGN[name]), change, device).passed
+
+
+def test_strips_have_the_rule_of_whole_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_strips(monkeypatch)
+    for change in (with_nan, negated):
+        for expression in OF_BOTH_SIGNS.values():
+            verdict = judged(Graph.of(expression), change)
+            assert verdict.passed and verdict.to_json()["places_that_rounding_decides"] > 0 and "strips" in verdict.note
+        for name, expression in OF_ONE_SIGN.items():
+            if (name, change) != ("difference", with_nan):  # it is NaN already
+                assert not judged(Graph.of(expression), change).passed
+    for change in (lost_numbers, numbers):
+        assert not judged(Graph.of(OF_BOTH_SIGNS["beside numbers"]), change).passed
 
 
 def test_integers_computed_from_sums_that_overflow() -> None:

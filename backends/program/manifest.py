@@ -16,6 +16,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, Shape, concrete, dim, parse
 from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
+from ...egraph.ir.structure import pack, unpack
 from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
@@ -29,7 +30,6 @@ Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 SizedSpec = tuple[str, Shape, str]  # name, shape (may contain expressions in free sizes), dtype
 SCHEMA = 1
 LARGEST = 1 << 40  # maximum bytes of one value
-DEPTH = 64  # maximum nesting depth of the output structure
 STATE = "state:"  # key prefix of initial states; weight keys are identifiers, so no clash
 
 
@@ -78,7 +78,7 @@ class Manifest:
         }
         fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
         divided = {} if self.buckets is None else self.buckets.to_json()
-        return fields | spelled | {"structure": _pack(self.structure), "buckets": divided}
+        return fields | spelled | {"structure": pack(self.structure), "buckets": divided}
 
 
 def _spec(name: str, kind: Type) -> Spec:
@@ -117,32 +117,6 @@ def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest
         {name: (atom.min, atom.max, plan.sizes[name]) for name, atom in atoms_of(plan).items()},
         kernel_files={str(f.path): f.digest for s in plan.steps if (f := executed_file(s.template)) is not None},
     )  # fmt: skip
-
-
-def _pack(structure: Any) -> Any:
-    if isinstance(structure, Mapping):
-        return {"dict": [[k, _pack(v)] for k, v in structure.items()]}
-    if isinstance(structure, list | tuple):
-        return {type(structure).__name__ if isinstance(structure, list) else "tuple": [_pack(v) for v in structure]}
-    return structure
-
-
-def _unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
-    """The inverse of `_pack`, for a given number of outputs. Malformed for data that `_pack` cannot produce."""
-    if packed is None or type(packed) is int:
-        return decode(Annotated[int, Within(0, outputs - 1)] | None, packed, "structure")
-    record = decode(dict[str, list[Any]], packed, "structure")
-    if len(record) != 1:
-        raise Malformed(f"structure: expected an object with one key, found {len(record)}")
-    ((kind, items),) = record.items()
-    if depth > DEPTH or kind not in ("dict", "list", "tuple"):
-        raise Malformed(
-            "structure: it is nested too deeply" if depth > DEPTH else f"structure: there is no {kind[:40]!r}"
-        )
-    if kind == "dict":
-        pairs = decode(list[tuple[str | int, Any]], items, "structure")
-        return {k: _unpack(v, outputs, depth + 1) for k, v in pairs}
-    return {"list": list, "tuple": tuple}[kind](_unpack(v, outputs, depth + 1) for v in items)
 
 
 def manifest_json(manifest: Manifest, source: str) -> str:
@@ -216,7 +190,7 @@ def _manifest(record: _File) -> Manifest:
     if not {n for n, _, _ in record.initial} <= {STATE + n for n, _, _ in record.states}:
         raise Malformed("initial: a name is not that of a state")
     programs_of(record.device)  # UsageError for an unknown device
-    structure = _unpack(record.structure, len(record.outputs))
+    structure = unpack(record.structure, len(record.outputs))
     if structure is None and len(record.outputs) != 1:
         raise Malformed(f"structure: there are {len(record.outputs)} outputs and no structure for them")
     return Manifest(

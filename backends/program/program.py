@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data, tuple_like
+from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
+from ...egraph.ir.structure import filled
 from ...errors import ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
@@ -308,8 +309,7 @@ class Program:
             if inputs is None:
                 raise
             found = self._flat((), inputs)
-        structure = self.manifest.structure
-        return found[0] if structure is None else _filled(structure, found)
+        return filled(self.manifest.structure, found)
 
     def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
@@ -483,8 +483,8 @@ class Program:
     def save(self, folder: str | Path) -> Path:
         """Write the program as a folder and return its path. An existing program is replaced atomically. States are
         saved with their initial values, not their current ones. For a GPU, the kernels that were compiled for calls so far
-        are saved, too: loaded on the same kind of GPU, the program needs no compiler. Loaded, it returns plain tuples in place of
-        named ones.
+        are saved, too: loaded on the same kind of GPU, the program needs no compiler. Loaded, it returns named tuples of the same
+        type if that is imported by then, else of an equal one, and dicts in place of other types (`egraph/ir/structure.py`).
 
         UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
         then.
@@ -529,20 +529,6 @@ def refuse_occupied(target: Path) -> None:
     recover(Path(os.path.realpath(target)))
     if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
-
-
-def structured(structure: Any, results: Sequence[Any]) -> Any:
-    """Results nested as in `structure`, whose integers index the results; None means a single result."""
-    return results[0] if structure is None else _filled(structure, results)
-
-
-def _filled(item: Any, results: Sequence[Any]) -> Any:
-    if item is None or isinstance(item, int):
-        return None if item is None else results[item]
-    if isinstance(item, Mapping):
-        return {k: _filled(v, results) for k, v in item.items()}
-    parts = [_filled(v, results) for v in item]
-    return parts if isinstance(item, list) else tuple_like(item, parts)
 
 
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:

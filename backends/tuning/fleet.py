@@ -11,8 +11,8 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,28 +109,35 @@ def measure_on_fleet(
             pending.append((number, job, any(map(on_gpu, found))))
     if not pending:
         return FleetOutcome(0, old, 0, bad, {}, 0, 0)
-    ray = _cluster(address)
-    try:
+    with _cluster(address) as ray:
         fleet = _Fleet(ray, Path(root), device, workers, schedules, bad)
         fleet.run(pending, time.monotonic() + seconds, say, stop)
-    finally:
-        ray.shutdown()
     return FleetOutcome(fleet.measured, old, fleet.lost, bad, fleet.rows, fleet.started, fleet.died)
 
 
-def _cluster(address: str) -> Any:
-    """The module ray, connected to a cluster."""
+@contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    """The module ray, connected to a cluster.
+
+    A connection that the process has already is used, and kept: "local" is then the cluster that it leads to.
+    """
     try:
         import ray
     except ImportError as error:
         raise DeviceUnavailableError(
             "measuring on a cluster needs Ray", where=address, hint="pip install 'tensor-graphs[fleet]'"
         ) from error
-    options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False, "ignore_reinit_error": True}
+    if ray.is_initialized():
+        there = ray.get_runtime_context().gcs_address
+        if address not in (LOCAL, "auto", there):
+            raise DeviceUnavailableError(f"this process is connected to the Ray cluster {there}", where=address,
+                                         hint="ray.shutdown() ends the connection")  # fmt: skip
+        yield ray
+        return
+    # "local" starts a cluster even if RAY_ADDRESS or a running cluster of this machine names another one
+    options: dict[str, Any] = {"address": address, "logging_level": "error", "log_to_driver": False}
     if address == LOCAL:
         options |= {"include_dashboard": False}
-    else:
-        options |= {"address": address}
     try:
         _reachable(address)
         ray.init(**options)
@@ -138,7 +145,10 @@ def _cluster(address: str) -> Any:
         raise DeviceUnavailableError(
             f"the cluster cannot be reached: {str(error)[:300]}", where=address, hint="`ray start --head` starts one"
         ) from error
-    return ray
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 def _reachable(address: str) -> None:
@@ -218,6 +228,9 @@ class _Fleet:
         """Store the rows of a reply; False if its actor is dead."""
         try:
             content, error = self.ray.get(reply, timeout=POLL_S)
+        except self.ray.exceptions.RayTaskError as raised:  # the job raised; its actor lives
+            self.bad[job[0]] = f"the worker raised {str(raised).strip().rpartition(chr(10))[2][:300]}"
+            return True
         except (self.ray.exceptions.RayError, TimeoutError):
             self.died += 1
             with suppress(Exception):

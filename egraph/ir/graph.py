@@ -286,19 +286,13 @@ def rebuild(roots: Sequence[Tensor], change: Callable[[Tensor, tuple[Tensor, ...
     return [new[id(r)] for r in roots]
 
 
-def tuple_like(like: tuple[Any, ...], parts: Iterable[Any]) -> tuple[Any, ...]:
-    """A tuple of the type of another: plain, named (collections.namedtuple, typing.NamedTuple), or of torch.return_types."""
-    made: tuple[Any, ...] = type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
-    return made
-
-
 @dataclass(frozen=True)
 class Graph:
     """A computation: outputs over inputs, params, states and constants.
 
     `params` maps parameter names to data (possibly lazy; possibly missing until `bind`). `updates` maps each mutated
-    state to its value after a call. `structure` describes how outputs are returned: a nested tuple/list/dict template
-    whose leaves are output indices, also of named tuples; None means a single output.
+    state to its value after a call. `structure`: containers in which outputs are returned, with output indices as leaves
+    (structure.py); None means a single output.
     """
 
     outputs: tuple[Tensor, ...]
@@ -468,4 +462,4 @@ def structural_digest(node: Tensor) -> bytes:
 
 
 __all__ = ["LEAVES", "ArraySource", "Data", "Dim", "Graph", "Tensor", "attrs_key", "constant", "load_data", "make", "rebuild",
-           "structural_digest", "topological", "tuple_like"]  # fmt: skip
+           "structural_digest", "topological"]  # fmt: skip

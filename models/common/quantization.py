@@ -24,6 +24,7 @@ GROUP, MX_GROUP = 128, 32  # numbers that share a scale
 ENCODED = 1 << 18  # numbers that are encoded at once, so that intermediates stay in the processor's cache
 BLOCK = 16  # bytes of a unit of packed numbers: a vector register on most processors
 FLOAT8_MAX = 448.0
+LARGEST_CODE = {"int8": np.float32(127), "int4": np.float32(8), "fp8": np.float32(FLOAT8_MAX), "mxfp4": np.float32(6)}
 #: Magnitudes of the float e2m1; the lower three bits of a code are the index.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
@@ -79,7 +80,7 @@ def _encoded_rows(weight: Array, form: str, dtype: str) -> dict[str, Array]:
     if not np.isfinite(groups).all():
         raise UsageError("a weight that is not finite cannot be quantized")
     largest = np.abs(groups).max(-1, keepdims=True)
-    scale = _scales(groups, largest, form).astype(dtypes.numpy_dtype(dtype))
+    scale = _without_overflow(_scales(groups, largest, form).astype(dtypes.numpy_dtype(dtype)), form)
     wide = scale.astype(np.float32)
     ratio = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
     return {"q": _codes(ratio.reshape(rows, size), form), "scale": scale.reshape(rows, -1)}
@@ -93,6 +94,14 @@ def _scales(groups: Array, largest: Array, form: str) -> Array:
         _, exponent = np.frexp(largest)
         return np.where(largest > 0, np.ldexp(np.float32(1), np.clip(exponent - 3, -126, 127)), np.float32(0))
     return np.asarray(largest / np.float32(127 if form == "int8" else FLOAT8_MAX))
+
+
+def _without_overflow(scale: Array, form: str) -> Array:
+    """Scales, the next smaller one where rounding was up so that the largest code times the scale is infinite."""
+    with np.errstate(over="ignore"):
+        infinite = np.isinf((scale.astype(np.float32) * LARGEST_CODE[form]).astype(scale.dtype))
+    words = scale.view(f"u{scale.dtype.itemsize}")
+    return np.asarray((words - infinite.astype(words.dtype)).view(scale.dtype))
 
 
 def _codes(ratio: Array, form: str) -> Array:

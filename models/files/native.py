@@ -20,6 +20,7 @@ from ...egraph.ir import dims, dtypes
 from ...egraph.ir.dims import Atom, Dim, DimExpr
 from ...egraph.ir.graph import Data, Graph, Tensor, constant, make
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.structure import pack, unpack
 from ...errors import BadModelError, ShapeError, TensorGraphsError, UsageError
 from ...plain import strict_json
 from .arrays import MappedArray
@@ -31,7 +32,7 @@ KEY = "tensor_graphs"
 VERSION = 1
 _INT_LIMIT = 1 << 62
 _MAX_TERMS = 1024  # limit on the terms of a dimension's sum, and on the factors of a product
-_DEPTH = 64  # limit on the nesting of dimension expressions and output structures
+_DEPTH = 64  # limit on the nesting of dimension expressions
 
 
 # ---------------------------------------------------------------- encoding
@@ -58,17 +59,12 @@ _ENCODE: dict[str, Callable[[Any], Any]] = {
 
 
 def _structure_out(value: Any) -> Any:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    for kind, name in ((tuple, "tuple"), (list, "list")):
-        if isinstance(value, kind):  # named tuples are stored as plain ones
-            return {name: [_structure_out(v) for v in value]}
-    if type(value) is dict and all(type(k) in (str, int) for k in value):
-        return {"dict": [[k, _structure_out(v)] for k, v in value.items()]}
-    raise UsageError(
-        f"an output structure of type {type(value).__name__} cannot be saved",
-        hint="tuples, lists and dicts with str or int keys can",
-    )
+    try:
+        return pack(value)
+    except TypeError as error:
+        raise UsageError(
+            f"an output structure with {error} cannot be saved", hint="tuples, lists and dicts with str or int keys can"
+        ) from None
 
 
 def _type_out(node: Tensor) -> Any:
@@ -204,25 +200,11 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _structure_in(value: Any, n_outputs: int, depth: int = 0) -> Any:
-    if depth > _DEPTH:
-        raise _Bad("the structure is nested too deeply")
-    inner: Callable[[Any], Any] = lambda v: _structure_in(v, n_outputs, depth + 1)
-    if value is None:
-        return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value < n_outputs:
-            raise _Bad(f"the structure names output {value} of {n_outputs}")
-        return value
-    if isinstance(value, dict) and len(value) == 1:
-        kind, items = next(iter(value.items()))
-        _need(items, list, "the structure")
-        if kind == "dict":
-            return {_need(k, (str, int), "a key"): inner(v) for k, v in (_pair(i, "an entry") for i in items)}
-        if kind in ("tuple", "list"):
-            found = [inner(v) for v in items]
-            return tuple(found) if kind == "tuple" else found
-    raise _Bad(f"the structure has {str(value)[:80]!r}")
+def _structure_in(value: Any, n_outputs: int) -> Any:
+    try:
+        return unpack(value, n_outputs)
+    except ValueError as error:
+        raise _Bad(str(error)) from None
 
 
 class _Decoder:

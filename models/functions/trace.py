@@ -10,8 +10,9 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Graph, Tensor, tuple_like
+from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.ops import Type
+from ...egraph.ir.structure import tuple_like
 from ...errors import ShapeError, TraceError, UsageError
 from ...wording import with_article
 from . import numpy_calls

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dims as dims_
 from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Data, Graph, Tensor, tuple_like
+from ...egraph.ir.graph import Data, Graph, Tensor
+from ...egraph.ir.structure import Record
 from ...egraph.simplify.masks import LARGEST
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
 from ..common.sizes import size_tensor
@@ -409,26 +411,61 @@ def _dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
     return total
 
 
+@dataclasses.dataclass(frozen=True)
+class _Remake:
+    """Function from the children of a container to the container, of a type that is registered with PyTorch."""
+
+    kind: Any
+    context: Any
+
+    def __call__(self, values: list[Any]) -> Any:
+        from torch.utils import _pytree
+
+        return _pytree.SUPPORTED_NODES[self.kind].unflatten_fn(values, self.context)
+
+
 def _structure(spec: Any, leaves: Sequence[int | None]) -> Any:
-    """Return the template of nested tuples, lists and dicts of the outputs; None for a single output.
+    """Return the containers of the outputs, with output indices as leaves; None for a single output. None leaves are kept."""
+    left = iter(leaves)
 
-    Named tuples keep their type; dataclasses and mappings registered as PyTorch pytrees become dicts; None leaves are kept.
-    """
-    from torch.utils import _pytree
+    def nested(spec: Any) -> Any:
+        if spec.is_leaf():
+            return next(left)
+        parts = [nested(child) for child in _children(spec)]
+        made: Any = _Remake(spec.type, spec.context)
+        if spec.type in (tuple, list):
+            return spec.type(parts)
+        if spec.type is namedtuple or issubclass(spec.type, tuple):
+            return made(parts)
+        names = _child_names(made, len(parts))
+        if spec.type is dict and all(type(n) in (str, int) for n in names):
+            return dict(zip(names, parts))
+        texts = [str(n) for n in names]
+        return Record(dict(zip(texts if len(set(texts)) == len(texts) else map(str, range(len(texts))), parts)), made)
 
-    tree = _pytree.tree_unflatten(list(leaves), spec)
-
-    def plain(item: Any) -> Any:
-        if isinstance(item, Mapping):
-            return {str(k): plain(v) for k, v in item.items()}
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            return {f.name: plain(getattr(item, f.name)) for f in dataclasses.fields(item)}
-        if isinstance(item, list):
-            return [plain(v) for v in item]
-        return tuple_like(item, [plain(v) for v in item]) if isinstance(item, tuple) else item
-
-    found = plain(tree)
+    found = nested(spec)
     return None if isinstance(found, int) else found
+
+
+def _children(spec: Any) -> Sequence[Any]:
+    found: Sequence[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
+    return found
+
+
+def _child_names(make: Callable[[list[Any]], Any], count: int) -> list[Any]:
+    """Names of a container's children: keys of a mapping, fields of a dataclass, else their positions."""
+    marks = [object() for _ in range(count)]
+    known: Any = ()
+    try:
+        made = make(list(marks))
+    except Exception:  # a class that takes only tensors
+        return list(range(count))
+    if isinstance(made, Mapping):
+        known = made.items()
+    elif dataclasses.is_dataclass(made):
+        known = ((f.name, getattr(made, f.name, None)) for f in dataclasses.fields(made))
+    names = {id(value): key for key, value in known}
+    return [names.get(id(mark), i) for i, mark in enumerate(marks)]
 
 
 def _output_names(structure: Any, count: int) -> list[str]:

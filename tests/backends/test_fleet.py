@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import template
-from tensor_graphs.backends.tuning import jobs
+from tensor_graphs.backends.tuning import fleet, jobs
 from tensor_graphs.backends.tuning.fleet import measure_on_fleet
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.ops import Type
@@ -57,3 +62,80 @@ def test_jobs_are_measured_and_a_lost_worker_costs_at_most_its_job(tmp_path: Pat
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path, cluster: None) -> None:
     with pytest.raises(DeviceUnavailableError, match="cannot be reached"):
         measure_on_fleet([job(8)], tmp_path, address="127.0.0.1:1")
+
+
+class Ray:
+    """A stand-in for the module ray whose actors are local: they run jobs when their reply is awaited."""
+
+    def __init__(self, address: str = "") -> None:
+        self.address, self.calls = address, list[Any]()
+        failed = type("RayError", (Exception,), {})
+        self.exceptions = SimpleNamespace(RayError=failed, RayTaskError=type("RayTaskError", (failed,), {}))
+
+    def init(self, **options: Any) -> None:
+        self.calls.append(options["address"])
+        self.address = "new"
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+        self.address = ""
+
+    def is_initialized(self) -> bool:
+        return bool(self.address)
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address=self.address)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True}]
+
+    def remote(self, kind: Any) -> Any:
+        def made(*args: Any) -> Any:
+            worker = kind(*args)
+            return SimpleNamespace(measure=SimpleNamespace(remote=lambda job: FakeReply(lambda: worker.measure(job))))
+
+        return SimpleNamespace(options=lambda **given: SimpleNamespace(remote=made))
+
+    def wait(self, replies: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
+        return replies[:1], replies[1:]
+
+    def get(self, reply: Any, timeout: float) -> Any:
+        try:
+            return reply.run()
+        except Exception as error:
+            raise self.exceptions.RayTaskError(f"Traceback:\n{type(error).__name__}: {error}") from error
+
+
+@dataclass(eq=False)
+class FakeReply:
+    run: Callable[[], Any]
+
+
+@pytest.mark.parametrize(("address", "kept"), [("", False), ("10.0.0.7:6379", True)])
+def test_a_connection_of_the_caller_is_used_and_kept(
+    address: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = Ray(address)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    found = measure_on_fleet([job(8)], tmp_path, device="cpu")
+    assert found.measured == 1 and not found.bad
+    assert ray.calls == ([] if kept else ["local", "shutdown"]) and ray.is_initialized() is kept
+    if kept:
+        with pytest.raises(DeviceUnavailableError, match=r"connected to the Ray cluster 10\.0\.0\.7"):
+            measure_on_fleet([job(16)], tmp_path, device="cpu", address="10.0.0.8:6379")
+
+
+def test_a_job_that_raises_costs_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Ray())
+    measure, calls = fleet.LocalMeasurers.measure, list[Any]()
+
+    def fails(self: Any, jobs: Any) -> Any:
+        calls.append(jobs)
+        if len(calls) == 2:
+            raise OSError("no space left")
+        return measure(self, jobs)
+
+    monkeypatch.setattr(fleet.LocalMeasurers, "measure", fails)
+    found = measure_on_fleet([job(8), job(16), job(32)], tmp_path, device="cpu")
+    assert (found.measured, found.died, found.lost) == (2, 0, 0)
+    assert list(found.bad.values()) == ["the worker raised OSError: no space left"]

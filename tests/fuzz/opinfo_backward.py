@@ -27,7 +27,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.models.torch_export.arrays import to_numpy
 from tensor_graphs.models.torch_export.traced import read_traced, unsupported
-from tensor_graphs.torch_compile.compiled_graph import decompositions
+from tensor_graphs.torch_compile.decompositions import decompositions
 
 from .opinfo import RTOL, UNDEFINED, Sample, Verdict, apart, entries, samples_of, title_of
 

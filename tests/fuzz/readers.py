@@ -161,9 +161,9 @@ def _good_program(folder: Path) -> list[bytes]:
 
 
 def _read_program(folder: Path, content: bytes) -> None:
-    from tensor_graphs.backends.program.program import structured
     from tensor_graphs.backends.program.saved_program import load_program
     from tensor_graphs.cli.explain import _explain_program
+    from tensor_graphs.egraph.ir.structure import filled
     from tensor_graphs.pipeline.provenance import read_origin
 
     path = folder / PARTS[content[0] % len(PARTS)] if content else folder / PARTS[0]
@@ -171,7 +171,7 @@ def _read_program(folder: Path, content: bytes) -> None:
     try:
         path.write_bytes(content[1:])
         program = load_program(folder, device="cpu")
-        structured(program.manifest.structure, [0] * len(program.manifest.outputs))
+        filled(program.manifest.structure, [0] * len(program.manifest.outputs))
         for name in program._weights:
             program._weights[name]
         repr(program), program.memory(), _explain_program(folder), read_origin(folder)

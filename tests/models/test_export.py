@@ -265,7 +265,7 @@ torch.export.register_dataclass(Output, serialized_type_name="tensor_graphs.test
         (lambda x: (x + 1,), (0,), ("output0",)),
         (lambda x: [x, (x, None)], [0, (1, None)], ("output0", "output1.0")),
         (lambda x: {"a": x, "b": {"c": x + 1}}, {"a": 0, "b": {"c": 1}}, ("a", "b.c")),
-        (lambda x: Output(x + 1), {"logits": 0, "rest": None}, ("logits",)),
+        (lambda x: Output(x + 1), {"logits": 0}, ("logits",)),
         (lambda x: Pair(x, x + 1), (0, 1), ("output0", "output1")),
         (lambda x: (x, 3), (0, 1), ("output0", "output1")),
     ],

@@ -154,3 +154,16 @@ def test_a_matrix_is_encoded_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(quantization, "ENCODED", 5 * 128)
     found = quantization.encoded(weight, form, "float32")
     assert all(np.array_equal(found[n], whole[n]) and found[n].dtype == whole[n].dtype for n in whole)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("form", quantization.FORMS)
+def test_the_largest_numbers_of_a_dtype_stay_finite(form: str, dtype: str) -> None:
+    kind = numpy_dtype(dtype)
+    largest = {"float32": 3.4028234e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}[dtype]
+    weight = (np.linspace(-1, 1, 128).reshape(2, 64) * largest).astype(kind)
+    parts = quantization.encoded(weight, form, dtype)
+    term = t.cast(quantization.weight_params("w", parts, form), dtype)
+    (found,) = evaluate([term], {}, params={f"w.{n}": v for n, v in parts.items()})
+    assert np.isfinite(found.astype(np.float32)).all()
+    assert np.abs(found.astype(np.float64) - weight.astype(np.float64)).max() < 0.3 * largest

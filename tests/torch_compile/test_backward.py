@@ -10,7 +10,7 @@ import pytest
 
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.models.torch_export.traced import read_traced, unsupported
-from tensor_graphs.torch_compile.compiled_graph import decompositions
+from tensor_graphs.torch_compile.decompositions import decompositions
 
 torch = pytest.importorskip("torch")
 aot = pytest.importorskip("torch._functorch.aot_autograd")

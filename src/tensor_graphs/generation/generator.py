@@ -141,11 +141,17 @@ class Generator:
         A prompt is text or token ids. `temperature` 0 takes the most likely token; otherwise tokens are drawn from the
         `top_k` most likely ones (0: all), of these the most likely ones up to the share `top_p`; the same `seed` draws
         the same. `stop`: token ids and texts that end a row (a text is cut off, a token is kept); None: the end tokens
-        that the folder names. `show` is called with each piece as it comes. UsageError for an empty or too long prompt,
-        tokens outside the vocabulary and values out of range.
+        that the folder names. `show` is called with each piece as it comes. Calls in several threads wait for one another.
+        UsageError for an empty or too long prompt, tokens outside the vocabulary and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
-        rows, decoding, run = self._run(prompts_of(prompt), max_new_tokens, **options)
+        with self._lock:
+            return self._generated(prompts_of(prompt), max_new_tokens, show, options)
+
+    def _generated(
+        self, prompts: Sequence[Prompt], limit: int | None, show: Callable[[Piece], object] | None, options: dict[str, Any]
+    ) -> Generated:  # fmt: skip
+        rows, decoding, run = self._run(prompts, limit, **options)
         begun, first, last, count = time.perf_counter(), 0.0, 0.0, 0
         for pieces in run:
             last, count = time.perf_counter(), count + len(pieces)

@@ -11,7 +11,7 @@ from .text import TextStream
 class Piece:
     """One new token of a row: its prompt's number, token id, completed text, and why the row ends here.
 
-    The text is "" without a tokenizer; the reason is "stop", "length" or "".
+    The text is "" without a tokenizer, and lacks what may begin a text that ends the row; the reason is "stop", "length" or "".
     """
 
     row: int
@@ -42,15 +42,20 @@ class Generated:
 
 @dataclass
 class Row:
-    """Progress of one row of a batch during generation."""
+    """Progress of one row of a batch during generation. `given`: number of characters of `text` that pieces have had."""
 
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     end: str = ""
+    given: int = 0
 
     def add(self, number: int, token: int, last: bool, ends: frozenset[int], texts: tuple[str, ...]) -> Piece:
-        """Add a token to the row; `ends` and `texts` end the row, of which a text is cut off."""
+        """Add a token to the row; `ends` and `texts` end the row, of which a text is cut off.
+
+        The piece has no characters that may begin one of `texts`: they come with a later piece, so that all pieces together
+        are the row's text.
+        """
         self.tokens.append(token)
         self.end = "stop" if token in ends else "length" if last else ""
         if self.stream is None:
@@ -63,4 +68,11 @@ class Row:
         cuts = [at for at in (self.text.find(s, max(0, before - len(s) + 1)) for s in texts) if at >= 0]
         if cuts:
             self.text, self.end = self.text[: min(cuts)], "stop"
-        return Piece(number, token, self.text[before:], self.end)
+        held = 0 if self.end else max((_begun(self.text, s) for s in texts), default=0)
+        begin, self.given = self.given, len(self.text) - held
+        return Piece(number, token, self.text[begin : self.given], self.end)
+
+
+def _begun(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    return next(n for n in range(min(len(text), len(stop) - 1), -1, -1) if text.endswith(stop[:n]))

@@ -126,7 +126,7 @@ def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozen
     if stop is None:
         return frozenset(default), ()
     items = [stop] if isinstance(stop, str | Integral) else list(stop) if isinstance(stop, Sequence) else None
-    if items is None:
+    if items is None or isinstance(stop, bytes | bytearray | memoryview):
         raise UsageError(f"stop={stop!r}", hint="token ids and texts, or None for the model's own end tokens")
     texts = tuple(s for s in items if isinstance(s, str))
     numbers = [s for s in items if not isinstance(s, str)]

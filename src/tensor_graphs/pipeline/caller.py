@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.program.program import Program, structured
+from ..backends.program.program import Program
 from ..backends.runtime.marshalling import Quick, Spec, array_of, is_torch, tensor_of
+from ..egraph.ir.structure import filled
 from .arguments import array_leaves, has_structure, result_leaves, with_arrays
 
 
@@ -167,7 +168,7 @@ class CallerProgram(Program):
         found = caller.returned(args)
         if self._as_is is None:
             self._as_is = has_structure(found, self.manifest.structure, torch=caller.torch)
-        return found if self._as_is else structured(self.manifest.structure, result_leaves(found, torch=caller.torch))
+        return found if self._as_is else filled(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
     def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure (`Program.flat`)."""

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..backends.gpu import is_gpu
 from ..errors import UsageError, warned
-from ..models.torch_export.aten_ops import TABLE
 from . import judge
+from .decompositions import decompositions
+from .exact import bitwise_difference
 from .options import CompileOptions
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
 from .traced_graph import LOST, READY, NoProgram, TracedGraph
@@ -184,7 +185,7 @@ class CompiledGraph:
         ready = first.fitting(READY)
         written = range(len(args)) if self._written is None else self._written
         devices = [x.device for x in args if isinstance(x, torch.Tensor) and is_gpu(x.device)]
-        first.trial = True
+        first.trial, why = True, ""
         try:
             with torch.random.fork_rng(devices=list({d.index for d in devices})):
                 step = judge.TrialStep(args, list(written), gradients)
@@ -196,6 +197,10 @@ class CompiledGraph:
                     return  # the backward graph has just been traced: its search comes first
                 eager, program = (lambda: step.run(self.module)), (lambda: step.run(compiled))
                 won, eager_us, program_us = judge.faster(eager, program, bool(devices), step.reset)
+                if won and self.options.tolerance == "exact":
+                    frozen = {id(x) for v in ready for x in v.frozen.tensors}
+                    if off := bitwise_difference(compiled, self.module, args, list(written), gradients, frozen):
+                        won, why = False, f"programs have other bits than eager calls: {off}"
         except NoProgram:
             return
         except Exception as error:
@@ -206,11 +211,12 @@ class CompiledGraph:
         used = [v for v in ready if v.tried] or ready
         for variant in used:
             if not variant.active():
-                won = False
+                won, why = False, (variant.said or [""])[-1]
             variant.state = PROGRAM if won else LOST
+            variant.why = variant.why or why
         self.report.eager_us, self.report.program_us = eager_us, program_us
-        for variant in used:
-            for reason in variant.said:
+        for reason in dict.fromkeys([*(r for v in used for r in v.said), why]):
+            if reason:
                 self._warn(reason)
 
     def _settle(self) -> None:
@@ -247,29 +253,6 @@ def _names(module: Any) -> list[str]:
     return [n.name for n in nodes if weights not in (n.meta.get("tensor_dict") or {})]
 
 
-# ---------------------------------------------------------------- for AOTAutograd
-_tables: list[dict[Any, Any]] = []
-
-
-def decompositions() -> dict[Any, Any]:
-    """Decompositions of ATen operators without a builder: core ATen's, and those of backward operators.
-
-    Random operators stay whole, so that they draw the numbers that eager calls draw.
-    """
-    if not _tables:
-        import torch
-        from torch import _decomp
-
-        core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)()
-        backward = {op: f for op, f in _decomp.decomposition_table.items() if "backward" in str(op)}
-        random = torch.Tag.nondeterministic_seeded
-        _tables.append({
-            op: f for op, f in {**backward, **core}.items()
-            if str(op).removeprefix("aten.") not in TABLE and random not in getattr(op, "tags", ())
-        })  # fmt: skip
-    return _tables[0]
-
-
 def wait(seconds: float | None = None) -> bool:
     """Wait until no search of this process runs.
 
@@ -297,4 +280,4 @@ def options_of(given: Mapping[str, Any]) -> CompileOptions:
     return CompileOptions.of(given.get("options"))
 
 
-__all__ = ["CompiledGraph", "compile_graph", "decompositions", "options_of", "wait"]
+__all__ = ["CompiledGraph", "compile_graph", "options_of", "wait"]

@@ -115,14 +115,24 @@ class TrialStep:
             copy.copy_(kept)
 
     def run(self, function: Callable[..., Any]) -> Any:
-        """Call a graph, forward and backward; only calls without gradients return results."""
+        """Call a graph, forward and backward; returns the results of the forward pass."""
+        results = function(*self.args)
+        self._gradients(results)
+        return results
+
+    def values(self, function: Callable[..., Any]) -> list[Any]:
+        """Results of a call of a graph, and gradients of its arguments (None for those that results do not depend on)."""
+        results = function(*self.args)
+        return [*results, *self._gradients(results)]
+
+    def _gradients(self, results: Sequence[Any]) -> Sequence[Any]:
         import torch
 
-        results = function(*self.args)
         roots = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad] if self._leaves else []
-        if roots:
-            torch.autograd.grad(roots, self._leaves, [torch.ones_like(y) for y in roots], allow_unused=True)
-        return results
+        if not roots:
+            return ()
+        ones = [torch.ones_like(y) for y in roots]
+        return torch.autograd.grad(roots, self._leaves, ones, allow_unused=True)  # type: ignore[no-any-return]
 
 
 def _aliases(tensors: Mapping[int, Any], written: Sequence[int]) -> list[int]:

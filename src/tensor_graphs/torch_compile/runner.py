@@ -9,6 +9,7 @@ from typing import Any
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import tensor_of
 from ..errors import DeviceFaultError, TensorGraphsError
+from .exact import unequal_bits
 from .partition import Part
 
 #: Relative error of a program's output against the eager subgraph above which the program is not used: what float64
@@ -17,11 +18,13 @@ ERRORS = {"float64": 1e-6, "float32": 1e-2, "float16": 5e-2, "bfloat16": 1e-1}
 UNEQUAL = 0.01
 
 
-def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None]) -> Any:
+def make_runner(
+    part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None], exact: bool = False
+) -> Any:
     """Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
-    subgraph and compares; `refuse` is called with a reason when the program is not used any more.
+    subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any more.
     """
     import torch
 
@@ -47,7 +50,7 @@ def make_runner(part: Part, program: Program, positions: Sequence[int], refuse: 
                 return self.eager(args, f"{type(error).__name__}: {getattr(error, 'message', error)}")
             if not self.verified:
                 expected = part.module(*args)
-                if wrong := differs(found, expected):
+                if wrong := differs(found, expected, exact):
                     return self.eager(args, wrong)
                 self.verified = True
             return found
@@ -95,26 +98,30 @@ def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | No
     return run
 
 
-def differs(found: Sequence[Any], expected: Sequence[Any]) -> str:
-    """Description of how results differ from those expected, beyond rounding; "" if they do not."""
+def differs(found: Sequence[Any], expected: Sequence[Any], exact: bool = False) -> str:
+    """Description of how results differ from those expected, beyond rounding (`exact`: in bits); "" if they do not."""
     for i, (x, y) in enumerate(zip(found, expected)):
         if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
             return f"result {i} is {_type(x)}, not {_type(y)}"
         limit = ERRORS.get(_name(y))
         if not y.numel():
             continue
+        if exact and (text := unequal_bits(x, y)):
+            return f"result {i} {text}"
         if limit is None:
             wrong = float((x != y).double().mean())
             if wrong > UNEQUAL:
                 return f"{100 * wrong:.3g} % of the elements of result {i} differ from eager"
             continue
         a, b = x.double(), y.double()
-        if not bool((a.isfinite() == b.isfinite()).all()):
-            return f"result {i} has NaN or infinities where eager has none, or none where eager has some"
+        same = (a.isfinite() & b.isfinite()) | (a == b) | (a.isnan() & b.isnan())
+        if not bool(same.all()):
+            return f"result {i} has NaN or infinities where eager has none, or others than eager has"
         a, b = a.nan_to_num(0.0, 0.0, 0.0), b.nan_to_num(0.0, 0.0, 0.0)
-        error = float((a - b).norm())
-        if error > limit * float(b.norm()) + limit * 1e-3 * y.numel() ** 0.5:
-            return f"result {i} is off by {error / max(float(b.norm()), 1e-300):.3g} relative to eager"
+        scale = max(float(b.abs().max()), 1.0)  # squares of numbers above 1e154 overflow
+        error, size = float((a / scale - b / scale).norm()), float((b / scale).norm())
+        if not error <= limit * size + limit * 1e-3 / scale * y.numel() ** 0.5:
+            return f"result {i} is off by {error / max(size, 1e-300):.3g} relative to eager"
     return ""
 
 

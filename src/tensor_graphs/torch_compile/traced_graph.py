@@ -84,6 +84,7 @@ class Variant:
         self.within: dict[str, tuple[int, int]] = {}  # size symbol -> least and largest value
         self._starts: dict[str, set[int]] = {}  # size symbol -> least sizes of the programs' buckets
         self.run: Callable[..., Any] | None = None
+        self._exact = options.tolerance == "exact"
         self._split, self._reports = split_, reports
         self._searches: list[tuple[Search, list[int], Mapping[str, str]] | None] = []
         for i, (part, report) in enumerate(zip(split_.parts, reports)):
@@ -156,7 +157,7 @@ class Variant:
             self._restrict(program, search.sizes, symbols)
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
-            self._runners.append(make_runner(part, program, positions, _refusing(report, said)))
+            self._runners.append(make_runner(part, program, positions, _refusing(report, said), self._exact))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:

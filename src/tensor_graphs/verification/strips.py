@@ -22,7 +22,8 @@ from ..egraph.ir.graph import Graph, Tensor, load_data
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.strips import Axes, axes_of, stretch
 from ..errors import VerificationError
-from .comparison import Array, OutputError, Tolerance, Verification, compare_output, of_all
+from .comparison import Array, OutputError, Tolerance, Verification, of_all
+from .judge import Judge
 from .memory_checks import in_and_out, refuse_more_than_available, run_bytes
 
 PIECE = 1 << 22  # maximum elements of a strip
@@ -168,8 +169,8 @@ class _Root:
         part = self.places.part(self.places.starts[turn], inputs)
         wide, own = part.run(float64=True, poll=poll), part.run(float64=False, poll=poll)
         self.done += part.stop - part.start
-        dtype = self.places.root.dtype
-        self.errors.append(compare_output(self.name, dtype, part.of(self.value), wide, own, self.tolerance))
+        judge = Judge(part.graph, part.values, [wide], [own], self.tolerance, poll=poll)
+        self.errors.append(judge.judged(0, self.name, part.of(self.value)))
 
     def error(self) -> OutputError:
         """The output's error: that of its worst strip."""

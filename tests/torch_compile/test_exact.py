@@ -1,0 +1,95 @@
+"""Tolerance "exact" under torch.compile: a program runs only if its bits are eager's, also at special floats; the first call's check."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.torch_compile import judge
+
+torch = pytest.importorskip("torch")
+from tensor_graphs.torch_compile.exact import unequal_bits  # noqa: E402
+from tensor_graphs.torch_compile.runner import differs  # noqa: E402
+
+from .test_backend import timed  # noqa: E402
+
+EXACT = {"wait": True, "measure": False, "effort": 0, "budget": 0.5, "tolerance": "exact"}
+INF, NAN = float("inf"), float("nan")
+SPECIAL = [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.3, 1e-40, 3.4e38, -88.0, 7.3, -20.0, 8388609.0, -2.5, 1e-20]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(judge, "timed", timed(100.0, 1.0))  # programs always win
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("function", "runs"),
+    [
+        (lambda x: torch.exp(x) * 2.0, "eager"),
+        (lambda x: torch.relu(x) * 1.0, "eager"),  # the sign of a zero
+        (lambda x: x.softmax(0) + 1.0, "eager"),
+        (lambda x: torch.where(x > 1.0, x * 2.0 + 1.0, -x), "program"),
+    ],
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_programs_run_only_with_the_bits_of_eager(function: Callable[[Any], Any], runs: str, gradients: bool) -> None:
+    compiled = torch.compile(function, backend=tg.torch_compile.backend, options=EXACT)
+    x = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            compiled(x.clone().requires_grad_(gradients))
+        found = tg.torch_compile.last_report()
+        assert found is not None and found.runs == runs, found
+        assert runs == "program" or "eager's" in found.why
+        special = torch.tensor(SPECIAL).requires_grad_(gradients)
+        own, other = (f(special) for f in (function, compiled))
+        assert not unequal_bits(other, own)
+        if gradients:
+            (a,), (b,) = (torch.autograd.grad(y, special, torch.ones_like(y)) for y in (own, other))
+            assert not unequal_bits(b, a)
+
+
+def test_weights_and_written_arguments_are_compared_in_place() -> None:
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.linspace(-1, 1, 8))
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x: Any) -> Any:
+            self.seen += x
+            return (x + 1.0) * self.scale
+
+    module = Module().eval()
+    compiled = torch.compile(module, backend=tg.torch_compile.backend, options=EXACT)
+    x = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for count in range(1, 4):
+            assert torch.equal(compiled(x), (x + 1.0) * module.scale)
+            torch.testing.assert_close(module.seen, count * x)  # no trial call wrote to it
+    assert tg.torch_compile.last_report().runs == "program"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "differ"),
+    [
+        ([INF, 1.0], [INF, 1.0], False), ([-INF, 1.0], [INF, 1.0], True), ([NAN, 1.0], [INF, 1.0], True),
+        ([NAN, 1.0], [NAN, 1.0], False), ([1e200, 1e200], [1e200, -1e200], True), ([1e200, 1e200], [1e200, 1e200], False),
+        ([1e-3, 1.0], [0.0, 1.0], True),
+    ],
+)  # fmt: skip
+def test_the_first_call_of_a_program_compares_infinities_and_huge_numbers(
+    found: list[float], expected: list[float], differ: bool
+) -> None:
+    a, b = (torch.tensor(x, dtype=torch.float64) for x in (found, expected))
+    assert bool(differs([a], [b])) is differ
