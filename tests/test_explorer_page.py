@@ -17,8 +17,10 @@ from benchmarks.browser import Browser, chromium
 
 import tensor_graphs as tg
 from tensor_graphs.cli.app import run
+from tensor_graphs.cli.view import page_of
 from tensor_graphs.egraph.explain.explain import DEFINITION
 from tensor_graphs.errors import BadModelError, ExtractionError, NoPlanError, UsageError
+from tensor_graphs.explorer.chosen_terms import chosen_terms
 from tensor_graphs.explorer.columns import decode, encode
 from tensor_graphs.explorer.derivations import Derivation, without_rules
 from tensor_graphs.explorer.egraph_file import write
@@ -233,10 +235,15 @@ def test_graphs_of_networkx(explorer: Explorer) -> None:
 
 
 # ---------------------------------------------------------------- pages
-def inner_data(page: str) -> dict[str, Any]:
+def inner(page: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The columns and the meta data of a page."""
     packed = re.search(r'<script type="application/octet-stream" id="data">([^<]*)</script>', page)
     assert packed
-    return decode(zlib.decompress(b64decode(packed[1])))[0]
+    return decode(zlib.decompress(b64decode(packed[1])))
+
+
+def inner_data(page: str) -> dict[str, Any]:
+    return inner(page)[0]
 
 
 def test_names_reach_a_page_as_data_only(explorer: Explorer) -> None:
@@ -272,6 +279,37 @@ def test_files_have_pages_too(explorer: Explorer, tmp_path: Path) -> None:
     (tmp_path / "g.json").write_text("{}")
     with pytest.raises(ExtractionError):
         file_page(tmp_path / "g.json")
+
+
+def test_the_page_of_a_file_has_the_steps_of_the_rewriting(tmp_path: Path) -> None:
+    x, w, v = tg.input("x", (16, 64)), tg.param("w", (64, 64)), tg.param("v", (64, 64))
+    found = tg.saturate((x * 0.125) @ w + x @ v, backend="numpy", costdb=tmp_path)
+    write(tmp_path / "e.json", found)
+    steps = [s.rule for e in found.explain() for s in e.steps]
+    assert inner_data(file_page(tmp_path / "e.json"))["step.rule"] == steps
+    assert "matmul-right-sum" in steps
+
+
+def test_a_file_without_a_chosen_term_says_so(explorer: Explorer, tmp_path: Path) -> None:
+    with pytest.raises(ExtractionError, match="do not compute"):
+        chosen_terms(explorer.view, [])
+    write(tmp_path / "e.json", explorer)
+    document = json.loads((tmp_path / "e.json").read_text())
+    document["tensor_graphs"]["computes"] = {}
+    (tmp_path / "e.json").write_text(json.dumps(document))
+    page = file_page(tmp_path / "e.json")
+    assert "step.rule" not in inner_data(page)
+    assert "The rewriting is not shown: the chosen kernels do not compute the e-class" in inner(page)[1]["notes"][-1]
+
+
+def test_the_page_of_a_saved_program_derives_its_rewriting(tmp_path: Path) -> None:
+    x = tg.input("x", (32, 32))
+    program = tg.optimize(tg.exp(x) * 2.0 + tg.exp(x) * 3.0, backend="c", measure=False, budget=5, costdb=tmp_path)
+    page = page_of(program.save(tmp_path / "out"))
+    assert "<summary>Rewrites</summary>" in page and "<th>rule</th>" in page
+    (tmp_path / "out" / "origin.safetensors").unlink()
+    assert "Not derived: this program does not say what it was made from" in page_of(tmp_path / "out")
+    assert "The rule applications are not in this file" in page_of(tmp_path / "out" / "report.json")
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,9 @@ from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.kernels import proposals
 from tensor_graphs.kernels.briefs import Brief, numpy_source, write_briefs
 from tensor_graphs.kernels.proposals import Proposal, propose
-from tensor_graphs.kernels.regions import regions_of
+from tensor_graphs.kernels.regions import regions_of, why_none
+from tensor_graphs.kernels.wanted import wanted
+from tensor_graphs.pipeline import time_program
 
 KERNEL = """
 import numpy as np
@@ -115,6 +117,34 @@ def test_a_brief_has_a_reference_that_runs(store: Store, tmp_path: Path) -> None
     assert facts["inputs"][0]["strides"] == [5000, 1]
     assert facts["limit_us"] < facts["us"]
     assert concrete(brief.region.results[0].type.shape) == (16, 5000)
+
+
+def test_the_reference_of_a_brief_states_no_estimate(store: Store) -> None:
+    assert "estimated" not in numpy_source(nucleus_region(store).region)
+
+
+def test_a_graph_that_runs_as_written_counts_at_stored_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_program.timing, "is_surely_faster", lambda *samples: True)
+    x = tg.input("x", (16, 3000))
+    (brief,) = wanted(tg.cumsum(tg.tanh(x), axis=-1), count=1, backend="numpy", budget=1, costdb=tmp_path)
+    assert 0 < brief.region.limit_us < brief.region.us
+    assert repr(brief).startswith("Brief 1 of graph: ")
+
+
+def test_an_empty_result_says_why(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = tg.input("x", (16, 3000))
+    found = wanted(tg.transpose(x), backend="numpy", budget=1, costdb=tmp_path)
+    assert (list(found), repr(found)) == ([], f"[] ({found.why})")
+    assert "the plan calls no kernels" in found._repr_html_()
+    at_limit = priced([tg.tanh(x)], lambda name: 0.001)
+    assert why_none(at_limit, store).startswith("no kernel is slower than its limit: 1 kernel call, 0.0 µs, limits ")
+    unmeasured = replace(at_limit, steps=tuple(replace(s, cost=Priced(1, 1, 30, "bound")) for s in at_limit.steps))
+    assert "give a larger budget" in why_none(unmeasured, store)
+    with pytest.raises(UsageError, match="at least 1"):
+        wanted(tg.tanh(x), count=0)
+    tg.save_graph(Graph.of([tg.transpose(x)]), tmp_path / "view.safetensors")
+    assert run(["kernels", "wanted", str(tmp_path / "view.safetensors"), "--backend", "numpy", "--budget", "1"]) == 0
+    assert "calls no kernels" in capsys.readouterr().out
 
 
 def command(*code: str) -> str:

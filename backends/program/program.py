@@ -466,12 +466,14 @@ class Program:
     def __repr__(self) -> str:
         m = self.manifest
         given, made = (", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs) for specs in (m.inputs, m.outputs))
-        return f"Program {m.name}({given}) -> ({made}): {counted(m.kernels, 'kernel')}, {m.cost:.1f} µs estimated"
+        estimate = f", {m.cost:.1f} µs estimated" if m.cost else ""
+        return f"Program {m.name}({given}) -> ({made}): {counted(m.kernels, 'kernel')}{estimate}"
 
     def _repr_html_(self) -> str:
         m = self.manifest
         rows = {
-            "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs", "lower bound": f"{m.lower_bound:.1f} µs",
+            "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs" if m.cost else "not priced",
+            "lower bound": f"{m.lower_bound:.1f} µs" if m.cost else "not priced",
             "memory": ", ".join(f"{n / 2**20:.1f} MiB on {d}" for d, n in self.memory().items()),
             "workspace": f"{m.workspace / 2**20:.2f} MiB",
         }  # fmt: skip

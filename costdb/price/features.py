@@ -28,6 +28,9 @@ PARAMETERS = ("m", "n", "k0", "deep", "tm", "tn", "t0", "um", "un", "u0", "vm", 
 FLAGS = ("early", "boxes", "inside", "walk", "join", "roles", "tiles", "beside", "ahead", "group")
 """Schedule parameters of which it is a feature that they are there."""
 FAMILIES = ("pointwise", "copy", "reduction", "attention", "conv", "contraction")
+PRODUCTS = ("contraction", "conv", "attention")
+"""Families whose flops are multiplications and additions over a summed axis, and elementwise operations beside them."""
+ELEMENTWISE_RATE = 3e7  # flops per µs of a GPU outside of its tensor cores, by order of magnitude
 RESIDENT_THREADS, SHARED_BYTES = 2048, 227e3  # of a multiprocessor
 SMALL = 16  # an operand that is smaller than the largest by this factor is no traffic
 NAME_BITS = 16  # signs that tell names, and backends with families, apart
@@ -41,7 +44,8 @@ def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Arra
     calls = np.array([_call(c["shapes"], c["strides"], c["dtypes"]) for c in columns]).T
     known = dict(zip(PARAMETERS, np.array([_parameters(c["schedule"]) for c in columns]).T))
     machine = np.array([_machine(str(c["device"]), c["dtypes"]) for c in columns]).T
-    amount = np.array([(w.flops, w.bytes) for w in work]).T
+    summed = [_summed(str(c["shapes"]), w.flops) if c["family"] in PRODUCTS else 0.0 for c, w in zip(columns, work)]
+    amount = np.array([(w.flops, w.bytes, length) for w, length in zip(work, summed)]).T
     sizes, tiles = _sizes(calls, amount, machine), _tiles(calls, known, amount, machine)
     schedules = np.array([_scheduled(c["schedule"]) for c in columns]).T
     kinds = [str(c["device"]).partition(":")[0] for c in columns]
@@ -51,19 +55,34 @@ def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Arra
 
 # ---------------------------------------------------------------- of the call
 def _sizes(call: Array, amount: Array, machine: Array) -> Array:
-    """Work, roofline, sizes of the result and of operands, and layouts."""
-    (flops, size_bytes), (_, traffic, peak, _, _, cache) = amount, machine
+    """Work, elementwise flops per element of the result, roofline, sizes of the result and of operands, and layouts."""
+    (flops, size_bytes, _), (_, traffic, peak, _, _, cache) = amount, machine
     rows, columns, largest, longest, total, *others = call
     with np.errstate(divide="ignore"):
         intensity = np.maximum(flops / peak, 1e-6) / np.maximum(size_bytes / traffic, 1e-6)
-    amounts = (flops, size_bytes, rows, columns, _depth(call, flops), rows * columns, largest, longest,
-               size_bytes / cache, intensity, total / np.maximum(size_bytes, 1.0))  # fmt: skip
+    amounts = (1.0 + _elementwise(call, amount) / (rows * columns), flops, size_bytes, rows, columns, _depth(call, flops),
+               rows * columns, largest, longest, size_bytes / cache, intensity, total / np.maximum(size_bytes, 1.0))  # fmt: skip
     return np.stack([*map(_log, amounts), _log(flops) - _log(size_bytes), *others])
 
 
 def _depth(call: Array, flops: Array) -> Array:
     """Multiplications and additions per element of the result: the summed length, for a product."""
     return np.asarray(np.maximum(1.0, flops / (2.0 * call[0] * call[1])))
+
+
+def _elementwise(call: Array, amount: Array) -> Array:
+    """Flops beside those of the products: of a fused prologue (before the sum) or epilogue."""
+    return np.asarray(np.maximum(0.0, amount[0] - 2.0 * call[0] * call[1] * amount[2]))
+
+
+@lru_cache(maxsize=1 << 14)
+def _summed(shapes: str, flops: float) -> float:
+    """Length of the summed axes of a product: the largest that the sizes of its operands allow for its flops; 0 for none."""
+    *operands, result = [tuple(s) for s in json.loads(shapes)] or [()]
+    rows, columns = max(1, math.prod(result[:-1])), max(1, (result or (1,))[-1])
+    most = flops / (2.0 * rows * columns) * (1 + 1e-9)
+    sizes = (d for s in operands for d in (*s, math.prod(s) // columns, math.prod(s) // rows))
+    return float(max((d for d in sizes if 1 < d <= most), default=0))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -120,9 +139,10 @@ def _innermost(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, i
 
 # ---------------------------------------------------------------- of the schedule
 def _tiles(call: Array, known: Mapping[str, Array], amount: Array, machine: Array) -> Array:
-    """Tile, threads, blocks per multiprocessor, share of the last wave, padding, shared memory, occupancy, and times of
-    the tiles' loads and arithmetic relative to the roofline; all 0 without a schedule."""
-    (flops, size_bytes), (itemsizes, traffic, peak, near, units, _), k = amount, machine, known
+    """Tile, threads, blocks per multiprocessor, share of the last wave, padding, shared memory, occupancy, waves, and
+    times relative to the roofline: of the tiles' loads and arithmetic, and of elementwise operations that each column of
+    tiles repeats; all 0 without a schedule."""
+    (flops, size_bytes, _), (itemsizes, traffic, peak, near, units, _), k = amount, machine, known
 
     def one(*names: str) -> Array:
         """Product of parameters, absent ones counting as 1."""
@@ -144,11 +164,13 @@ def _tiles(call: Array, known: Mapping[str, Array], amount: Array, machine: Arra
     roofline = 1e-6 + np.maximum(size_bytes / traffic, flops / peak) + rates.GPU.launch_us
     loads = blocks * (tile_rows + tile_columns) * depth * itemsizes / split / near
     arithmetic = np.ceil(per_unit) * tile_rows * tile_columns * 2.0 * depth / split / (peak / units)
-    logs = (tile_rows, tile_columns, tile_depth, lanes, tile_rows * tile_columns / lanes, blocks, per_unit,
+    repeated = _elementwise(call, amount) * across / ELEMENTWISE_RATE
+    waves = np.ceil(per_unit / resident)
+    logs = (repeated / roofline, tile_rows, tile_columns, tile_depth, lanes, tile_rows * tile_columns / lanes, blocks, per_unit,
             down * tile_rows * across * tile_columns / np.maximum(1.0, rows * columns), shared, per_unit / resident,
             loads * near / np.maximum(1.0, size_bytes), depth / tile_depth / split, loads / roofline,
-            arithmetic / roofline, np.maximum(loads, arithmetic) / roofline)  # fmt: skip
-    found = np.stack([*map(_log, logs), per_unit / np.ceil(per_unit), resident])
+            arithmetic / roofline, np.maximum(loads, arithmetic) / roofline, waves)  # fmt: skip
+    found = np.stack([*map(_log, logs), per_unit / np.ceil(per_unit), resident, per_unit / resident / waves])
     return np.where(_is_tiled(known), found, 0.0)
 
 
@@ -215,16 +237,19 @@ def _log(values: Array) -> Array:
 
 
 def _emphasis() -> Array:
-    """Weight of each feature in distances: 0 for the signs of `_label`, SCHEDULE_EMPHASIS for the schedule's, else 1."""
+    """Weight of each feature in distances: 0 for the signs of `_label`, SCHEDULE_EMPHASIS for the schedule's, else 1;
+    times ELEMENTWISE_EMPHASIS for elementwise operations, the first features of `_sizes` and of `_tiles`."""
     none = np.ones((9, 1))
-    sizes = len(_sizes(np.ones((len(_call("[[1]]", "[[1]]", '["float32"]')), 1)), none[:2], none[:6]))
-    tiles = len(_tiles(np.ones((2, 1)), dict.fromkeys(PARAMETERS, none[0]), none[:2], none[:6]))
+    sizes = len(_sizes(np.ones((len(_call("[[1]]", "[[1]]", '["float32"]')), 1)), none[:3], none[:6]))
+    tiles = len(_tiles(np.ones((2, 1)), dict.fromkeys(PARAMETERS, none[0]), none[:3], none[:6]))
     label = len(_label("", "", "", ""))
     schedule, signs = [SCHEDULE_EMPHASIS] * (tiles + len(_scheduled(""))), [0.0] * 2 * NAME_BITS
-    return np.array([1.0] * sizes + schedule + signs + [1.0] * (label - len(signs)))
+    found = np.array([1.0] * sizes + schedule + signs + [1.0] * (label - len(signs)))
+    found[[0, sizes]] *= ELEMENTWISE_EMPHASIS
+    return found
 
 
-SCHEDULE_EMPHASIS = 1.5
+SCHEDULE_EMPHASIS, ELEMENTWISE_EMPHASIS = 1.5, 3.0
 EMPHASIS = _emphasis()
 #: Number of features.
 COUNT = len(EMPHASIS)

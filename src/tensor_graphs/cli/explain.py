@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..backends.program.saved_program import load_program
 from ..errors import BadModelError, DeviceUnavailableError
 from ..plain import decode, read_bytes
+
+if TYPE_CHECKING:
+    from ..explorer.explain_rewrites import BlockRewrites
 
 # time limit per block when rewriting is repeated: longer than in the search, since this machine may be slower
 SECONDS = 60.0
@@ -69,36 +72,42 @@ def explain(
     return document, "\n".join(lines)
 
 
-def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
-    """The rule applications that lead from a program's original graph to its kernels, as (JSON document, text).
+def steps_of(
+    folder: Path, *, seconds: float = math.inf, saturation_s: float = SECONDS, replay: bool | None = None
+) -> list[BlockRewrites]:
+    """Per block of a saved program, the rule applications that lead from its original graph to its kernels.
 
-    Rewriting is repeated within the limits of the original search. Also lists the values that kernels round when
-    storing them, which no rule expresses. `folder` needs the program's origin and report files only. Blocks not reached
-    within `seconds` are listed as such. `replay`: see `explain_saved`.
+    Rewriting is repeated within the limits of the original search, for at most `saturation_s` a block. Blocks not
+    reached within `seconds` are listed as such. `folder` needs the program's origin and report files only. `replay`,
+    errors: see `explain_saved`; BadModelError for a malformed report.
     """
-    from ..egraph.explain.explain import spelled
     from ..egraph.ir.rule import Rule
     from ..egraph.saturate.saturate import Limits
     from ..explorer.explain_rewrites import explain_saved
-    from ..pipeline.provenance import read_origin
 
     searched = _report(folder / "report.json").get("searched", {})
     try:
         named = {n: searched["limits"][n] for n in ("nodes", "beam", "slack") if n in searched.get("limits", {})}
-        limits = Limits(iterations=int(searched.get("rounds", Limits().iterations)), seconds=SECONDS, **named)
+        limits = Limits(iterations=int(searched.get("rounds", Limits().iterations)), seconds=saturation_s, **named)
         effort = int(searched.get("effort", 1))
         rules = [Rule(**{**r, "when": tuple(r["when"])}) for r in searched.get("rules", [])]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise BadModelError(f"the report is malformed: {error!r}", where=str(folder / "report.json")) from None
-    found = explain_saved(
-        folder,
-        limits=limits,
-        effort=effort,
-        exact=bool(searched.get("exact")),
-        rules=rules,
-        replay=replay,
-        seconds=seconds,
-    )
+    exact = bool(searched.get("exact"))
+    return explain_saved(
+        folder, limits=limits, effort=effort, exact=exact, rules=rules, replay=replay, seconds=seconds
+    )  # fmt: skip
+
+
+def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
+    """The steps of a saved program (`steps_of`), as (JSON document, text).
+
+    Also lists the values that kernels round when storing them, which no rule expresses.
+    """
+    from ..egraph.explain.explain import spelled
+    from ..pipeline.provenance import read_origin
+
+    found = steps_of(folder, seconds=seconds, replay=replay)
     origin = read_origin(folder)
     inputs = [f"{t.attr('name')}: {t.type}" for t in origin.graph.inputs]
     stored = [{"dtype": t.dtype, "term": spelled(t.args[0])} for t in origin.stored]

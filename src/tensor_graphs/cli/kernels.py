@@ -107,15 +107,17 @@ def wanted_kernels(
                 stopped=lambda: progress.stopped,
                 say=partial(progress.say, "propose"),
             )
-    document: dict[str, Any] = {"briefs": [b.to_json() for b in briefs], "files": paths}
+    document: dict[str, Any] = {"briefs": [b.to_json() for b in briefs], "files": paths, "why_none": briefs.why}
     if command:
         document["proposals"] = [p.to_json() for p in proposals]
-    if command:
+    if not briefs:
+        shown = briefs.why
+    elif command:
         shown = "\n".join(map(str, proposals))
     elif output is not None:
         shown = "\n".join(f"{b.region.gap_us:10.1f} µs  {b.region.pattern[:100]}" for b in briefs) + f"\n{output}"
     else:
-        shown = "\n".join(b.markdown() for b in briefs) or "no region is slower than its limit"
+        shown = "\n".join(b.markdown() for b in briefs)
     stopped = Interrupted("stopped on request; what was found so far was kept", where=str(output or ""))
     return Answer(document, shown, stopped if progress.stopped else None)
 

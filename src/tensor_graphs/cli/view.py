@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import tempfile
 import webbrowser
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import TensorGraphsError, UsageError
 from ..plain import is_file, read_bytes
 from ..writing import write_text
 
+if TYPE_CHECKING:
+    from ..explorer.explain_rewrites import BlockRewrites
+
 LARGEST_REPORT = 1 << 28  # bytes
+DERIVED_NODES = 300  # nodes of a saved program's terms above which its rewriting is not repeated for a page
+DERIVED_S = 10.0  # time for repeating it, and for each block's saturation
 
 
 def page_of(target: Path) -> str:
@@ -20,11 +26,12 @@ def page_of(target: Path) -> str:
     if target.is_dir():
         if not is_file(target / "report.json"):
             raise UsageError("the folder has no report.json", where=str(target), hint="give a folder made by optimize")
-        return report_page(target / "report.json")
+        return report_page(target / "report.json", rewrites_section(target))
     if not is_file(target):
         raise UsageError("there is no such file or folder", where=str(target))
     if target.suffix == ".json" and b'"cost_us"' in read_bytes(target, LARGEST_REPORT) and _is_report(target):
-        return report_page(target)
+        note = "The rule applications are not in this file: view the program's folder, or the e-graph file of saturate."
+        return report_page(target, f"<p class=soft>{note}</p>")
     from ..explorer.file_page import file_page
 
     return file_page(target)
@@ -38,11 +45,37 @@ def _is_report(path: Path) -> bool:
     return isinstance(found, dict) and "cost_us" in found and "nodes" in found and not isinstance(found["nodes"], dict)
 
 
-def report_page(path: Path) -> str:
-    """The page of a report.json. BadModelError if it is malformed."""
+def report_page(path: Path, rewrites: str = "") -> str:
+    """The page of a report.json. `rewrites`: HTML of its section "Rewrites". BadModelError if it is malformed."""
     from ..report.report import Report
 
-    return Report.read(path).html()
+    return Report.read(path).html({"Rewrites": rewrites} if rewrites else {})
+
+
+def rewrites_section(folder: Path) -> str:
+    """HTML of the rule applications that lead from a saved program's model to its kernels, or why it has none."""
+    from ..pipeline.provenance import read_origin
+    from .explain import steps_of
+
+    command = f"tensor-graphs explain {folder} --steps"
+    try:
+        if (size := len(read_origin(folder).graph.nodes())) > DERIVED_NODES:
+            return f"<p class=soft>{size} nodes: too many to derive them for this page. In a terminal: <code>{escape(command)}</code></p>"
+        blocks = steps_of(folder, seconds=DERIVED_S, saturation_s=DERIVED_S, replay=False)
+    except TensorGraphsError as error:
+        return f"<p class=soft>Not derived: {escape(error.message)}. In a terminal: <code>{escape(command)}</code></p>"
+    note = "Repeated for this page, block by block; not evaluated numerically, which the command does: "
+    return f"<p class=soft>{note}<code>{escape(command)}</code></p>" + "".join(map(_block, blocks))
+
+
+def _block(block: BlockRewrites) -> str:
+    none = (
+        ""
+        if block.steps or block.given_up
+        else "<p class=soft>The chosen form is the model's own: no rule was needed.</p>"
+    )
+    shown = [e._repr_html_() for e in block.explanations if e.steps]
+    return f'<p>{escape(str(block).partition(chr(10))[0])}</p>{none}<div class="wide">{"".join(shown)}</div>'
 
 
 def show(target: Path, output: Path | None, *, launch: bool) -> dict[str, Any]:

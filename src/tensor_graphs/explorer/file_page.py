@@ -10,15 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from ..egraph.explain.explain import Explanation, explain
+from ..egraph.ir.graph import Graph
+from ..egraph.view.view import EGraphView
 from ..errors import ExtractionError
 from ..extract.solve.problem import Extraction, Problem, reachable
 from ..extract.solve.solve import solve
+from ..rules import ALL
+from .chosen_terms import chosen_terms
 from .derivations import derivations
 from .egraph_file import GIVEN, JOINED, PART, SOURCES, EGraphFile, read
-from .page import problem_page
+from .page import problem_page, rewrite_columns
 from .tables import LONGEST_TEXT, Columns, lists, model_tables, rule_texts, view_tables
 
 SOLVE_SECONDS = 5.0
+NO_SOURCES = "From a file: kernels have no source text here, and no what-if answers (tg.saturate(...).html() has)."
+NO_RULES = "No rewrites are shown: the file holds no record of tensor_graphs, thus neither rules nor the model."
 _OPERAND = re.compile(r"(\w+)=(c\d+(?:@-?\d+(?:,-?\d+)*)?)")
 
 
@@ -26,13 +33,15 @@ def file_page(path: str | Path) -> str:
     """The viewer page of an e-graph file. ExtractionError if it is malformed, BadModelError without its model."""
     found = read(path)
     solution = solve(found.problem, time_limit=SOLVE_SECONDS)
-    columns, facts = _own_tables(found, solution) if found.record is not None else _plain_tables(found, solution)
+    if found.record is not None:
+        columns, facts, notes = _own_tables(found, solution)
+    else:
+        (columns, facts), notes = _plain_tables(found, solution), [NO_RULES]
     bound = "proven optimal" if solution.optimal else f"proven bound {solution.lower_bound:.6g}"
     meta = {
         "title": Path(path).name, "unit": "µs" if found.record is not None else "",
         "facts": [*facts, f"best {solution.cost:.6g}{' µs' if found.record is not None else ''}", bound],
-        "notes": ["From a file: kernels have no source text here, and no what-if answers (tg.saturate(...).html() has)."]
-        if found.record is not None else [],
+        "notes": notes,
     }  # fmt: skip
     return problem_page(columns, meta)
 
@@ -68,8 +77,8 @@ def _steps(problem: Problem, solution: Extraction) -> np.ndarray[Any, np.dtype[n
     return steps
 
 
-def _own_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[str]]:
-    """Tables of a file that `saturate` wrote: the algebraic e-graph and its kernels by name."""
+def _own_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[str], list[str]]:
+    """Tables, facts and notes of a file that `saturate` wrote: the algebraic e-graph, its kernels by name, the rewriting."""
     assert found.record is not None
     view, graph = found.view(found.record)
     rules: dict[int, list[str]] = {}
@@ -81,8 +90,17 @@ def _own_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[
             start.setdefault(node, d.left[0])
     columns = view_tables(view, rules, start) | _kernels(found, solution, len(view), view.n_classes)
     facts = [f"{len(view):,} e-nodes", f"{view.n_classes:,} e-classes", f"{len(columns['kernel.name']):,} kernels"]
-    columns |= rule_texts(name for names in rules.values() for name in names)
-    return columns | model_tables(graph, view), facts
+    columns |= rule_texts(name for names in rules.values() for name in names) | model_tables(graph, view)
+    steps, why = rewrite_columns(len(view), lambda: _rewriting(view, graph, columns))
+    return columns | steps, facts, [NO_SOURCES, *why]
+
+
+def _rewriting(view: EGraphView, graph: Graph, columns: Columns) -> list[Explanation]:
+    """Rule applications from the model to the terms that the kernels of the solution compute."""
+    step, off, item = (np.asarray(columns[f"kernel.{name}"]) for name in ("step", "node.off", "node.item"))
+    order = sorted(np.flatnonzero(step >= 0).tolist(), key=lambda k: int(step[k]))
+    chosen = chosen_terms(view, [item[off[k] : off[k + 1]].tolist() for k in order])
+    return explain(view, [d for r in ALL for d in r.directions], graph.roots, chosen)
 
 
 def _kernels(found: EGraphFile, solution: Extraction, nodes: int, classes: int) -> Columns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
+    from ..egraph.explain.explain import Explanation
     from .explorer import Explorer
 
 WEB = Path(__file__).with_name("web")
@@ -48,20 +49,23 @@ def columns(explorer: Explorer) -> Columns:
 def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> bytes:
     """The viewer's data of an explorer. `seconds`: time for answering what-if questions in advance."""
     found = columns(explorer)
-    notes = []
-    if len(explorer.view) <= EXPLAINED_NODES:
-        try:
-            found |= rewrite_tables(explorer.explain())
-        except TensorGraphsError as error:
-            notes.append(f"The rewriting is not shown: {error.message}.")
-    else:
-        notes.append(
-            "The rewriting is not shown: the e-graph is too large for that (explain_rewrites goes block by block)."
-        )
+    steps, notes = rewrite_columns(len(explorer.view), explorer.explain)
+    found |= steps
     asked = question_columns(explorer, seconds)
     found |= asked
     notes.append("What-if answers beside kernels were computed in advance; a notebook asks live: explorer.widget().")
     return encode(found, _meta(explorer, notes))
+
+
+def rewrite_columns(e_nodes: int, explain: Callable[[], list[Explanation]]) -> tuple[Columns, list[str]]:
+    """The tables of the rewriting that `explain` returns, and notes: the reason if they are left out."""
+    if e_nodes > EXPLAINED_NODES:
+        why = f"the e-graph has more than {EXPLAINED_NODES:,} e-nodes (explain_rewrites goes block by block)"
+        return {}, [f"The rewriting is not shown: {why}."]
+    try:
+        return rewrite_tables(explain()), []
+    except TensorGraphsError as error:
+        return {}, [f"The rewriting is not shown: {error.message}."]
 
 
 def _meta(explorer: Explorer, notes: list[str]) -> dict[str, Any]:
@@ -94,4 +98,4 @@ def widget_parts() -> tuple[str, str]:
     return asset(WEB, *SCRIPTS) + "\nexport default { render };\n", theme() + asset(WEB, "viewer.css")
 
 
-__all__ = ["columns", "explorer_data", "problem_page", "viewer_page", "widget_parts"]
+__all__ = ["columns", "explorer_data", "problem_page", "rewrite_columns", "viewer_page", "widget_parts"]

@@ -23,13 +23,17 @@ from .regions import Region
 LONGEST_SOURCE = 20_000  # characters of a kernel's source in a brief
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Brief:
     """A region as a request for a kernel. `number` counts from 1; `model`: the model's name."""
 
     number: int
     model: str
     region: Region
+
+    def __repr__(self) -> str:
+        r = self.region
+        return f"Brief {self.number} of {self.model}: {r.us:.1f} µs, limit {r.limit_us:.1f} µs: {r.pattern}"
 
     @property
     def languages(self) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ from ..costdb.store.store import Store
 from ..egraph.ir.builders import input as placeholder
 from ..egraph.ir.graph import Tensor
 from ..errors import ShapeError, UsageError
-from ..extract.model.kernel import Candidate, Vertex
 from ..extract.model.plan import Plan, Step, Value
 from ..extract.model.work import graph_flops
-from ..pipeline.prices import CostPricer
+from ..pipeline.prices import CostPricer, calls_of
 from ..verification.diagnose import step_meanings
+from ..wording import counted
 
 LONGEST_CHAIN = 4  # calls of a region
 JOINED = 0.1  # fraction of the calls' limits that one kernel must save in memory traffic for the calls to be one region
@@ -73,6 +73,20 @@ def regions_of(plan: Plan, store: Store, count: int) -> list[Region]:
     return chosen
 
 
+def why_none(plan: Plan, store: Store) -> str:
+    """Reason why `regions_of` finds no region in a plan, with what to do about it."""
+    kernels = [s for s in plan.steps if not s.is_view]
+    if not kernels:
+        return "the plan calls no kernels: its outputs are inputs, weights or views of them"
+    limits = [f.limit_us if f else 0.0 for f in CostPricer(store).facts(calls_of(kernels))]
+    time, limit = sum(s.cost.us for s in kernels), sum(limits)
+    unknown = sum(s.cost.source == "bound" for s in kernels)
+    text = f"no kernel is slower than its limit: {counted(len(kernels), 'kernel call')}, {time:.1f} µs, limits {limit:.1f} µs"
+    if unknown:
+        return f"{text}; {unknown} of them were never measured and count at their limit: give a larger budget"
+    return text
+
+
 class _Finder:
     def __init__(self, plan: Plan, pricer: CostPricer) -> None:
         self.plan, self.pricer = plan, pricer
@@ -124,7 +138,7 @@ class _Finder:
         if any(t.type != r.type for t, r in zip(terms, results)):
             return None  # stored in another dtype than computed
         work = Work(graph_flops(list(terms)), float(sum(_bytes(v) for v in (*operands.values(), *results))))
-        facts = self.pricer.facts([Candidate(s.template, Vertex(0, ()), (), s.call) for s in steps])
+        facts = self.pricer.facts(calls_of(steps))
         known = [f for f in facts if f is not None]
         us, limit = sum(s.cost.us for s in steps), min(f.roofline.us(work) for f in known)
         if len(steps) > 1 and limit > (1 - JOINED) * sum(f.limit_us for f in known):
@@ -167,4 +181,4 @@ def _bytes(value: Value) -> int:
     return value.type.nbytes
 
 
-__all__ = ["Region", "regions_of"]
+__all__ = ["Region", "regions_of", "why_none"]

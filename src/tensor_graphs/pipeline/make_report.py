@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ..backends.program.memory_plan import nbytes
@@ -14,7 +14,7 @@ from ..backends.registry import describe
 from ..backends.user.templates import USER_PREFIX, UserKernel
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Graph
-from ..extract.model.kernel import Candidate, Vertex
+from ..extract.model.kernel import Candidate
 from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..options import Options
@@ -28,7 +28,7 @@ from ..report.report import (
     step_rows,
 )
 from .prepare import Task
-from .prices import CostPricer
+from .prices import CostPricer, at_stored_prices, calls_of
 from .rewrite import Rewritten
 
 MOST_OPERATIONS = 2000  # of a model whose operations the report lists
@@ -87,19 +87,13 @@ def describe_plan(
 def describe_as_written(report: Report, program: Program, pricer: CostPricer) -> None:
     """Replace the plan of a report by that of the unfused baseline, with the prices that its kernels have in the store."""
     assert program.plan is not None
-    kernels = [s for s in program.plan.steps if not s.is_view]
-    found = [Candidate(s.template, _NOWHERE, (), s.call) for s in kernels]
-    prices = {id(s): p for s, p in zip(kernels, pricer.price(found)) if p.us < math.inf}
-    plan = replace(program.plan, steps=tuple(replace(s, cost=prices.get(id(s), s.cost)) for s in program.plan.steps))
+    plan = at_stored_prices(program.plan, pricer)
     own = Report.of_plan(plan)
     report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
     report.workspace, report.buffers, report.optimism_us = 0, [], 0.0
     for row in report.user_kernels:
         row.calls, row.note = 0, row.note or "the graph runs as it is written"
-    _describe_calls(report, program, plan, pricer, found)
-
-
-_NOWHERE = Vertex(-1, ())  # place of the results of calls that are only priced
+    _describe_calls(report, program, plan, pricer, calls_of(plan.steps))
 
 
 def _describe_calls(

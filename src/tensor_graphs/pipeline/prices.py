@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..backends.tuning.keys import key_of
 from ..backends.tuning.schedule_search import key_of_schedule
@@ -14,7 +14,8 @@ from ..costdb.price.predict import Price, Query
 from ..costdb.price.roofline import DeviceRoofline
 from ..costdb.store import tuned
 from ..costdb.store.store import Store
-from ..extract.model.kernel import Candidate
+from ..extract.model.kernel import Candidate, Vertex
+from ..extract.model.plan import Plan, Step
 from ..extract.model.pricing import Priced
 from ..extract.model.work import call_work
 
@@ -128,6 +129,22 @@ class CostPricer:
             part = [q for q in queries.values() if regime_of(q.key.device) == regime]
             prices |= {q.key.digest: p for q, p in zip(part, self.store.price(part, regime=regime))} if part else {}
         return prices
+
+
+_NOWHERE = Vertex(-1, ())  # place of the results of calls that are only priced
+
+
+def calls_of(steps: Iterable[Step]) -> list[Candidate]:
+    """The kernel calls of steps as candidates that can be priced; views are left out."""
+    return [Candidate(s.template, _NOWHERE, (), s.call) for s in steps if not s.is_view]
+
+
+def at_stored_prices(plan: Plan, pricer: CostPricer) -> Plan:
+    """A plan with the prices that its kernels have in the store; kernels that failed there keep the prices of the plan."""
+    kernels = [s for s in plan.steps if not s.is_view]
+    prices = {id(s): p for s, p in zip(kernels, pricer.price(calls_of(kernels))) if p.us < math.inf}
+    steps = tuple(replace(s, cost=prices.get(id(s), s.cost)) for s in plan.steps)
+    return replace(plan, steps=steps, cost=sum(s.cost.us for s in steps))
 
 
 def regime_of(device: str) -> str:

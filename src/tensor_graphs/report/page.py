@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,8 @@ SWITCH = '<span class="switch">' + " ".join(
 ) + "</span>"  # fmt: skip
 
 
-def report_page(report: Report) -> str:
-    """HTML page of a report."""
+def report_page(report: Report, more: Mapping[str, str]) -> str:
+    """HTML page of a report. `more`: HTML of further sections by title."""
     sections: list[tuple[str, str, bool]] = [
         ("Summary", table((), [row for row in report.rows() if row[0] != "bucket"]), True),
         ("Sizes", _sizes(report), True),
@@ -35,6 +35,7 @@ def report_page(report: Report) -> str:
         ("Memory", _memory(report), True),
         ("Error", _errors(report), True),
         ("The search: what it found when, and what more of it would bring", _search(report), True),
+        *((title, text, False) for title, text in more.items()),
         ("Rules and blocks", _rules(report), False),
     ]
     body = "".join(

@@ -406,11 +406,11 @@ class Report:
         parts = (("Kernels", kernels), ("Blocks", blocks), ("Rules by time", rules), ("Timeline", when))
         return body + "".join(f"<details><summary>{t}</summary>{html}</details>" for t, html in parts)
 
-    def html(self) -> str:
-        """The report as a self-contained HTML page: no script, no network."""
+    def html(self, sections: Mapping[str, str] | None = None) -> str:
+        """The report as a self-contained HTML page: no script, no network. `sections`: further ones, title -> HTML."""
         from .page import report_page
 
-        return report_page(self)
+        return report_page(self, sections or {})
 
 
 def _counted(parts: Mapping[str, int]) -> str:

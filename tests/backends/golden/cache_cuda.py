@@ -1,4 +1,4 @@
-"""cache: 2 kernels, estimated 0.0 us (at least 0.0)."""
+"""cache: 2 kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cache: 3 kernels, estimated 0.0 us (at least 0.0)."""
+"""cache: 3 kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-// Layered layout of a graph, and a canvas that shows it: pan, zoom, click. Only boxes in the visible part are drawn.
+// Layered layout of a graph, and a canvas that shows it: pan, zoom, click. Only boxes in the visible part are drawn, and
+// crowded pictures are moved as images.
 
 const GAP_X = 26, GAP_Y = 54;
 const MOST_CURVES = 500, MOST_LINES = 2500; // edges drawn as curves, and at all unless chosen, in one frame
+// If more than MANY boxes and edges move, they are drawn once, MARGIN of the canvas wider on each side, and this image is shown,
+// scaled by at most STRETCH, until nothing has moved for REST milliseconds.
+const MANY = 12, MARGIN = 0.3, STRETCH = 1.6, REST = 150;
 
 // Positions of boxes: `ids` in preferred order, `below(id)` the ids under a box, `size(id)` [width, height].
 // Cycles are cut where a depth-first search meets them; a box lies under the lowest box above it.
@@ -66,7 +70,7 @@ function placed(rows, up, down, size) {
 class Board {
   // `paint(context, id, box, scale)` draws a box; `pick(id, dx, dy, event)` is told of clicks, relative to the box.
   constructor(canvas, paint, pick) {
-    Object.assign(this, { canvas, paint, pick, boxes: new Map(), edges: [], view: { x: 0, y: 0, k: 1 }, frames: 0 });
+    Object.assign(this, { canvas, paint, pick, boxes: new Map(), edges: [], view: { x: 0, y: 0, k: 1 }, frames: 0, drawn: 0 });
     this.context = canvas.getContext("2d");
     this.pointers = new Map();
     canvas.tabIndex = 0;
@@ -86,8 +90,13 @@ class Board {
     this.canvas.width = Math.round(w * ratio); this.canvas.height = Math.round(h * ratio);
     this.redraw(true);
   }
+  // Draw in the next frame; `restyled`: in other colours or at another size.
   redraw(restyled = false) {
     if (restyled) this.colors = {};
+    this.image = null; this.shifted = false;
+    this.refresh();
+  }
+  refresh() {
     if (!this.asked) { this.asked = true; requestAnimationFrame((now) => { this.asked = false; this.draw(now); }); }
   }
   // Show boxes (id -> {x, y, w, h}) and edges ({from, to, port, color, width, dash}); `anchor` keeps its place on screen.
@@ -150,12 +159,48 @@ class Board {
     return found;
   }
   draw(now) {
-    const { context: g, view, ratio } = this;
+    const { context: g, view, width, height, ratio } = this;
     this.frames++;
+    const opening = this.moved && now - this.moved.start < 160;
+    if (!opening) this.moved = null;
+    if (opening || !this.shifted || this.drawn <= MANY) this.render(g, view, width, height, now);
+    else {
+      if (!this.image || !this.covers()) this.image = this.picture(now);
+      const { canvas, at } = this.image, f = view.k / at.k;
+      g.setTransform(ratio, 0, 0, ratio, 0, 0);
+      g.clearRect(0, 0, width, height);
+      g.imageSmoothingQuality = "low";
+      g.drawImage(canvas, view.x - at.x * f, view.y - at.y * f, (canvas.width / ratio) * f, (canvas.height / ratio) * f);
+    }
+    if (opening) this.redraw();
+  }
+  // The image of the picture around the visible part: {canvas, at: where it lies}.
+  picture(now) {
+    const { view, ratio } = this, width = this.width * (1 + 2 * MARGIN), height = this.height * (1 + 2 * MARGIN);
+    const canvas = this.spare ??= document.createElement("canvas"), at = { k: view.k, x: view.x + MARGIN * this.width, y: view.y + MARGIN * this.height };
+    canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
+    this.render(canvas.getContext("2d"), at, width, height, now);
+    return { canvas, at };
+  }
+  // Whether the image contains the visible part, at about its scale.
+  covers() {
+    const { view, image: { at } } = this, f = view.k / at.k, x = view.x - at.x * f, y = view.y - at.y * f;
+    return f < STRETCH && f > 1 / STRETCH && x <= 0 && y <= 0 && x + this.width * (1 + 2 * MARGIN) * f >= this.width && y + this.height * (1 + 2 * MARGIN) * f >= this.height;
+  }
+  // The view has moved: show it, and draw it again once it rests.
+  shift() {
+    this.shifted = true;
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => this.redraw(), REST);
+    this.refresh();
+  }
+  // Draw the boxes and edges that are visible in a view of a canvas; `drawn` is their number.
+  render(g, view, width, height, now) {
+    const { ratio } = this;
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
-    g.clearRect(0, 0, this.width, this.height);
+    g.clearRect(0, 0, width, height);
     g.setTransform(ratio * view.k, 0, 0, ratio * view.k, ratio * view.x, ratio * view.y);
-    const seen = { a: -view.x / view.k, b: -view.y / view.k, c: (this.width - view.x) / view.k, d: (this.height - view.y) / view.k };
+    const seen = { a: -view.x / view.k, b: -view.y / view.k, c: (width - view.x) / view.k, d: (height - view.y) / view.k };
     const outside = (x, y, w, h) => x > seen.c || x + w < seen.a || y > seen.d || y + h < seen.b;
     const styles = new Map(); // edges of one look are one path
     let drawn = 0;
@@ -176,16 +221,16 @@ class Board {
     g.setLineDash([]);
     for (const id of this.boxes.keys()) {
       const box = this.at(id, now);
-      if (!outside(box.x, box.y, box.w, box.h)) { g.translate(box.x, box.y); this.paint(g, id, box, view.k); g.translate(-box.x, -box.y); }
+      if (!outside(box.x, box.y, box.w, box.h)) { drawn++; g.translate(box.x, box.y); this.paint(g, id, box, view.k); g.translate(-box.x, -box.y); }
     }
-    if (this.moved && now - this.moved.start < 160) this.redraw(); else this.moved = null;
+    this.drawn = drawn;
   }
   zoom(factor, x = this.width / 2, y = this.height / 2) {
     const k = Math.min(3, Math.max(0.03, this.view.k * factor)), f = k / this.view.k;
     this.view = { k, x: x - (x - this.view.x) * f, y: y - (y - this.view.y) * f };
-    this.redraw();
+    this.shift();
   }
-  pan(dx, dy) { this.view.x += dx; this.view.y += dy; this.redraw(); }
+  pan(dx, dy) { this.view.x += dx; this.view.y += dy; this.shift(); }
   press(e) {
     this.canvas.setPointerCapture(e.pointerId);
     this.pointers.set(e.pointerId, { x: e.offsetX, y: e.offsetY });
