@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.blocks import BlockInstance, Blocks, weight_only
+from ..ir.block_order import weight_only
+from ..ir.blocks import BlockInstance, Blocks
 from ..ir.graph import LEAVES, Tensor
 from ..ir.ops import Type
 from .saturation_report import SaturationReport

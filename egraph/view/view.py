@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ExtractionError
-from ..ir.blocks import weight_only
+from ..ir.block_order import weight_only
 from ..ir.graph import LEAVES, Graph, Tensor, make
 from ..ir.ops import Type
 from .saturation_report import SaturationReport

@@ -18,8 +18,8 @@ from ...egraph.ir.graph import Tensor
 from ...egraph.ir.law_text import GATES
 from ...egraph.ir.recurrent import layers
 from ...errors import UnsupportedError
-from .aten_layout import chunk
 from .aten_reduce import linear
+from .aten_views import chunk
 
 Builder = Callable[..., list[Tensor]]
 #: Overloads over a batch of whole sequences: name -> (cell, activations).
