@@ -21,7 +21,7 @@ from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.saturate import saturate_blocks
 from tensor_graphs.egraph.saturate.term_cost import Roofline
 from tensor_graphs.egraph.simplify.simplify import simplify
-from tensor_graphs.egraph.view.view import glue
+from tensor_graphs.egraph.view.glue import glue
 from tensor_graphs.models import zoo
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.rules import ALL

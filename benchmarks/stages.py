@@ -17,7 +17,8 @@ from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
-from tensor_graphs.egraph.view.view import EGraphView, glue
+from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.model.kernel import Backend
 from tensor_graphs.extract.model.plan import Plan
 from tensor_graphs.extract.model.pricing import Pricer

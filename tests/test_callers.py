@@ -26,9 +26,15 @@ def gated(x: Any, y: Any) -> Any:
     return np.tanh(x) * y + x
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of the cost store of all tests: a kernel is measured once."""
+    return str(tmp_path_factory.mktemp("costdb"))
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path) -> Iterator[Path]:
-    with settings.override(home=str(tmp_path)):
+def home(tmp_path: Path, measured: str) -> Iterator[Path]:
+    with settings.override(home=str(tmp_path), costdb=measured):
         yield tmp_path
 
 

@@ -1,11 +1,13 @@
 """The command line: every command, one JSON document whatever happens, exit codes, Ctrl-C."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -393,25 +395,33 @@ def test_a_closed_pipe_is_no_error() -> None:
 # ---------------------------------------------------------------- terminal and signals
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
 @pytest.mark.parametrize("no_color", [False, True])
-def test_progress_goes_to_the_terminal_and_no_color_is_honoured(model: str, no_color: bool) -> None:
+def test_progress_goes_to_the_terminal_and_no_color_is_honoured(
+    model: str, no_color: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import pty
 
     ours, theirs = pty.openpty()
-    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "CI")}
-    environment |= {"TERM": "xterm-256color"} | ({"NO_COLOR": "1"} if no_color else {})
-    process = subprocess.Popen(
-        command("optimize", model, *QUICK, "-o", "out"), stdout=subprocess.PIPE, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 4096):
-            shown += piece
-    except OSError:  # Linux's way to say that the other end was closed
-        pass
-    assert process.stdout is not None
-    out = process.stdout.read().decode()
-    assert process.wait() == 0 and "proven bound" in out and "\x1b" not in out
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    shown = bytearray()
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end was closed
+            while piece := os.read(ours, 4096):
+                shown.extend(piece)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        code = cli.run(["optimize", model, *QUICK, "-o", "out"])
+    listener.join()
+    os.close(ours)
+    out = capsys.readouterr().out
+    assert code == 0 and "proven bound" in out and "\x1b" not in out
     assert b"starting" in shown or b"saturate" in shown
     assert bool(COLOUR.search(shown.decode())) != no_color
 

@@ -43,13 +43,13 @@ def test_torch_programs_generate_what_arrays_do(tmp_path: Path, case: str, monke
     folder = write(tmp_path, case, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
     prompts = [[3, 7, 1], [int(v) for v in np.random.default_rng(1).integers(0, VOCAB, 19)]]
     made = Generator(folder, max_length=40, batch=2)
-    found = made.generate(prompts, 8).tokens
+    found = made.generate(prompts, 6).tokens
     assert made._programs.states["token"].device.type == "cpu" and hasattr(made._programs.states["keys.0"], "cpu")
-    drawn = made.generate(prompts, 8, temperature=1.0, top_k=9, seed=5).tokens
+    drawn = made.generate(prompts, 6, temperature=1.0, top_k=9, seed=5).tokens
     monkeypatch.setattr(programs, "optimize", lambda graph, **_: Program(direct_plan(graph, [backend("numpy")])))
     other = Generator(folder, max_length=40, batch=2)
-    assert found == other.generate(prompts, 8).tokens
-    assert drawn == other.generate(prompts, 8, temperature=1.0, top_k=9, seed=5).tokens
+    assert found == other.generate(prompts, 6).tokens
+    assert drawn == other.generate(prompts, 6, temperature=1.0, top_k=9, seed=5).tokens
 
 
 @pytest.mark.usefixtures("on_torch")
@@ -61,11 +61,11 @@ def test_torch_programs_speculate_as_arrays_do(tmp_path: Path, monkeypatch: pyte
     options: dict[str, Any] = {"max_length": 40, "batch": 2, "draft": draft, "draft_tokens": 3, "reuse": True}
     drawing: dict[str, Any] = {"temperature": 1.0, "top_k": 9, "seed": 5}
     made = Generator(folder, **options)
-    found = made.generate(prompts, 21)
+    found = made.generate(prompts, 12)
     assert made._draft is not None and 0 < found.acceptance < 1
     assert made._draft.programs.states["target.token"] is made._programs.states["token"]
-    assert found.tokens == Generator(folder, max_length=40, batch=2).generate(prompts, 21).tokens
-    drawn = made.generate(prompts, 12, **drawing)
+    assert found.tokens == Generator(folder, max_length=40, batch=2).generate(prompts, 12).tokens
+    drawn = made.generate(prompts, 7, **drawing)
     monkeypatch.setattr(programs, "optimize", lambda graph, **_: Program(direct_plan(graph, [backend("numpy")])))
-    other = Generator(folder, **options).generate(prompts, 12, **drawing)
+    other = Generator(folder, **options).generate(prompts, 7, **drawing)
     assert (drawn.tokens, drawn.acceptance) == (other.tokens, other.acceptance)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...egraph.ir import pattern
 from ...egraph.ir.dtypes import is_float
+from ...egraph.ir.law_text import GATES
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.type_laws import GATES
 from ...errors import ShapeError
 from ...extract.model.kernel import Call, Operand, Template, contiguous
 

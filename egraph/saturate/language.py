@@ -20,8 +20,9 @@ from typing import Any
 from ...errors import ShapeError
 from ..ir import dtypes
 from ..ir.graph import LEAVES
+from ..ir.law_text import DTYPE_ID, has_rank, vec_get, vec_of
 from ..ir.ops import OPS, Op
-from ..ir.type_laws import DTYPE_ID, LAWS, has_rank, vec_get, vec_of
+from ..ir.type_laws import LAWS
 
 FIRST_FLOAT = DTYPE_ID["float16"]  # dtype ids from here on are floats
 STATUS_NEW, STATUS_SEEN, STATUS_PROTECTED = 0, 1, 2

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..ir.graph import LEAVES, Graph
 from ..ir.rule import Rule
+from .applicable_rules import Shape, applicable, changes_rank, shapes, spelled_ranks
 from .beam import kill_rules
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
-from .rule_compiler import Shape, applicable, changes_rank, collect_constants, compile_rule, shapes, spelled_ranks
+from .rule_compiler import collect_constants, compile_rule
 from .tables import LoweredGraph, lower, with_parts
 from .term_cost import CAP, Pricing, cost_program
 

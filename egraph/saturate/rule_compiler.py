@@ -14,11 +14,10 @@ from typing import Any
 from ...errors import RuleError
 from ..ir.dims import DimExpr
 from ..ir.ops import OPS
-from ..ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms
+from ..ir.pattern import Apply, Attr, AttrConstant, Literal, Name, Term, Var, subterms
 from ..ir.rule import Rule
 from .language import FIRST_FLOAT, RUN, STATUS_PROTECTED, Interner
-
-Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable)
+from .vector_ranks import Key, VectorRanks
 
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "min": "min", "max": "max"}
 _NUMBER_FUNCTIONS = {*_ARITHMETIC, "floordiv", "mod", "neg", "len", "at", "index", "rank", "size", "volume"}
@@ -33,66 +32,13 @@ class _NeedRank(Exception):
         self.key = key
 
 
-class _Ranks:
-    """Union-find of the lengths and ranks in left sides that the shape laws make equal."""
-
-    def __init__(self, lefts: Iterable[Term]) -> None:
-        self.up: dict[Key, Key] = {}
-        for term in lefts:
-            self.of(term)
-
-    def find(self, key: Key) -> Key:
-        """The representative of a length."""
-        while key in self.up:
-            key = self.up[key]
-        return key
-
-    def join(self, a: Key | None, b: Key | None) -> Key | None:
-        """Record that two lengths are equal; None is unknown."""
-        if a is None or b is None:
-            return a or b
-        a, b = self.find(a), self.find(b)
-        if a != b:
-            low, high = sorted((a, b))
-            self.up[high] = low
-        return self.find(a)
-
-    def of(self, term: Term) -> Key | None:
-        """The rank of a term, as a key; None if no variable determines it."""
-        if isinstance(term, Var):
-            return self.find(("rank", term.name))
-        if isinstance(term, Literal):
-            return None
-        kids = [self.of(a) for a in term.args]
-        attrs = dict(term.attrs)
-
-        def length(name: str) -> Key | None:
-            attr = attrs[name]
-            return ("len", attr.name) if isinstance(attr, Name) else None
-
-        entry = OPS[term.op]
-        if entry.law in ("leaf", "reshape"):
-            return length("shape")
-        if entry.law in ("gather", "windows", "cross_entropy"):
-            return None
-        found = kids[0] if kids else None
-        if entry.pointwise or entry.law in ("concat", "rope", "attention", "conv", "gather_elements"):
-            for kid in kids[1:] if entry.law != "attention" else kids[1:3]:
-                found = self.join(found, kid)
-        if entry.law == "permute":
-            found = self.join(found, length("perm"))
-        if entry.law == "broadcast_to":
-            found = self.join(found, length("shape"))
-        return found
-
-
 @dataclass
 class _Compiler:
     """Compiler of one direction of one rule for a given assignment of lengths."""
 
     rule: Rule
     interner: Interner
-    ranks: _Ranks
+    ranks: VectorRanks
     lengths: dict[Key, int]
     guarded: bool
     atoms: list[str] = field(default_factory=list)
@@ -459,65 +405,6 @@ def _first(vector: str, n: int, item: str) -> str:
     return text
 
 
-def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
-    """The ops of a rule, as (ops that its left sides match, ops that its right sides create); numbers count as `full`."""
-    return _ops(rule.lefts), _ops(rule.rights)
-
-
-def _ops(terms: Iterable[Term]) -> set[str]:
-    return {
-        t.op if isinstance(t, PatternCall) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)
-    }
-
-
-Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op) of the calls among its operands
-
-
-def shapes(rule: Rule) -> list[Shape]:
-    """Op shapes that must occur in an e-graph for a rule to match.
-
-    Each call of its left sides with the ops of its operands.
-    """
-    found: dict[Shape, None] = {}
-    for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall)):
-        inner = [
-            (i, a.op if isinstance(a, PatternCall) else "full")
-            for i, a in enumerate(term.args)
-            if not isinstance(a, Var)
-        ]
-        found[term.op, tuple(inner)] = None
-    return list(found)
-
-
-def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:
-    """The rules that can ever match on a graph with some ops, as (one-directional rules, ops that may then occur)."""
-    waiting = [d for r in rules for d in r.directions]
-    have, found = set(ops), list[Rule]()
-    while True:
-        split: dict[bool, list[Rule]] = {True: [], False: []}
-        for rule in waiting:
-            split[rule_ops(rule)[0] <= have].append(rule)
-        ready, waiting = split[True], split[False]
-        if not ready:
-            break
-        found += ready
-        for rule in ready:
-            have |= rule_ops(rule)[1]
-    return found, have
-
-
-def changes_rank(rule: Rule) -> bool:
-    """Whether a rule can create values of other ranks than those of its operands."""
-    return bool(rule_ops(rule)[1] & {"reshape", "windows", "gather", "full", "iota"})
-
-
-def spelled_ranks(rule: Rule) -> set[int]:
-    """Ranks of the literal shapes and permutations in a rule's right sides."""
-    calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, PatternCall)]
-    attrs = [a for t in calls for name, a in t.attrs if name in ("shape", "perm")]
-    return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
-
-
 def compile_rule(
     rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool, ruleset: str = "r_rules"
 ) -> Iterator[tuple[str, str]]:
@@ -526,7 +413,7 @@ def compile_rule(
     RuleError if the rule cannot be expressed.
     """
     waiting: list[dict[Key, int]] = [{}]
-    shared = _Ranks(rule.lefts)
+    shared = VectorRanks(rule.lefts)
     while waiting:
         lengths = waiting.pop()
         suffix = "".join(f"@{n}" for n in lengths.values())
@@ -553,4 +440,4 @@ def collect_constants(rules: Iterable[Rule], interner: Interner) -> list[float]:
     return list(dict.fromkeys(found))
 
 
-__all__ = ["applicable", "changes_rank", "collect_constants", "compile_rule", "rule_ops", "shapes", "spelled_ranks"]
+__all__ = ["collect_constants", "compile_rule"]

@@ -28,7 +28,8 @@ from ...errors import RuleError, UsageError, WorkerError
 from ..ir.graph import Graph
 from ..ir.ops import Type
 from ..ir.rule import Rule
-from ..view.view import EGraphView, SaturationReport, view_of
+from ..view.saturation_report import SaturationReport
+from ..view.view import EGraphView, view_of
 from .beam import victims
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stop, Stopped, never
 from .language import signature

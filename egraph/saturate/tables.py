@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..ir import dtypes
-from ..ir.blocks import weight_only
+from ..ir.block_order import weight_only
 from ..ir.dims import Shape, concrete
 from ..ir.graph import LEAVES, Graph, Tensor, topological
 from ..ir.ops import OPS, Attrs

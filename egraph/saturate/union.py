@@ -15,7 +15,8 @@ import numpy as np
 from ...errors import UsageError
 from ..ir.graph import Graph, Tensor
 from ..ir.rule import Rule
-from ..view.view import EGraphView, Ints, merged
+from ..view.glue import merged
+from ..view.view import EGraphView, Ints
 from .engine import Stop, never
 from .limit_steps import parts
 from .pruned_views import Narrow, kept

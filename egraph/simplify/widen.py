@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..ir.dtypes import HALVES, is_float
 from ..ir.graph import Graph, Tensor, make, rebuild
-from .simplify import lossless
+from .casts import lossless
 
 WIDE = "float32"
 

@@ -21,7 +21,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.graph import Tensor
 from ...errors import TraceAttributeError, TraceError
-from ..torch_export import aten_layout as layout
+from ..torch_export import aten_index
 
 #: Ops whose result NumPy may return as a view of the operand.
 VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip")
@@ -486,7 +486,7 @@ def _paired(x: Tensor, keys: list[Any]) -> Tensor:
         raise TraceError("a mask beside traced indices", hint="one index after the other")
     x = t.getitem(x, tuple(k if isinstance(k, slice) else slice(None) for k in full))
     indices = [None if isinstance(k, slice) else t.as_tensor(k) for k in full]
-    return layout.index(x, indices)
+    return aten_index.index(x, indices)
 
 
 def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:

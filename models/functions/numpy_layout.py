@@ -13,6 +13,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.graph import Tensor
 from ...errors import TraceError
+from ..torch_export import aten_create, aten_views
 from ..torch_export import aten_layout as layout
 from ..torch_export.aten_reduce import arg, sort
 from .numpy_builders import Axes, Build, ints
@@ -167,12 +168,12 @@ def _sort(position: int) -> Build:
 
 
 def _diagonal(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    return layout.diagonal(a, offset, axis1, axis2)
+    return aten_views.diagonal(a, offset, axis1, axis2)
 
 
 def _diag(v: Tensor, k: int = 0) -> Tensor:
     if v.rank == 2:
-        return layout.diagonal(v, k)
+        return aten_views.diagonal(v, k)
     size = int(v.shape[0]) + abs(k)  # type: ignore[arg-type]
     line = t.pad(v, [(max(k, 0), max(-k, 0))])
     mask = np.eye(size, k=k, dtype=bool)
@@ -201,7 +202,7 @@ def _broadcast_arrays(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _unstack(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
-    return tuple(layout.unbind(x, t.axis_of(axis, x.rank)))
+    return tuple(aten_views.unbind(x, t.axis_of(axis, x.rank)))
 
 
 #: Builders over expressions. The results have the operand's dtype or are indices.
@@ -213,9 +214,9 @@ LAYOUT: dict[str, Build] = {
     "broadcast_arrays": _broadcast_arrays, "flip": _flip, "fliplr": lambda m: t.flip(m, 1), "flipud": lambda m: t.flip(m, 0),
     "rot90": _rot90, "roll": _roll, "tile": _tile, "repeat": _repeat, "split": _split(True), "array_split": _split(False),
     "hsplit": _split(True, lambda rank: 1 if rank > 1 else 0), "vsplit": _split(True, lambda rank: 0),
-    "dsplit": _split(True, lambda rank: 2), "unstack": _unstack, "pad": _pad, "tril": _triangle(layout.tril),
-    "triu": _triangle(layout.triu), "diagonal": _diagonal, "diag": _diag,
-    "linalg.diagonal": lambda x, offset=0: layout.diagonal(x, offset, -2, -1), "take_along_axis": _take_along,
+    "dsplit": _split(True, lambda rank: 2), "unstack": _unstack, "pad": _pad, "tril": _triangle(aten_create.tril),
+    "triu": _triangle(aten_create.triu), "diagonal": _diagonal, "diag": _diag,
+    "linalg.diagonal": lambda x, offset=0: aten_views.diagonal(x, offset, -2, -1), "take_along_axis": _take_along,
     "argmax": _extreme_place(t.argmax), "argmin": _extreme_place(t.argmin), "sort": _sort(0), "argsort": _sort(1),
     "atleast_1d": _at_least(1), "atleast_2d": _at_least(2), "atleast_3d": _at_least(3),
 }  # fmt: skip

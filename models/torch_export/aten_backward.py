@@ -12,8 +12,7 @@ from ...egraph.ir.dims import volume
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
-from . import aten_layout as layout
-from . import aten_nn as nn
+from . import aten_conv, aten_index, aten_pool, aten_resample
 from .aten_pointwise import number
 
 Matrix = np.ndarray[Any, Any]
@@ -33,10 +32,10 @@ def convolution_backward(
     stride, padding, dilation = ((list(v) * n)[:n] for v in (stride, padding, dilation))
     found: list[Any] = [None, None, None]
     if wanted[0] and transposed:
-        found[0] = nn.convolution(grad, w, None, stride, padding, dilation, groups=groups)
+        found[0] = aten_conv.convolution(grad, w, None, stride, padding, dilation, groups=groups)
     elif wanted[0]:
         extra = [_unreached(*spot) for spot in zip(x.shape[2:], grad.shape[2:], w.shape[2:], stride, padding, dilation)]
-        found[0] = nn.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
+        found[0] = aten_conv.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
     if wanted[1]:
         inner, outer = (grad, x) if transposed else (x, grad)
         found[1] = _weight_gradient(inner, outer, w.shape[2:], stride, padding, dilation, groups)
@@ -82,7 +81,7 @@ def max_pool_backward(n: int) -> Callable[..., Tensor]:
         lead = grad.shape[:-n]
         indices, values = (t.reshape(y, (*lead, volume(y.shape[-n:]))) for y in (rest[-1], grad))
         empty = t.full((*lead, volume(x.shape[-n:])), 0.0, grad.dtype)
-        return t.reshape(layout.scatter_add(empty, -1, indices, values), x.shape)
+        return t.reshape(aten_index.scatter_add(empty, -1, indices, values), x.shape)
 
     return build
 
@@ -95,7 +94,7 @@ def adaptive_avg_pool_backward(n: int) -> Callable[..., Tensor]:
             count = number(volume(x.shape[-n:]))
             return t.broadcast_to(grad / (t.cast(count, grad.dtype) if isinstance(count, Tensor) else count), x.shape)
         sizes, made = (whole_sizes(v.shape[-n:], "the gradient of an adaptive pool") for v in (x, grad))
-        return _spread(grad, [nn.averaging_matrix(s, v) for s, v in zip(sizes, made)])
+        return _spread(grad, [aten_pool.averaging_matrix(s, v) for s, v in zip(sizes, made)])
 
     return build
 
@@ -108,8 +107,8 @@ def avg_pool_backward(n: int) -> Callable[..., Tensor]:
         divisor: int | None,
     ) -> Tensor:  # fmt: skip
         sizes, made = (whole_sizes(v.shape[-n:], "the gradient of a pool") for v in (x, grad))
-        kernel, padding = nn.each(kernel, n), nn.each(padding, n)
-        steps = nn.each(stride, n) if stride else kernel
+        kernel, padding = aten_conv.each(kernel, n), aten_conv.each(padding, n)
+        steps = aten_conv.each(stride, n) if stride else kernel
         shares = [_shares(*spot, counts_padding) for spot in zip(sizes, made, kernel, steps, padding)]
         if divisor:
             shares = [(m > 0).astype(m.dtype) for m in shares]
@@ -130,10 +129,10 @@ def _shares(size: int, made: int, kernel: int, step: int, padding: int, counts_p
 
 
 def _spread(grad: Tensor, matrices: Sequence[Matrix]) -> Tensor:
-    """Return the gradient of the input of `aten_nn.resample` with these matrices [out, in]; grad[N, C, *S] or [C, *S]."""
+    """Return the gradient of the input of `aten_resample.resample` with these matrices [out, in]; grad[N, C, *S] or [C, *S]."""
     if grad.rank == len(matrices) + 1:
         return t.squeeze(_spread(t.expand_dims(grad, 0), matrices), 0)
-    return nn.resample(grad, [m.T for m in matrices])
+    return aten_resample.resample(grad, [m.T for m in matrices])
 
 
 # ---------------------------------------------------------------- resampling
@@ -147,23 +146,23 @@ def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) 
         grad: Tensor, made: Sequence[Any], shape: Sequence[Any], align_corners: bool, *scales: float | None
     ) -> Tensor:
         sizes, wanted = (whole_sizes(v, "the gradient of resampling") for v in (shape[2:], made))
-        factors = nn.scales_of(scales, len(sizes))
+        factors = aten_resample.scales_of(scales, len(sizes))
         return _spread(grad, [matrix(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])
 
     return build
 
 
 def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of nearest-neighbour resampling. `middle`: as for `aten_nn.nearest_positions`."""
+    """Return a builder of the gradient of nearest-neighbour resampling. `middle`: as for `aten_resample.nearest_positions`."""
 
     def build(grad: Tensor, made: Sequence[Any], shape: Sequence[Any], *scales: float | None) -> Tensor:
         sizes, wanted = (whole_sizes(v, "the gradient of resampling") for v in (shape[2:], made))
-        factors = nn.scales_of(scales, len(sizes))
+        factors = aten_resample.scales_of(scales, len(sizes))
         times = [w // s for s, w in zip(sizes, wanted)]
         if all(w == k * s and f in (None, k) for s, w, k, f in zip(sizes, wanted, times, factors)):
             blocks = t.reshape(grad, (*grad.shape[:2], *(v for pair in zip(sizes, times) for v in pair)))
             return t.sum(blocks, tuple(range(3, blocks.rank, 2)))
-        lines = [nn.nearest_positions(s, w, f, middle) for s, w, f in zip(sizes, wanted, factors)]
+        lines = [aten_resample.nearest_positions(s, w, f, middle) for s, w, f in zip(sizes, wanted, factors)]
         return _spread(grad, [np.eye(size)[line] for size, line in zip(sizes, lines)])
 
     return build
@@ -171,7 +170,7 @@ def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
 
 def filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[[int, int, bool, float | None], Matrix]:
     """Return the function of antialiased interpolation's matrices for `upsample_backward`."""
-    return lambda size, want, align, factor: nn.filter_matrix(size, want, align, factor, reach, weigh)
+    return lambda size, want, align, factor: aten_resample.filter_matrix(size, want, align, factor, reach, weigh)
 
 
 def replication_pad_backward(grad: Tensor, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -215,11 +214,11 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     **{f"upsample_nearest{n}d_backward.default": upsample_nearest_backward(0.0) for n in (1, 2, 3)},
     **{f"_upsample_nearest_exact{n}d_backward.default": upsample_nearest_backward(0.5) for n in (1, 2, 3)},
     **{
-        f"upsample_{kind}_backward.default": upsample_backward(nn.interpolation_matrix)
+        f"upsample_{kind}_backward.default": upsample_backward(aten_resample.interpolation_matrix)
         for kind in ("linear1d", "bilinear2d", "trilinear3d")
     },
-    "_upsample_bilinear2d_aa_backward.default": upsample_backward(filtered(1, nn.triangle_filter)),
-    "_upsample_bicubic2d_aa_backward.default": upsample_backward(filtered(2, nn.cubic_filter)),
+    "_upsample_bilinear2d_aa_backward.default": upsample_backward(filtered(1, aten_resample.triangle_filter)),
+    "_upsample_bicubic2d_aa_backward.default": upsample_backward(filtered(2, aten_resample.cubic_filter)),
     **{f"replication_pad{n}d_backward.default": replication_pad_backward for n in (1, 2, 3)},
     "_weight_norm_interface_backward.default": weight_norm_backward,
     **dict.fromkeys(("hardshrink_backward.default", "softshrink_backward.default"), shrink_backward),

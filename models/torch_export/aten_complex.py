@@ -18,7 +18,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
-from . import aten_layout as layout
+from . import aten_create, aten_views
 from . import aten_pointwise as p
 from . import aten_reduce as r
 
@@ -88,7 +88,7 @@ def on_both(build: Callable[..., Any]) -> Callable[..., Any]:
 # ---------------------------------------------------------------- to complex and back
 def view_as_complex(x: Tensor) -> Complex:
     """View x[..., 2] as complex [...]."""
-    return Complex(layout.select(x, -1, 0), layout.select(x, -1, 1))
+    return Complex(aten_views.select(x, -1, 0), aten_views.select(x, -1, 1))
 
 
 def view_as_real(x: Complex) -> Tensor:
@@ -125,7 +125,7 @@ def filled(value: Any, like: bool = False) -> Callable[..., Complex]:
 def copied(x: Complex, source: Any, non_blocking: bool = False) -> Complex:
     """Return source broadcast to x's shape and cast to x's dtype."""
     value = lifted(source)
-    return Complex(*(layout.copy(x.re, part) for part in (value.re, value.im)))
+    return Complex(*(aten_create.copy(x.re, part) for part in (value.re, value.im)))
 
 
 def absolute(x: Complex) -> Tensor:

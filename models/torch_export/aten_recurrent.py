@@ -15,11 +15,11 @@ from ...egraph.ir import builders as t
 from ...egraph.ir.composite_ops import relu, sigmoid
 from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
+from ...egraph.ir.law_text import GATES
 from ...egraph.ir.recurrent import layers
-from ...egraph.ir.type_laws import GATES
 from ...errors import UnsupportedError
-from .aten_layout import chunk
 from .aten_reduce import linear
+from .aten_views import chunk
 
 Builder = Callable[..., list[Tensor]]
 #: Overloads over a batch of whole sequences: name -> (cell, activations).

@@ -12,7 +12,7 @@ from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import running, whole_sizes
-from .aten_layout import neutral
+from .aten_create import neutral
 from .aten_pointwise import as_float, lift, number
 
 Axes = int | Sequence[int] | None

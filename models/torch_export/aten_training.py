@@ -10,11 +10,10 @@ from ...egraph.ir import builders as t
 from ...egraph.ir.graph import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
-from . import aten_layout as layout
-from . import aten_nn as nn
+from . import aten_attention, aten_create, aten_norm, aten_views
 from . import aten_pointwise as p
 from . import aten_reduce as r
-from .aten_layout import Missing
+from .missing import Missing
 
 _STATISTICS = "the statistics of fused attention"
 
@@ -34,7 +33,7 @@ def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: floa
     scores = t.matmul(_accumulated(q), t.swapaxes(_accumulated(k), -1, -2)) * scale
     if causal:
         queries, keys = whole_sizes(scores.shape[-2:], "a causal mask")
-        seen = layout.tril(t.full((queries, keys), True, "bool"))
+        seen = aten_create.tril(t.full((queries, keys), True, "bool"))
         scores = t.where(
             t.with_rank(seen, scores.rank), scores, t.full((1,) * scores.rank, float("-inf"), scores.dtype)
         )
@@ -51,10 +50,10 @@ def flash_cpu(
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
     """Return [attention, logsumexp of the scores over the keys; 0 for queries that see no key]."""
-    out = nn.attention(q, k, v, attn_mask, dropout, causal, scale=scale)
+    out = aten_attention.attention(q, k, v, attn_mask, dropout, causal, scale=scale)
     scores = _scores(q, k, causal, attn_mask, _scale_of(q, scale))
     top = t.max(scores, -1, True)
-    if attn_mask is None or nn.some_visible(attn_mask):
+    if attn_mask is None or aten_attention.some_visible(attn_mask):
         return [out, t.squeeze(top + t.log(t.sum(t.exp(scores - top), -1, True)), -1)]
     hidden = t.eq(top, float("-inf"))
     top = t.where(hidden, 0.0, top)
@@ -91,7 +90,9 @@ def multi_head_attention(
         raise UnsupportedError("fused multi-head attention with a mask, weights, or different operands")
     split = (*q.shape[:-1], 3, heads, size // heads)
     parts = t.permute(t.reshape(r.linear(q, w, b), split), (2, 0, 3, 1, 4))
-    made = nn.attention(layout.select(parts, 0, 0), layout.select(parts, 0, 1), layout.select(parts, 0, 2))
+    made = aten_attention.attention(
+        aten_views.select(parts, 0, 0), aten_views.select(parts, 0, 1), aten_views.select(parts, 0, 2)
+    )
     return [r.linear(t.reshape(t.swapaxes(made, 1, 2), q.shape), w_out, b_out), None]
 
 
@@ -111,10 +112,10 @@ def encoder_layer(
         return r.linear(p.gelu(wide) if gelu else p.clamp(wide, 0), down, down_b)
 
     def norm_1(y: Tensor) -> Tensor:
-        return nn.layer_norm(y, (size,), gain_1, shift_1, eps)
+        return aten_norm.layer_norm(y, (size,), gain_1, shift_1, eps)
 
     def norm_2(y: Tensor) -> Tensor:
-        return nn.layer_norm(y, (size,), gain_2, shift_2, eps)
+        return aten_norm.layer_norm(y, (size,), gain_2, shift_2, eps)
 
     if first:
         x = x + attend(norm_1(x))
@@ -132,7 +133,7 @@ def fused_attention(results: int, biased: bool) -> Callable[..., list[Any]]:
     def run(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float | None = None) -> list[Any]:
         bias, rest = (rest[0], rest[2:]) if biased else (None, rest)
         dropout, causal = ([*rest, 0.0, False][i] for i in (0, 1)) if len(rest) > 1 else ((*rest, 0.0)[0], False)
-        out = nn.attention(q, k, v, bias, dropout, causal, scale=scale)
+        out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale)
         return [out, *[Missing(_STATISTICS)] * (results - 1)]
 
     return run

@@ -19,11 +19,11 @@ from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageE
 from ..common.sizes import size_tensor
 from ..files.limits import check_count
 from . import aten_complex as cx
-from . import aten_layout as layout
+from . import aten_views
 from .arrays import dtype_name, to_numpy
-from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
 from .aten_pointwise import log_sigmoid_forward, number
+from .missing import Missing
 from .writes import Writes, functional
 
 #: Lifted constants up to this many bytes become graph constants, visible to the optimizer; larger ones become params.
@@ -52,8 +52,8 @@ MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 #: Operators whose results depend on the strides or the device of their first operand -> builders that take its traced value
 #: in addition.
 BY_PLACE: dict[str, Callable[..., Any]] = {
-    "as_strided.default": lambda v, x, *given, **named: layout.as_strided(x, v.stride(), v.storage_offset(), *given, **named),
-    "as_strided_scatter.default": lambda v, x, source, size, stride, offset=None: layout.as_strided(
+    "as_strided.default": lambda v, x, *given, **named: aten_views.as_strided(x, v.stride(), v.storage_offset(), *given, **named),
+    "as_strided_scatter.default": lambda v, x, source, size, stride, offset=None: aten_views.as_strided(
         source, stride, offset or 0, v.shape, v.stride(), v.storage_offset()),
     "log_sigmoid_forward.default": lambda v, x: log_sigmoid_forward(x, v.device.type == "cpu"),
 }  # fmt: skip

@@ -20,8 +20,8 @@ from ...egraph.ir.graph import Graph, Tensor
 from ...errors import TensorGraphsError, UnsupportedError
 from ..common.sizes import size_tensor
 from .arrays import dtype_name
-from .aten_layout import Missing
 from .graph import ExportReader, _dimension
+from .missing import Missing
 from .writes import Writes
 
 #: SymPy functions with results that are no integers -> builders.

@@ -21,7 +21,8 @@ from ...egraph.ir.pattern import (
 )
 from ...egraph.ir.rule import Rule
 from ...errors import RuleError, ShapeError
-from .sample_ops import HANDLERS, result_dtype
+from .sample_ops import HANDLERS
+from .sample_parts import result_dtype
 from .sampler import FAILURES, Instance, NotYet, Reject, Sampler, Want
 
 

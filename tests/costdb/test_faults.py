@@ -121,6 +121,7 @@ print("done")
         reader.refresh()
         seen = lookup(reader, [timing(size=size).key for size in range(1, 17)])
         assert all(found.n == 1 for found in seen.values())
+        time.sleep(0.02)
     for writer in writers:
         out, err = writer.communicate(timeout=60)
         assert out == "done\n" and writer.returncode == 0 and not err, err

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir import quantized_ops as q4
-from tensor_graphs.egraph.ir.blocks import weight_only
+from tensor_graphs.egraph.ir.block_order import weight_only
 from tensor_graphs.egraph.ir.graph import LEAVES, Graph, Tensor, make
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.pattern import Fact, evaluate, parse_guard

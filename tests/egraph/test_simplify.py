@@ -15,7 +15,8 @@ from tensor_graphs.egraph.ir.dims import dim
 from tensor_graphs.egraph.ir.dtypes import category, numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, constant, make
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.simplify.simplify import lossless, simplify
+from tensor_graphs.egraph.simplify.casts import lossless
+from tensor_graphs.egraph.simplify.simplify import simplify
 
 X = t.input("x", (2, 3, 4))
 I = t.input("i", (2, 3), "int32")

@@ -17,7 +17,9 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block, saturate_blocks
-from tensor_graphs.egraph.view.view import EGraphView, SaturationReport, glue, merged, view_of
+from tensor_graphs.egraph.view.glue import glue, merged
+from tensor_graphs.egraph.view.saturation_report import SaturationReport
+from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError
 
 from ..fuzz.strategies import ANY, data, graphs

@@ -95,10 +95,14 @@ def ways(found: Hypergraph) -> Iterator[dict[Vertex, Candidate]]:
     yield from grow({}, list(found.roots))
 
 
-def small_hypergraphs(count: int) -> list[tuple[int, Graph, Hypergraph, list[float]]]:
-    """The first random graphs, saturated, that can be run in so many ways: seed, graph, kernels, the cost of each way."""
+#: Random graphs that, saturated, can be run in LEAST to MOST ways.
+SEEDS = (1, 3, 6, 9, 10, 11, 12, 14, 18, 19, 22, 24, 27, 28, 33, 34, 37, 38, 41, 49)
+
+
+def small_hypergraphs() -> list[tuple[int, Graph, Hypergraph, list[float]]]:
+    """Random graphs, saturated, that can be run in so many ways: seed, graph, kernels, the cost of each way."""
     found = []
-    for seed in range(200):
+    for seed in SEEDS:
         graph = random_graph(seed)
         view = saturate_block(graph, ALL, Limits(iterations=2, nodes=2000), session=InProcess())
         kernels = candidate_hypergraph(view, [backend("numpy")], view_strides)
@@ -110,15 +114,13 @@ def small_hypergraphs(count: int) -> list[tuple[int, Graph, Hypergraph, list[flo
                 break
         if LEAST <= len(costs) <= MOST:
             found.append((seed, graph, kernels, costs))
-        if len(found) == count:
-            break
     return found
 
 
 def test_no_way_is_cheaper_than_the_plan() -> None:
-    """20 graphs; the plans compute what they should, and so do those that come next, which are no cheaper."""
-    cases = small_hypergraphs(20)
-    assert len(cases) == 20, len(cases)
+    """The plans compute what they should, and so do those that come next, which are no cheaper."""
+    cases = small_hypergraphs()
+    assert len(cases) >= 16, "choose other SEEDS"
     assert sum(len(costs) for *_, costs in cases) > 1_000
     given = {"x": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)}
     for seed, graph, kernels, costs in cases:

@@ -13,7 +13,8 @@ from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.view.view import EGraphView, glue, view_of
+from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.extract.candidates.candidates import given_classes
 from tensor_graphs.extract.fusion.repeated_blocks import RepeatedBlocks
 

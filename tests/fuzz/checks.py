@@ -27,7 +27,8 @@ from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
-from tensor_graphs.egraph.view.view import EGraphView, glue
+from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model.kernel import Backend

@@ -44,15 +44,15 @@ FAULTS = {
         "tests/models/test_onnx_faults.py::test_external_data_that_escapes",
     ),
     "the structure of ONNX graphs is not checked": Fault(
-        3, "tensor_graphs.models.onnx.load", "_check_structure", 'lambda *a: None',
+        3, "tensor_graphs.models.onnx.load", "check_structure", 'lambda *a: None',
         "tests/models/test_onnx_faults.py::test_broken_structure",
     ),
     "initializers are not measured against their data": Fault(
-        4, "tensor_graphs.models.onnx.load", "_check_tensor", 'lambda *a: None',
+        4, "tensor_graphs.models.onnx.read_file", "check_tensor", 'lambda *a: None',
         "tests/models/test_onnx_faults.py::test_initializer_dims",
     ),
     "unsupported operators are not listed": Fault(
-        6, "tensor_graphs.models.onnx.load", "_unsupported", 'lambda model: {}',
+        6, "tensor_graphs.models.onnx.load", "unsupported", 'lambda model: {}',
         "tests/models/test_onnx_faults.py::test_everything_unsupported_is_listed_at_once",
     ),
     "overlaps and gaps of safetensors pass": Fault(
@@ -92,7 +92,7 @@ FAULTS = {
         "tests/test_private.py::test_a_library_in_another_s_place_is_compiled_again",
     ),
     "the parser's errors of ONNX files have no name": Fault(
-        1, "tensor_graphs.models.onnx.load", "_parse", "lambda file: __import__('onnx').load(str(file), load_external_data=False)",
+        1, "tensor_graphs.models.onnx.load", "parse_model", "lambda file: __import__('onnx').load(str(file), load_external_data=False)",
         "tests/models/test_onnx_faults.py::test_not_a_model",
     ),
     "values of an ONNX model may have any size": Fault(

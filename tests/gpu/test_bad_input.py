@@ -65,13 +65,16 @@ def test_without_a_gpu_commands_say_so(tmp_path: Path) -> None:
     job = job_of(add, Call(dict.fromkeys(add.operands, line), line, {}))
     jobs = tmp_path / "jobs.jsonl"
     jobs.write_text(f"{json.dumps({'tensor_graphs_jobs': 1, 'count': 1})}\n{json.dumps(job)}\n")
-    for arguments in (["optimize", str(model), "--backend", "gpu", "-o", str(tmp_path / "out")],
-                      ["measure", str(jobs), "-o", str(tmp_path / "shards")]):  # fmt: skip
-        done = run("-m", "tensor_graphs", *arguments, "--json")
-        assert done.returncode == 4, done.stderr
-        assert json.loads(done.stdout)["error"]["code"] == DeviceUnavailableError.code
-    done = run("-m", "tensor_graphs", "optimize", str(model), "-o", str(tmp_path / "out"), "--no-measure", "--json")
-    assert done.returncode == 0, done.stderr
+    commands = [
+        ["optimize", str(model), "--backend", "gpu", "-o", str(tmp_path / "out"), "--json"],
+        ["measure", str(jobs), "-o", str(tmp_path / "shards"), "--json"],
+        ["optimize", str(model), "-o", str(tmp_path / "out"), "--no-measure", "--json"],
+    ]
+    code = "import json, sys\nfrom tensor_graphs.cli.app import run\nprint([run(c) for c in json.loads(sys.argv[1])])"
+    done = run("-c", code, json.dumps(commands))
+    *documents, codes = done.stdout.splitlines()
+    assert codes == "[4, 4, 0]", done.stderr
+    assert [json.loads(d).get("error", {}).get("code") for d in documents] == [DeviceUnavailableError.code] * 2 + [None]
     assert json.loads((tmp_path / "out/manifest.json").read_text())["device"] == "cpu"
 
 

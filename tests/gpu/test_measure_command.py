@@ -22,6 +22,7 @@ import tensor_graphs as tg
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning.jobs import write_jobs
+from tensor_graphs.cli import app as cli
 from tensor_graphs.costdb.store.shards import find, read
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
@@ -96,7 +97,9 @@ REHEARSED = {**SEEN, "far": "crash", "broken": "error", "refusing": "error"}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
-def test_a_faulty_kernel_costs_itself(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_kernel_costs_itself(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Right kernels before, between and behind it are measured, its own row says what was the matter, and a second run has nothing
     to do."""
     from tensor_graphs.backends.registry import backends
@@ -121,7 +124,9 @@ def test_a_faulty_kernel_costs_itself(device: str, tmp_path: Path, monkeypatch: 
     assert memory == (device == "cuda")
     assert found[right.name]["timing"] == found[right.name]["accuracy"] == len(kernels) + 1
     assert found[library.name] == Counter(timing=len(kernels), accuracy=len(kernels))
-    again = command("measure", str(jobs), "-o", str(shards), "--device", device, **environment)
+    capsys.readouterr()
+    assert cli.run(["measure", str(jobs), "-o", str(shards), "--device", device, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
     assert (again["measured"], again["known"]) == (0, len(todo)) and not {"failure", "accuracy"} & set(again["rows"])
 
 

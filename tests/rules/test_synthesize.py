@@ -18,19 +18,12 @@ from tensor_graphs.errors import UsageError
 from tensor_graphs.rules.check.check import check
 from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.semantics.sample import instances
+from tensor_graphs.rules.synthesize.derivable import claim, derived
+from tensor_graphs.rules.synthesize.generalize import generalise
 from tensor_graphs.rules.synthesize.guards import weakest
-from tensor_graphs.rules.synthesize.synthesize import (
-    RuleCandidate,
-    Synthesis,
-    as_rule,
-    candidate,
-    claim,
-    derived,
-    generalise,
-    line,
-    minimise,
-    synthesize,
-)
+from tensor_graphs.rules.synthesize.rule_candidates import RuleCandidate, as_rule, candidate
+from tensor_graphs.rules.synthesize.synthesis_result import Synthesis, line
+from tensor_graphs.rules.synthesize.synthesize import minimise, synthesize
 from tensor_graphs.rules.synthesize.terms import render
 from tensor_graphs.rules.synthesize.universe import PRIMES, Equality, Universe, residue, worlds
 

@@ -257,13 +257,13 @@ def test_the_entry_point_registers_the_backend(tmp_path: Path) -> None:
 def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly() -> None:
     """The parent exits during a search; its child, forked before, has called the compiled function."""
     done = python(
-        "import os, torch, warnings, tensor_graphs as tg\n"
+        "import os, time, torch, warnings, tensor_graphs as tg\n"
         "from tensor_graphs.torch_compile import search\n"
         "warnings.simplefilter('ignore')\n"
         "f = tg.compile(lambda a: torch.tanh(a) * 2 + 1, budget=60)\n"
         "a = torch.ones(4)\n"
         "f(a)\n"
-        "while not search._running: pass\n"
+        "while not search._running: time.sleep(0.01)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    f(a)\n"

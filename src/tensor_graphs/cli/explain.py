@@ -120,7 +120,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
 
 
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
-    from ..egraph.view.view import rule_table
+    from ..egraph.view.saturation_report import rule_table
     from ..pipeline.size_ranges import range_text
 
     program = load_program(folder, device="cpu")  # the program is not run, so no GPU is needed

@@ -29,7 +29,8 @@ from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph, Tensor
 from ..egraph.ir.ops import OPS, Type
 from ..egraph.ir.type_laws import infer
-from ..egraph.view.view import EGraphView, SaturationReport
+from ..egraph.view.saturation_report import SaturationReport
+from ..egraph.view.view import EGraphView
 from ..errors import (
     BadModelError,
     DeviceUnavailableError,

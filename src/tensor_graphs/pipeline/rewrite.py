@@ -9,7 +9,8 @@ from ..egraph.ir.blocks import Blocks, find_blocks
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
 from ..egraph.saturate.union import saturate_in_stages
-from ..egraph.view.view import EGraphView, glue, view_of
+from ..egraph.view.glue import glue
+from ..egraph.view.view import EGraphView, view_of
 from ..extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from .session import Session
 

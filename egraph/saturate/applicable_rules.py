@@ -1,0 +1,70 @@
+"""Which rules can match on a graph: ops, op shapes and ranks that rules match and create."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..ir.pattern import Apply, PatternCall, Term, Var, subterms
+from ..ir.rule import Rule
+
+
+def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
+    """The ops of a rule, as (ops that its left sides match, ops that its right sides create); numbers count as `full`."""
+    return _ops(rule.lefts), _ops(rule.rights)
+
+
+def _ops(terms: Iterable[Term]) -> set[str]:
+    return {
+        t.op if isinstance(t, PatternCall) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)
+    }
+
+
+Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op) of the calls among its operands
+
+
+def shapes(rule: Rule) -> list[Shape]:
+    """Op shapes that must occur in an e-graph for a rule to match.
+
+    Each call of its left sides with the ops of its operands.
+    """
+    found: dict[Shape, None] = {}
+    for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall)):
+        inner = [
+            (i, a.op if isinstance(a, PatternCall) else "full")
+            for i, a in enumerate(term.args)
+            if not isinstance(a, Var)
+        ]
+        found[term.op, tuple(inner)] = None
+    return list(found)
+
+
+def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:
+    """The rules that can ever match on a graph with some ops, as (one-directional rules, ops that may then occur)."""
+    waiting = [d for r in rules for d in r.directions]
+    have, found = set(ops), list[Rule]()
+    while True:
+        split: dict[bool, list[Rule]] = {True: [], False: []}
+        for rule in waiting:
+            split[rule_ops(rule)[0] <= have].append(rule)
+        ready, waiting = split[True], split[False]
+        if not ready:
+            break
+        found += ready
+        for rule in ready:
+            have |= rule_ops(rule)[1]
+    return found, have
+
+
+def changes_rank(rule: Rule) -> bool:
+    """Whether a rule can create values of other ranks than those of its operands."""
+    return bool(rule_ops(rule)[1] & {"reshape", "windows", "gather", "full", "iota"})
+
+
+def spelled_ranks(rule: Rule) -> set[int]:
+    """Ranks of the literal shapes and permutations in a rule's right sides."""
+    calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, PatternCall)]
+    attrs = [a for t in calls for name, a in t.attrs if name in ("shape", "perm")]
+    return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
+
+
+__all__ = ["Shape", "applicable", "changes_rank", "rule_ops", "shapes", "spelled_ranks"]

@@ -1,0 +1,66 @@
+"""Union-find of vector lengths and ranks in the left side of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..ir.ops import OPS
+from ..ir.pattern import Literal, Name, Term, Var
+
+Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable)
+
+
+class VectorRanks:
+    """Union-find of the lengths and ranks in left sides that the shape laws make equal."""
+
+    def __init__(self, lefts: Iterable[Term]) -> None:
+        self.up: dict[Key, Key] = {}
+        for term in lefts:
+            self.of(term)
+
+    def find(self, key: Key) -> Key:
+        """The representative of a length."""
+        while key in self.up:
+            key = self.up[key]
+        return key
+
+    def join(self, a: Key | None, b: Key | None) -> Key | None:
+        """Record that two lengths are equal; None is unknown."""
+        if a is None or b is None:
+            return a or b
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            low, high = sorted((a, b))
+            self.up[high] = low
+        return self.find(a)
+
+    def of(self, term: Term) -> Key | None:
+        """The rank of a term, as a key; None if no variable determines it."""
+        if isinstance(term, Var):
+            return self.find(("rank", term.name))
+        if isinstance(term, Literal):
+            return None
+        kids = [self.of(a) for a in term.args]
+        attrs = dict(term.attrs)
+
+        def length(name: str) -> Key | None:
+            attr = attrs[name]
+            return ("len", attr.name) if isinstance(attr, Name) else None
+
+        entry = OPS[term.op]
+        if entry.law in ("leaf", "reshape"):
+            return length("shape")
+        if entry.law in ("gather", "windows", "cross_entropy"):
+            return None
+        found = kids[0] if kids else None
+        if entry.pointwise or entry.law in ("concat", "rope", "attention", "conv", "gather_elements"):
+            for kid in kids[1:] if entry.law != "attention" else kids[1:3]:
+                found = self.join(found, kid)
+        if entry.law == "permute":
+            found = self.join(found, length("perm"))
+        if entry.law == "broadcast_to":
+            found = self.join(found, length("shape"))
+        return found
+
+
+__all__ = ["VectorRanks"]

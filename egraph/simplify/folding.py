@@ -1,0 +1,63 @@
+"""Simplification rules that replace a node by its value: constants, empty tensors, ops over constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir import dtypes
+from ..ir.atomic_ops import Array
+from ..ir.dims import Shape, volume
+from ..ir.graph import Tensor, constant, make
+from ..ir.interpret import evaluate
+from .fills import fill
+from .positions import counter
+from .simplifier import Simplifier
+
+
+def canonical_fill(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Write the value of a fill in canonical form."""
+    return fill(attrs["shape"], attrs["value"], attrs["dtype"])
+
+
+def uniform_constant(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Replace a small constant whose elements are all equal by a fill."""
+    data = make(op, (), attrs).data
+    return None if data is None or data.nbytes > s.fold_bytes else _known(data, attrs["dtype"], attrs["shape"])
+
+
+def empty_as_fill(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Replace an empty value (0 elements) by a fill."""
+    made = make(op, args, attrs)
+    return fill(made.shape, 0, made.dtype) if any(isinstance(d, int) and d == 0 for d in made.shape) else None
+
+
+def _known(array: Array, dtype: str, shape: Shape) -> Tensor:
+    """An array as a fill (all elements bitwise equal), an iota (a counter), or a constant."""
+    flat = array.reshape(-1)
+    if flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
+        return fill(shape, flat[0].item(), dtype)
+    counts = counter(array)
+    return constant(array) if counts is None else counts
+
+
+def fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Constant folding. Ops over fills fold at any size; constants and iotas fold only within the size limit."""
+    if not args or any(a.op not in ("full", "constant", "iota") for a in args):
+        return None
+    node = make(op, args, attrs)
+    if node.entry.pointwise and all(a.op == "full" for a in args):
+        single = [fill((), a.attr("value"), a.dtype) for a in args]
+        wide = not s.exact and dtypes.is_float(node.dtype) and all(dtypes.is_float(a.dtype) for a in args)
+        value = evaluate([make(op, single, attrs)], {}, float64=wide)[0]
+        return fill(node.shape, value.item(), node.dtype)
+    if any(not isinstance(d, int) for a in (node, *args) for d in a.shape) or not 0 < node.type.nbytes <= s.fold_bytes:
+        return None
+    if any(a.type.nbytes > 16 * s.fold_bytes or volume(a.shape) == 0 for a in args):
+        return None
+    value = evaluate([node], {}, float64=not s.exact)[0].astype(dtypes.numpy_dtype(node.dtype))  # rounded once
+    return _known(np.ascontiguousarray(value), node.dtype, node.shape)
+
+
+__all__ = ["canonical_fill", "empty_as_fill", "fold", "uniform_constant"]

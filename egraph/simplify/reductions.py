@@ -1,0 +1,43 @@
+"""Simplification rules of reductions and scans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ir.dims import volume
+from ..ir.graph import Tensor, make
+from ..ir.ops import OPS
+from .fills import fill
+from .positions import any_of
+from .simplifier import Simplifier
+
+
+def simplify_reduction(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Drop reduced axes of size 1 (a sum over one -0.0 may give 0.0); merge nested max or min."""
+    (x,), axes = args, attrs["axes"]
+    if s.exact and OPS[op].linear:
+        return None
+    order = OPS[op].algebra == "order"
+    kept = tuple(sorted({a for a in axes if x.shape[a] != 1}))
+    if order and x.op == op:
+        return s.build(op, x.args, {"axes": tuple(sorted({*x.attr("axes"), *kept}))})
+    if order and x.op == "full" and volume(x.shape) != 0:
+        return fill(make(op, args, attrs).shape, x.attr("value"), x.dtype)
+    if kept == axes:
+        return None
+    return s.build(op, (x,), {"axes": kept}) if kept else x
+
+
+def any_of_positions(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Replace `any` over a mask of positions by comparisons of bounds."""
+    (x,), axes = args, attrs["axes"]
+    return any_of(x, axes[0], s.build) if x.dtype == "bool" and len(axes) == 1 else None
+
+
+def along_one_element(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Cumulative sum or flip along an axis of size 1 is the identity."""
+    (x,) = args
+    return x if x.shape[attrs["axis"]] == 1 or (x.op == "full" and op == "flip") else None
+
+
+__all__ = ["along_one_element", "any_of_positions", "simplify_reduction"]

@@ -1,0 +1,237 @@
+"""Joining the views of blocks into one view of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..ir.block_order import weight_only
+from ..ir.blocks import BlockInstance, Blocks
+from ..ir.graph import LEAVES, Tensor
+from ..ir.ops import Type
+from .saturation_report import SaturationReport
+from .view import Bools, EGraphView, Ints
+
+_SEAMS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "s", "states"))
+
+
+class _Glue:
+    """Union-find over the e-classes of all block instances and of the model's own values."""
+
+    def __init__(self, blocks: Blocks, views: Sequence[EGraphView]) -> None:
+        self.blocks, self.views = blocks, views
+        self.size = 0
+        self.up: dict[int, int] = {}
+        self.of: dict[Tensor, int] = {}  # e-class of the model's values
+        self.types: list[Type] = []
+        self.weights: list[Bools] = []
+        self.originals: list[Bools] = []
+        self.ages: list[Ints] = []
+        self.ops: list[str] = []
+        self.attrs: list[tuple[tuple[str, Any], ...]] = []
+        self.cls: list[Ints] = []
+        self.width: list[Ints] = []
+        self.kid: list[Ints] = []
+        self.own: list[Bools] = []
+        self.tensors: dict[int, Tensor] = {}
+        self.placed: list[tuple[int, int, int]] = []  # (block, first e-class, number of e-classes) of each instance
+        self.templates = [self._template(v) for v in views]
+
+    def find(self, c: int) -> int:
+        """The representative of an e-class."""
+        root = c
+        while root in self.up:
+            root = self.up[root]
+        while c != root:
+            self.up[c], c = root, self.up[c]
+        return root
+
+    def join(self, a: int, b: int) -> None:
+        """Merge two e-classes; the lower number becomes the representative."""
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.up[max(a, b)] = min(a, b)
+
+    def name(self, value: Tensor, c: int) -> None:
+        """Record that an e-class holds a value of the model."""
+        known = self.of.setdefault(value, c)
+        self.join(known, c)
+
+    @staticmethod
+    def _template(view: EGraphView) -> _Template:
+        """The part of a block's view to copy per instance: all except leaves that stand for values of the model."""
+        seams = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
+        own = {i: v for i, v in view.tensors.items() if v.op not in LEAVES[:3]}
+        keep = np.array([i for i in range(len(view)) if i not in view.tensors or i in own], np.int64)
+        place = {int(i): k for k, i in enumerate(keep)}
+        width = np.diff(view.off)
+        return _Template(
+            ops=[view.op[i] for i in keep.tolist()],
+            attrs=[view.attrs[i] for i in keep.tolist()],
+            cls=view.cls[keep],
+            width=width[keep],
+            kid=view.kid[np.repeat(np.isin(np.arange(len(view)), keep), width)],
+            own=view.own[keep] if view.own is not None else np.zeros(len(keep), np.bool_),
+            seams=seams,
+            constants={place[i]: v for i, v in own.items()},
+        )
+
+    def stamp(self, instance: BlockInstance) -> None:
+        """Add one instance: a copy of its block's template, merged with the model's values."""
+        view, template = self.views[instance.block], self.templates[instance.block]
+        first, base = self.size, len(self.ops)
+        self.placed.append((instance.block, first, view.n_classes))
+        self.size += view.n_classes
+        self.types += view.types
+        self.weights.append(view.weight)
+        self.originals.append(view.original)
+        self.ages.append(view.age if view.age is not None else np.zeros(view.n_classes, np.int32))
+        self.ops += template.ops
+        self.attrs += template.attrs
+        self.cls.append(template.cls + first)
+        self.width.append(template.width)
+        self.kid.append(template.kid + first)
+        self.own.append(template.own)
+        for place, constant in template.constants.items():
+            self.tensors[base + place] = constant
+            self.name(constant, first + int(template.cls[place]))
+        for _, prefix, values in _SEAMS:
+            for k, value in enumerate(getattr(instance, values)):
+                if f"{prefix}{k}" in template.seams:
+                    self.name(value, first + template.seams[f"{prefix}{k}"])
+        for value, root in zip(instance.outputs, view.roots):
+            self.name(value, first + root)
+
+    def fill(self) -> None:
+        """Add the model's own e-nodes for values that no block computes: leaves and shared weight-only expressions."""
+        computed = {v for i in self.blocks.instances for v in i.outputs}
+        computed |= set(self.tensors.values())
+        ends = dict.fromkeys([*(v for v in self.of if v not in computed), *self.blocks.graph.roots])
+        fixed = weight_only(self.blocks.graph.nodes())
+        stack, order = [v for v in reversed(ends) if v not in computed], dict[Tensor, None]()
+        while stack:
+            value = stack.pop()
+            if value in computed or value in order:
+                continue
+            order[value] = None
+            stack += reversed(value.args)
+        for value in order:
+            if value not in self.of:
+                self.of[value] = self.size
+                self.size += 1
+                self.types.append(value.type)
+                self.weights.append(np.array([value in fixed], np.bool_))
+                self.originals.append(np.ones(1, np.bool_))
+                self.ages.append(np.zeros(1, np.int32))
+        for value in order:
+            if value.op in LEAVES:
+                self.tensors[len(self.ops)] = value
+            self.ops.append(value.op)
+            self.attrs.append(value.attrs)
+            self.cls.append(np.array([self.of[value]], np.int32))
+            self.width.append(np.array([len(value.args)], np.int32))
+            self.kid.append(np.array([self.of[a] for a in value.args], np.int32))
+            self.own.append(np.ones(1, np.bool_))
+
+    def view(self) -> EGraphView:
+        """The glued view, e-classes renumbered."""
+        old = np.arange(self.size)
+        for c in list(self.up):
+            old[c] = self.find(c)
+        rows = np.concatenate([np.zeros(0, np.int32), *self.cls])
+        kids = np.concatenate([np.zeros(0, np.int32), *self.kid])
+        used = np.unique(old[np.concatenate([rows, kids, [self.of[r] for r in self.blocks.graph.roots]])])
+        number = np.full(self.size, -1, np.int32)
+        number[used] = np.arange(len(used), dtype=np.int32)
+        number = number[old]
+
+        def flagged(flags: Sequence[Bools]) -> Bools:
+            """A merged e-class has a flag if any of its parts has the flag."""
+            found = np.zeros(len(used), np.bool_)
+            found[number[(number >= 0) & np.concatenate([np.zeros(0, np.bool_), *flags])]] = True
+            return found
+
+        ages = np.concatenate([np.zeros(0, np.int32), *self.ages])
+        age = np.full(len(used), np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(age, number[number >= 0], ages[number >= 0])
+        return EGraphView(
+            op=self.ops,
+            attrs=self.attrs,
+            cls=number[rows],
+            off=np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int32), *self.width]))]).astype(np.int32),
+            kid=number[kids],
+            types=[self.types[c] for c in used.tolist()],
+            weight=flagged(self.weights),
+            roots=tuple(int(number[self.of[r]]) for r in self.blocks.graph.roots),
+            report=merged(self.views),
+            tensors=self.tensors,
+            classes={v: int(number[c]) for v, c in self.of.items() if number[c] >= 0},
+            stamped=flagged(self.originals),
+            age=age,
+            own=np.concatenate([np.zeros(0, np.bool_), *self.own]),
+            instances=tuple((block, number[first : first + size]) for block, first, size in self.placed),
+        )
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The part of a block's view that every instance copies; `seams` maps leaf names to e-classes."""
+
+    ops: list[str]
+    attrs: list[tuple[tuple[str, Any], ...]]
+    cls: Ints
+    width: Ints
+    kid: Ints
+    own: Bools
+    seams: dict[str, int]
+    constants: dict[int, Tensor]
+
+
+#: Reasons to stop, worst first.
+_REASONS = ("interrupted", "worker-died", "bytes", "seconds", "nodes", "iterations", "saturated")
+
+
+def merged(views: Sequence[EGraphView]) -> SaturationReport:
+    """Report of several blocks together: sums, worst reason for stopping, all rules."""
+    reports = [v.report for v in views]
+    matches: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for r in reports:
+        for name, count in r.matches.items():
+            matches[name] = matches.get(name, 0) + count
+        for name, t in r.rule_seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + t
+    longest = max((len(r.sizes) for r in reports), default=0)
+    return SaturationReport(
+        stopped=min((r.stopped for r in reports), key=_REASONS.index, default="saturated"),
+        iterations=max((r.iterations for r in reports), default=0),
+        sizes=tuple(sum(r.sizes[min(i, len(r.sizes) - 1)] for r in reports if r.sizes) for i in range(longest)),
+        matches=matches,
+        rule_seconds=seconds,
+        seconds=sum(r.seconds for r in reports),
+        kept=max((r.kept for r in reports), default=0),
+        extractable=all(r.extractable for r in reports),
+        message="; ".join(dict.fromkeys(r.message for r in reports if r.message)),
+    )
+
+
+def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
+    """The view of the whole model, joined from views of its blocks.
+
+    Each occurrence of a block gets a copy of the block's view.
+
+    Shared values are merged. Linear in the size of the result. The roots are those of `blocks.graph`. Values that no
+    block computes (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. Congruence
+    closure is not applied; see `union.congruent`.
+    """
+    work = _Glue(blocks, views)
+    for instance in blocks.instances:
+        work.stamp(instance)
+    work.fill()
+    return work.view()
+
+
+__all__ = ["glue", "merged"]

@@ -1,0 +1,208 @@
+"""Reading and checking an ONNX file before building: parsing without external data, local functions, versions, structure, the ONNX checker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...errors import BadModelError, TooLargeError
+from ...plain import file_identity
+from ..files.limits import check_count
+from .names import node_label, plain, short
+from .node import ELEMENT_TYPES, element_name
+from .ops import OPERATORS
+from .stored_tensors import all_nodes, check_tensor, tensors
+
+#: Supported versions of the default operator set (first, last).
+OPSETS = (13, 28)
+#: Size limit of a protocol buffer; larger models keep their weights in external data files.
+MAX_FILE_BYTES = 2**31 - 1
+#: Limit on the number of nodes after the model's local functions are inlined.
+MAX_NODES = 1_000_000
+
+
+def parse_model(file: Path) -> Any:
+    """Return the parsed ModelProto, without external data."""
+    import onnx
+
+    if not file.exists():
+        raise BadModelError("there is no such file", where=str(file))
+    if not file.is_file():
+        raise BadModelError("an ONNX model is a file, this is not", where=str(file))
+    size = file.stat().st_size
+    if size == 0:
+        raise BadModelError("the file is empty", where=str(file))
+    if size > MAX_FILE_BYTES:
+        raise TooLargeError(f"the file has {size} bytes, more than a protocol buffer can hold", where=str(file),
+                            hint="save the model with external data")  # fmt: skip
+    try:
+        before = file_identity(file)
+        model = onnx.load(str(file), load_external_data=False, format="protobuf")
+        changed = file_identity(file) != before
+    except Exception as error:  # the parser's exception types differ between protobuf versions
+        raise BadModelError(f"not an ONNX file: {error}", where=str(file)) from error
+    if changed:
+        raise BadModelError("the file was replaced or written while it was read", where=str(file), hint="load it again")
+    check_count(len(model.graph.node), where=str(file))
+    if not model.graph.node and not model.graph.output:
+        raise BadModelError("the file holds no graph", where=str(file), hint="is it an ONNX model?")
+    _check_texts(model, str(file))
+    return model
+
+
+def inlined(model: Any, file: Path) -> Any:
+    """Return the model with its local functions inlined. The resulting node count is checked first."""
+    if not model.functions:
+        return model
+    import onnx.inliner
+
+    bodies = {(f.domain, f.name): f for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> int:
+        if key in above or len(above) > 200:
+            raise BadModelError(f"function {short(key[1])} calls itself", where=str(file))
+        if key not in sizes:
+            sizes[key] = total(bodies[key].node, (*above, key))
+        return sizes[key]
+
+    def total(nodes: Iterable[Any], above: tuple[tuple[str, str], ...]) -> int:
+        return sum(size(k, above) if (k := (n.domain, n.op_type)) in bodies else 1 for n in all_nodes(nodes))
+
+    count = total(model.graph.node, ())
+    if count > MAX_NODES:
+        raise TooLargeError(f"inlining the model's functions makes {count} nodes", where=str(file))
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError) as error:
+        raise BadModelError(f"the model's functions cannot be inlined: {error}", where=str(file)) from error
+
+
+def opset(model: Any) -> int:
+    """Version of the default operator set; 0 if the file names none."""
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+
+
+def unsupported(model: Any) -> dict[str, int]:
+    """Count everything unsupported that can be found without building: opset versions, operators, dtypes."""
+    found: Counter[str] = Counter()
+    version = opset(model)
+    if not OPSETS[0] <= version <= OPSETS[1]:
+        found[f"opset {version} (supported: {OPSETS[0]} to {OPSETS[1]})"] += 1
+    for node in all_nodes(model.graph.node):
+        if node.domain not in ("", "ai.onnx"):
+            found[plain(f"{node.domain}.{node.op_type}")] += 1
+        elif node.op_type not in OPERATORS:
+            found[plain(node.op_type)] += 1
+    initial = {i.name for i in model.graph.initializer}
+    for tensor in model.graph.initializer:
+        _count_dtype(found, tensor.data_type)
+    for info in model.graph.input:
+        if not info.type.HasField("tensor_type"):
+            found[f"input of kind {info.type.WhichOneof('value')}"] += 1
+        elif info.name not in initial:
+            _count_dtype(found, info.type.tensor_type.elem_type)
+            if not info.type.tensor_type.HasField("shape"):
+                found["input of unknown rank"] += 1
+    if model.graph.sparse_initializer:
+        found["sparse initializer"] += len(model.graph.sparse_initializer)
+    return dict(found)
+
+
+def _count_dtype(found: Counter[str], code: int) -> None:
+    if code not in ELEMENT_TYPES:
+        found[f"dtype {element_name(code)}"] += 1
+
+
+def check_structure(graph: Any, outer: set[str], where: str) -> None:
+    """Raise BadModelError for values used before their definition (also cycles), undefined, or defined twice."""
+    defined = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    made = Counter(name for node in graph.node for name in node.output if name)
+    for name in (*defined, *made, *(n for node in graph.node for n in (*node.input, node.op_type, node.name))):
+        if not isinstance(name, str):  # protobuf returns bytes for text that is not UTF-8
+            raise BadModelError(f"the name {short(name)} is not UTF-8", where=where)
+    for name, times in made.items():
+        if times > 1 or name in defined:
+            raise BadModelError(f"the value {short(name)} is computed twice", where=where)
+    seen = outer | defined
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in seen:
+                why = (
+                    "before it is computed (a cycle, or nodes out of order)" if name in made else "but nothing makes it"
+                )
+                raise BadModelError(f"{node_label(node)} reads {short(name)} {why}", where=where)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                check_structure(attribute.g, seen, where)
+        seen.update(node.output)
+    for info in graph.output:
+        if info.name not in seen:
+            raise BadModelError(f"the output {short(info.name)} is not computed by any node", where=where)
+
+
+def check_with_onnx(model: Any, file: Path) -> None:
+    """Run the ONNX checker on the file, by path, so that it checks external data without loading the data."""
+    import onnx.checker
+
+    for tensor in tensors(model.graph):
+        check_tensor(tensor, file)
+    unshaped = [
+        o for o in model.graph.output if o.type.HasField("tensor_type") and not o.type.tensor_type.HasField("shape")
+    ]
+    try:
+        onnx.checker.check_model(with_output_shapes(model) if unshaped else str(file))
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise BadModelError(
+            f"the ONNX checker refuses it: {' '.join(str(error).split())[:600]}", where=str(file)
+        ) from error
+
+
+def with_output_shapes(model: Any) -> Any:
+    """Return a copy for the checker, which rejects outputs without a shape.
+
+    The outputs get an empty shape. References to external data, checked before, are removed.
+    """
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for output in copy.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
+    for tensor in tensors(copy.graph):
+        if tensor.data_location == tensor.EXTERNAL:
+            del tensor.external_data[:], tensor.dims[:]
+            tensor.data_location = tensor.DEFAULT
+            tensor.dims.append(0)
+    return copy
+
+
+def _check_texts(message: Any, where: str) -> None:
+    """Raise BadModelError if a string field is not UTF-8 (protobuf then returns bytes)."""
+    todo = [message]
+    while todo:
+        for kind, value in todo.pop().ListFields():
+            if kind.type not in (kind.TYPE_MESSAGE, kind.TYPE_STRING):
+                continue
+            values = [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+            if kind.type == kind.TYPE_MESSAGE:
+                todo += values
+            elif odd := [text for text in values if not isinstance(text, str)]:
+                raise BadModelError(f"{kind.name} is no text in UTF-8: {short(odd[0])}", where=where)
+
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "MAX_NODES",
+    "OPSETS",
+    "check_structure",
+    "check_with_onnx",
+    "inlined",
+    "opset",
+    "parse_model",
+    "unsupported",
+    "with_output_shapes",
+]

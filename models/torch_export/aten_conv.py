@@ -1,0 +1,95 @@
+"""Builders of ATen convolution and bilinear overloads. Arguments follow the ATen schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...egraph.ir import builders as t
+from ...egraph.ir.dims import volume
+from ...egraph.ir.graph import Tensor
+from .aten_layout import constant_pad
+from .aten_reduce import linear, refuse_free
+
+Ints = int | Sequence[int]
+
+
+def each(value: Ints, n: int) -> tuple[int, ...]:
+    """Number for each of n axes, from one number or a list."""
+    found = (value,) if isinstance(value, int) else tuple(value)
+    return found * n if len(found) == 1 else found
+
+
+def convolution(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool = False,
+    output_padding: Ints = 0, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Convolution or transposed convolution of x[N, C, *S] or x[C, *S] with w."""
+    n = w.rank - 2
+    if x.rank == n + 1:
+        return t.squeeze(convolution(t.expand_dims(x, 0), w, b, stride, padding, dilation, transposed, output_padding,
+                                     groups), 0)  # fmt: skip
+    strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
+    if transposed:
+        x, w = _dilated(x, strides), _turned(w, groups)
+        extra = each(output_padding, n)
+        reach = [dilations[i] * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i in range(n)]
+        edges = [(reach[i] - pads[i], reach[i] - pads[i] + extra[i]) for i in range(n)]
+        x = constant_pad(x, [v for pair in reversed([(min(lo, 0), min(hi, 0)) for lo, hi in edges]) for v in pair])
+        sides = [max(lo, 0) for lo, _ in edges] + [max(hi, 0) for _, hi in edges]
+        return t.conv(x, w, b, strides=(1,) * n, pads=sides, dilations=dilations, groups=groups)
+    return t.conv(x, w, b, strides=strides, pads=(*pads, *pads), dilations=dilations, groups=groups)
+
+
+def conv(
+    x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Convolution with string padding: "valid" pads nothing, "same" keeps the sizes (odd excess at the high end)."""
+    if not isinstance(padding, str):
+        return convolution(x, w, b, stride, padding, dilation, groups=groups)
+    n = w.rank - 2
+    if padding == "same":
+        whole = [d * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i, d in enumerate(each(dilation, n))]
+        x = constant_pad(x, [v for total in reversed(whole) for v in (total // 2, total - total // 2)])
+    return convolution(x, w, b, stride, 0, dilation, groups=groups)
+
+
+def conv_transpose(
+    x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints = 0, output_padding: Ints = 0,
+    groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Transposed convolution."""
+    return convolution(x, w, b, stride, padding, dilation, True, output_padding, groups)
+
+
+def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """Dilate the spatial axes: insert stride - 1 zeros between neighbours."""
+    for i, stride in enumerate(strides):
+        if stride > 1:
+            axis, size = 2 + i, x.shape[2 + i]
+            wide = t.pad(t.expand_dims(x, axis + 1), [(0, stride - 1) if a == axis + 1 else (0, 0)
+                                                      for a in range(x.rank + 1)])  # fmt: skip
+            flat = t.reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
+            x = t.slice_axis(flat, axis, 0, (size - 1) * stride + 1)
+    return x
+
+
+def _turned(w: Tensor, groups: int) -> Tensor:
+    """Convert the weight of a transposed convolution to that of a plain one.
+
+    [C_in, C_out/groups, *K] -> [C_out, C_in/groups, *K].
+    """
+    for axis in range(2, w.rank):
+        w = t.flip(w, axis)
+    c_in, per_out = w.shape[:2]
+    parts = t.reshape(w, (groups, c_in // groups, per_out, *w.shape[2:]))
+    parts = t.swapaxes(parts, 1, 2)
+    return t.reshape(parts, (per_out * groups, c_in // groups, *w.shape[2:]))
+
+
+def bilinear(x: Tensor, y: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """Bilinear layer: sum_ij x[..., i] w[o, i, j] y[..., j] + b[o]."""
+    rows, columns = w.shape[1:]
+    pairs = t.expand_dims(x, x.rank) * t.expand_dims(y, y.rank - 1)
+    flat = t.reshape(pairs, (*x.shape[:-1], volume((rows, columns))))
+    return linear(flat, t.reshape(w, (w.shape[0], volume((rows, columns)))), b)

@@ -1,0 +1,133 @@
+"""Builders of ATen normalization overloads. Arguments follow the ATen schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import composite_ops as c
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Dim, volume
+from ...egraph.ir.graph import Tensor
+from .aten_reduce import refuse_free
+from .missing import Missing
+
+
+def _affine(x: Tensor, gain: Tensor | None, shift: Tensor | None, size: Dim) -> tuple[Tensor, Tensor]:
+
+    def line(value: Tensor | None, fill: float) -> Tensor:
+        return t.full((size,), fill, x.dtype) if value is None else t.cast(t.reshape(value, (size,)), x.dtype)
+
+    return line(gain, 1.0), line(shift, 0.0)
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, shift: Tensor | None = None, eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Tensor:  # fmt: skip
+    """Layer normalization over the trailing axes `shape`."""
+    size = volume(tuple(shape))
+    flat = t.reshape(x, (*x.shape[: x.rank - len(shape)], size))
+    return t.reshape(c.layer_norm(flat, *_affine(x, gain, shift, size), eps=eps), x.shape)
+
+
+def native_layer_norm(x: Tensor, shape: Sequence[Dim], gain: Any, shift: Any, eps: float) -> list[Any]:
+    """Return [normalized value, mean, reciprocal standard deviation]."""
+    axes = tuple(range(x.rank - len(shape), x.rank))
+    spread = t.rsqrt(t.mean(t.square(x - t.mean(x, axes, True)), axes, True) + eps)
+    return [layer_norm(x, shape, gain, shift, eps), t.mean(x, axes, True), spread]
+
+
+def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """RMS normalization over the trailing axes `shape`."""
+    size = volume(tuple(shape))
+    if eps is None:
+        import ml_dtypes
+
+        eps = float(ml_dtypes.finfo(dtypes.numpy_dtype(x.dtype)).eps)
+    flat = t.reshape(x, (*x.shape[: x.rank - len(shape)], size))
+    return t.reshape(c.rms_norm(flat, _affine(x, gain, None, size)[0], eps=eps), x.shape)
+
+
+def fused_rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> list[Any]:
+    """Return [normalized value, placeholder]; the reciprocal root mean square is not computed."""
+    return [rms_norm(x, shape, gain, eps), Missing("the second result of _fused_rms_norm")]
+
+
+def group_norm(
+    x: Tensor,
+    groups: int,
+    gain: Tensor | None = None,
+    shift: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Tensor:
+    """Group normalization over groups of channels and all positions."""
+    return c.group_norm(x, *_affine(x, gain, shift, x.shape[1]), groups=groups, eps=eps)
+
+
+def native_group_norm(
+    x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float
+) -> list[Any]:
+    """Return [normalized value, mean per group, reciprocal standard deviation per group]."""
+    flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
+    spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
+    return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
+
+
+def batch_norm(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, training: bool = False,
+    momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
+) -> Tensor:  # fmt: skip
+    """Batch normalization with the given statistics, or with the batch statistics in training mode."""
+    if training or mean is None or var is None:
+        axes = tuple(a for a in range(x.rank) if a != 1)
+        mean = t.mean(x, axes)
+        var = t.var(x, axes)
+    return c.batch_norm(x, *_affine(x, gain, shift, x.shape[1]), t.cast(mean, x.dtype), t.cast(var, x.dtype), eps=eps)
+
+
+def batch_norm_inference(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> list[Any]:
+    """Batch normalization with the given statistics; the saved statistics are empty."""
+    empty = t.zeros((0,), x.dtype)
+    return [batch_norm(x, gain, shift, mean, var, False, momentum, eps), empty, empty]
+
+
+def batch_norm_functional(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float
+) -> list[Any]:
+    """Batch normalization with batch statistics; returns the updated running mean and variance as results 3 and 4."""
+    axes = tuple(a for a in range(x.rank) if a != 1)
+    new_mean = mean * (1 - momentum) + t.mean(x, axes) * momentum
+    new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
+    saved = _saved_statistics(x, axes, eps)
+    return [batch_norm(x, gain, shift, mean, var, training, momentum, eps), *saved, new_mean, new_var]
+
+
+def _saved_statistics(x: Tensor, axes: tuple[int, ...], eps: float) -> list[Any]:
+    """Return [mean, reciprocal standard deviation] of a batch over `axes`, in float32 at least."""
+    x = t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+    return [t.mean(x, axes), t.rsqrt(t.var(x, axes, correction=0) + eps)]
+
+
+def batch_norm_without_stats(
+    x: Tensor, gain: Any, shift: Any, training: bool, momentum: float, eps: float
+) -> list[Any]:
+    """Batch normalization with batch statistics, without running statistics."""
+    return [
+        batch_norm(x, gain, shift, None, None, True, momentum, eps),
+        *_saved_statistics(x, tuple(a for a in range(x.rank) if a != 1), eps),
+    ]
+
+
+def instance_norm(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, use_input_stats: bool = True,
+    momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
+) -> Tensor:  # fmt: skip
+    """Instance normalization, per example and channel."""
+    if not use_input_stats:
+        return batch_norm(x, gain, shift, mean, var, False, momentum, eps)
+    return group_norm(x, refuse_free(x.shape[1], "the number of channels"), gain, shift, eps)

@@ -1,0 +1,181 @@
+"""Builders of ATen overloads that resample images: nearest neighbour, linear, cubic, antialiased, at a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import floor
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import DimExpr
+from ...egraph.ir.graph import Tensor
+from ..common.sampling import grid_sample
+from .aten_layout import upsample
+from .aten_reduce import refuse_free
+
+
+def resample(x: Tensor, matrices: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+    """Image with each spatial axis of x[N, C, *S] multiplied by a constant matrix [out, in]."""
+    kind = dtypes.numpy_dtype(x.dtype)
+    for i, matrix in enumerate(matrices):
+        axis = 2 + i
+        weights = t.constant(matrix.T.astype(kind))
+        if axis == x.rank - 1:
+            x = t.matmul(x, weights)
+        else:
+            x = t.swapaxes(t.matmul(t.swapaxes(x, axis, x.rank - 1), weights), axis, x.rank - 1)
+    return x
+
+
+def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> list[int]:
+    if output_size is not None:
+        return [refuse_free(v, "the size to resample to") for v in output_size]
+    sizes = [refuse_free(d, "resampling by a factor") for d in x.shape[2:]]
+    return [floor(size * float(s or 1)) for size, s in zip(sizes, scales)]
+
+
+def scales_of(scales: Sequence[Any], n: int) -> list[float | None]:
+    """Scale factor of each of n axes (None where not given), from a list or a list within a list."""
+    if len(scales) == 1 and isinstance(scales[0], list | tuple):
+        return list(scales[0])
+    return [*scales, *[None] * n][:n]
+
+
+_GRID_MODES, _GRID_PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+
+
+def grid_sampler(x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align: bool = False) -> Tensor:
+    """Sample x[N, C, *S] at grid[N, *O, n]."""
+    return grid_sample(x, grid, _GRID_MODES[mode], _GRID_PADDINGS[padding], bool(align))
+
+
+def _whole_factors(x: Tensor, output_size: Any, factors: Sequence[float | None]) -> list[int]:
+    """Return the integer upsampling factor of each spatial axis; empty if one is not an integer at all sizes."""
+    found = []
+    for i, factor in enumerate(factors):
+        size, times = x.shape[2 + i], factor
+        if output_size is not None:
+            times = output_size[i] // size if size != 0 else 0
+            if output_size[i] != times * size or factor not in (None, times):
+                return []
+        if not isinstance(times, int | float) or times < 1 or int(times) != times:
+            return []
+        found.append(int(times))
+    return found
+
+
+def upsample_nearest_exact(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
+    """Nearest-neighbour resampling that compares the centres of positions."""
+    return upsample_nearest(x, output_size, *scales, middle=0.5)
+
+
+def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 0.0) -> Tensor:
+    """Nearest-neighbour resampling. `middle`: as for `nearest_positions`."""
+    n = x.rank - 2
+    factors = scales_of(scales, n)
+    whole = _whole_factors(x, output_size, factors)
+    if whole:
+        return upsample(x, whole)
+    wanted = _targets(x, output_size, factors)
+    sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
+    for i, (want, size, factor) in enumerate(zip(wanted, sizes, factors)):
+        x = t.gather(x, t.constant(nearest_positions(size, want, factor, middle)), 2 + i)
+    return x
+
+
+def nearest_positions(size: int, want: int, factor: float | None, middle: float = 0.0) -> np.ndarray[Any, Any]:
+    """Return the input position of each of `want` outputs. `middle`: 0.5 compares centres of positions, 0 their starts."""
+    step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(want)
+    spots = (np.arange(want, dtype=np.float32) + np.float32(middle)) * step
+    found: np.ndarray[Any, Any] = np.minimum(np.floor(spots).astype(np.int64), size - 1)
+    return found
+
+
+def interpolation_matrix(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
+    """Return the matrix [want, size] of linear interpolation."""
+    if align:
+        spots = np.arange(want) * ((size - 1) / (want - 1) if want > 1 else 0.0)
+    else:
+        spots = np.maximum((np.arange(want) + 0.5) * (1.0 / factor if factor else size / want) - 0.5, 0.0)
+    low = np.minimum(np.floor(spots).astype(np.int64), size - 1)
+    high, share = np.minimum(low + 1, size - 1), spots - low
+    matrix = np.zeros((want, size))
+    np.add.at(matrix, (np.arange(want), low), 1 - share)
+    np.add.at(matrix, (np.arange(want), high), share)
+    return matrix
+
+
+def triangle_filter(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Weight of the triangle filter (linear interpolation) at a distance x."""
+    line: np.ndarray[Any, Any] = np.maximum(1 - np.abs(x), 0.0)
+    return line
+
+
+def cubic_filter(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Weight of the cubic convolution filter (Keys 1981) with a = -0.5 at a distance x."""
+    a, d = -0.5, np.abs(x)
+    near, far = ((a + 2) * d - (a + 3)) * d * d + 1, (((d - 5) * d + 8) * d - 4) * a
+    return np.where(d < 1, near, np.where(d < 2, far, 0.0))
+
+
+def filter_matrix(
+    size: int, want: int, align: bool, factor: float | None, reach: int, weigh: Callable[[Any], Any]
+) -> np.ndarray[Any, Any]:
+    """Return the matrix [want, size] of a filter stretched by the downscaling factor, as in Pillow's resize."""
+    step = (size - 1) / max(want - 1, 1) if align else 1.0 / factor if factor else size / want
+    wide = max(step, 1.0)
+    matrix = np.zeros((want, size))
+    for i in range(want):
+        center = step * (i + 0.5)
+        low, high = max(int(center - reach * wide + 0.5), 0), min(int(center + reach * wide + 0.5), size)
+        row = weigh((np.arange(low, high) - center + 0.5) / wide)
+        matrix[i, low:high] = row / row.sum()
+    return matrix
+
+
+def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., Tensor]:
+    """Return a builder of antialiased resizing: each output is a weighted mean of the inputs under the filter."""
+
+    def build(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
+        factors = scales_of(scales, x.rank - 2)
+        wanted = _targets(x, output_size, factors)
+        sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
+        return resample(
+            x, [filter_matrix(s, w, align_corners, f, reach, weigh) for s, w, f in zip(sizes, wanted, factors)]
+        )
+
+    return build
+
+
+upsample_linear_aa, upsample_cubic_aa = upsample_filtered(1, triangle_filter), upsample_filtered(2, cubic_filter)
+
+
+def _between(x: Tensor, axis: int, times: int) -> Tensor:
+    """Upsample an axis linearly by an integer factor, with clamped edges.
+
+    Each input element yields `times` outputs, with the same weights at every position; the axis may be free.
+    """
+    size = x.shape[axis]
+    before, after = (t.slice_axis(x, axis, i, i + 1) for i in (0, size - 1))
+    left = t.concat([before, t.slice_axis(x, axis, 0, size - 1)], axis)
+    right = t.concat([t.slice_axis(x, axis, 1, size), after], axis)
+    spots = [(k + 0.5) / times - 0.5 for k in range(times)]
+    parts = [t.expand_dims(x * (1 - abs(s)) + (left if s < 0 else right) * abs(s), axis + 1) for s in spots]
+    return t.reshape(t.concat(parts, axis + 1), (*x.shape[:axis], size * times, *x.shape[axis + 1 :]))
+
+
+def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
+    """Linear interpolation along every spatial axis."""
+    n = x.rank - 2
+    factors = scales_of(scales, n)
+    whole = _whole_factors(x, output_size, factors)
+    if not align_corners and whole and any(isinstance(d, DimExpr) for d in x.shape[2:]):
+        for i, times in enumerate(whole):
+            x = x if times == 1 else _between(x, 2 + i, times)
+        return x
+    wanted = _targets(x, output_size, factors)
+    sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
+    return resample(x, [interpolation_matrix(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])

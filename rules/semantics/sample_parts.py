@@ -1,0 +1,92 @@
+"""Parts that samplers of ops share: ranks, sizes, dtypes and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...egraph.ir.ops import OPS
+from ...egraph.ir.pattern import PatternCall, Term
+from .sampler import INTS, NotYet, Sampler, Sizes, Want, least_rank
+
+Handler = Callable[[Sampler, PatternCall, Want], None]
+
+
+def result_dtype(s: Sampler, term: Term) -> str:
+    """Dtype in which the root of a rule's left side is sampled."""
+    if not isinstance(term, PatternCall):
+        return s.dtype_for(term)
+    law = OPS[term.op].law
+    if law == "compare":
+        return "bool"
+    if law in ("arg_reduce", "along_index"):
+        return "int64"
+    if OPS[term.op].logic is not None:
+        return s.rng.choice(("bool", "bool", *INTS)) if not has_bool(term) else "bool"
+    if law in ("from_float8", "unpack"):
+        return s.float
+    if law == "cast":
+        return str(s.attr(term, "dtype", lambda: s.rng.choice(("float32", "float16", "float64", "int32"))))
+    return s.dtype_for(*(term.args[1:] if law == "where" else term.args[:1] if law == "gather" else term.args))
+
+
+def has_bool(term: Term) -> bool:
+    """Whether a term contains a comparison, whose result is bool."""
+    if not isinstance(term, PatternCall):
+        return False
+    return OPS[term.op].law == "compare" or any(map(has_bool, term.args))
+
+
+def rank_of(s: Sampler, call: PatternCall, want: Want) -> int:
+    """The rank of an op whose operands have the result's rank."""
+    if want.shape is not None:
+        return len(want.shape)
+    for a in call.args:
+        found = s.known(a)
+        if found is not None:
+            return found.rank
+    return max(least_rank(call), s.rng.choices((0, 1, 2, 3, 4), (1, 6, 10, 8, 6))[0])
+
+
+def wanted_sizes(s: Sampler, call: PatternCall, want: Want) -> tuple[Sizes, ...]:
+    """Wanted sizes of the result; sizes without a wish where only the rank is drawn."""
+    return want.shape if want.shape is not None else (None,) * rank_of(s, call, want)
+
+
+def with_axis(shape: tuple[Sizes, ...], axis: int, sizes: Sizes) -> tuple[Sizes, ...]:
+    """The sizes with those of one axis replaced."""
+    return (*shape[:axis], sizes, *shape[axis + 1 :])
+
+
+def propose_axes(s: Sampler, allowed: list[int]) -> tuple[int, ...]:
+    """Up to three of some axes, in order."""
+    count = min(len(allowed), s.rng.choices((0, 1, 2, 3), (1, 14, 5, 1))[0])
+    return tuple(sorted(s.rng.sample(allowed, count)))
+
+
+def draw_attributes(s: Sampler, call: PatternCall, rank: int = 0) -> None:
+    """Draws all attributes that constrain shapes at most by naming an axis."""
+    draw: dict[str, Callable[[], Any]] = {
+        "axis": lambda: s.rng.randrange(max(rank, 1)),
+        "axes": lambda: propose_axes(s, list(range(rank))),
+        "descending": lambda: s.rng.random() < 0.5,
+        "causal": lambda: s.rng.random() < 0.3,
+        "window": lambda: s.rng.choice((0, 0, 0, 2)),
+        "softcap": lambda: s.rng.choice((0.0, 0.0, 5.0)),
+        "mode": lambda: s.rng.choice(("set", "add", "max")),
+        "groups": lambda: 1,
+        "dtype": lambda: s.float,
+        "name": lambda: "leaf",
+    }
+    for name, _ in call.attrs:
+        s.attr(call, name, draw.get(name, lambda: s.rng.choice((0.5, 1.0, 0.125, 1e-5, 2.0, -0.25))))
+
+
+def not_yet() -> Any:
+    """Raise NotYet: the attribute is drawn after another operand."""
+    raise NotYet
+
+
+def one_size(s: Sampler, sizes: Sizes) -> int | None:
+    """One of the wanted sizes; None without a wish."""
+    return None if sizes is None else s.pick(sizes)
