@@ -41,13 +41,13 @@ def home(tmp_path: Path, measured: str) -> Iterator[Path]:
 @pytest.fixture
 def slow_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of compiled plans take two milliseconds more."""
-    flat = Program.flat
+    flat = Program._flat
 
-    def slow(self: Program, *args: Any, **named: Any) -> Any:
+    def slow(self: Program, args: Any, named: Any) -> Any:
         time.sleep(0.002)
-        return flat(self, *args, **named)
+        return flat(self, args, named)
 
-    monkeypatch.setattr(Program, "flat", slow)
+    monkeypatch.setattr(Program, "_flat", slow)
 
 
 @pytest.mark.usefixtures("slow_plans")
