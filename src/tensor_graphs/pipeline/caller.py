@@ -170,12 +170,12 @@ class CallerProgram(Program):
             self._as_is = has_structure(found, self.manifest.structure, torch=caller.torch)
         return found if self._as_is else filled(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
-    def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
-        """Run the program and return its outputs as a flat sequence, without the graph's structure (`Program.flat`)."""
+    def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """The outputs as a flat sequence (`Program.flat`)."""
         caller = self.caller
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         if caller is None or not self._fit(given, caller.torch):
-            return super().flat(*given)
+            return super()._flat(given, {})
         return caller.outputs(given)
 
     def _fit(self, given: Sequence[Any], torch: bool) -> bool:
