@@ -67,7 +67,9 @@ class OnCpu:
         """Fast marshalling of arrays or tensors on the CPU that are contiguous."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
-        direct: list[Any] = []  # torch.Tensor and (shape, dtype) of the inputs, where the program takes tensors as they are
+        direct: list[
+            Any
+        ] = []  # torch.Tensor and (shape, dtype) of the inputs, where the program takes tensors as they are
 
         def converted(results: Sequence[Array]) -> Sequence[Any]:
             from_numpy, found = sys.modules["torch"].from_numpy, []
