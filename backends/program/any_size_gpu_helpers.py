@@ -124,7 +124,7 @@ class CallsBySize:
         """
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
             calls = self.at(*shapes)
-        calls.known = self.known
+        calls.known, calls.wanted = self.known, False  # `prepared` says when launches are recorded
         if self.workspace is not None and self.workspace.grown != self.grown:
             self.drop(len(self.kept), capturing)  # their launches use the memory before
             self.grown = self.workspace.grown

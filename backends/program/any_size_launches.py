@@ -14,7 +14,7 @@ import ctypes
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from .cuda_driver import DriverAttribute, DriverConfig, parameter_memory
+from .cuda_driver import DriverConfig
 from .gpu_launches import DirectLaunch
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class LaunchTemplate:
     def __init__(self, one: Any, values: Sequence[Any], boxes: Sequence[Any], source: Callable[[Any], Any]) -> None:
         self.driver, self.function, self.layout, self.early = one.driver, one.function, one.layout, one.early
         self.block, self.shared, self.base = one.how.block, one.how.shared, one.parameters[0] - one.layout[0][0]
-        self.memory = one.memory
+        self.memory, self.attribute = one.memory, one.attribute
+        self.size, self.starts = sum(self.layout[-1]), [start for start, _ in self.layout]
+        self.pointers_type = ctypes.c_void_p * len(self.starts)
         self.pointers, self.numbers = (
             [],
             [],
@@ -90,9 +92,10 @@ class SizedLaunch(DirectLaunch):
         spans: Sequence[tuple[int, int]], stream: int,
     ) -> None:  # fmt: skip
         self.driver, self.function, self.early, self.layout = like.driver, like.function, like.early, like.layout
-        self.memory, base, self.parameters = parameter_memory(like.layout)
-        start, size = like.layout[-1]
-        ctypes.memmove(base, like.base, start + size)
+        self.memory = ctypes.create_string_buffer(like.size + 64)
+        base = -(-ctypes.addressof(self.memory) // 64) * 64  # tensor maps need this alignment
+        self.parameters = like.pointers_type(*[base + start for start in like.starts])
+        ctypes.memmove(base, like.base, like.size)
         self.slots, self.boxes, self.given, self.boxed = [], [], [], []
         for start, k, number in like.pointers:
             slot, where = ctypes.c_uint64.from_address(base + start), values[k].data_ptr()
@@ -112,7 +115,7 @@ class SizedLaunch(DirectLaunch):
             if number >= 0:
                 self.boxes.append((box, number, self.offset(tensor.data_ptr(), *spans[number])))
         grid = (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
-        self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
+        self.attribute = like.attribute
         self.config = DriverConfig((ctypes.c_uint * 3)(*grid), like.block, like.shared, stream,
                                    ctypes.addressof(self.attribute), int(like.early))  # fmt: skip
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)

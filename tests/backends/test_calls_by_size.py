@@ -66,7 +66,7 @@ def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
             calls = gpu_calls.Calls(
                 launch, kernels, given, [(*types[0], None)], "cpu", True, strict=False, library=library
             )
-            calls.gpu, calls.index = True, -1
+            calls.gpu, calls.index, calls.wanted = True, -1, True  # as on a GPU
             return calls
 
         found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way=way)

@@ -66,7 +66,7 @@ class Frozen:
             if args[i] is not x or x._version != version or x.data_ptr() != address:
                 return False
         # read after the addresses: the memory of other addresses may have been freed
-        return all(word.value == value for word, value in self._elements)
+        return not self._elements or all(word.value == value for word, value in self._elements)
 
 
 class Variant:
@@ -205,7 +205,10 @@ class Variant:
         for name, (low, high) in self.within.items():
             if not low <= sizes.get(name, low) <= high:
                 return False
-        return all(sizes.get(n) == s for n, s in self.fixed.items()) and self.frozen.hold(args)
+        for name, size in self.fixed.items():
+            if sizes.get(name) != size:
+                return False
+        return self.frozen.hold(args)
 
 
 class TracedGraph:
@@ -233,8 +236,11 @@ class TracedGraph:
     def __call__(self, *args: Any) -> Any:
         """The graph's results."""
         sizes = sizes_of(self.module, args) if self._sized else {}
-        found = next((v for v in self.variants if v.fits(args, sizes)), None)
-        if found is None:
+        found: Variant | None
+        for found in self.variants:
+            if found.fits(args, sizes):
+                break
+        else:
             found = self._begin(args, sizes)
         if found is not None and found.run is not None:
             if found.state == PROGRAM or (found.state == READY and (self.trial or self.kind == "backward")):

@@ -105,10 +105,12 @@ class Calls:
     def maker(self, number: int) -> Any:
         """A function that allocates the memory of input or result `number`."""
         shape, dtype, strides = self.types[number]
-        strides = torch.empty(shape, device="meta").stride() if strides is None else strides
-        if (
-            self.device.type == "cuda"
-        ):  # what torch.compile's code calls: on the current device, which calls make this one
+        if strides is None:
+            strides, step = [], 1
+            for n in reversed(shape):
+                strides, step = [step, *strides], step * max(n, 1)
+        # what torch.compile's code calls: on the current device, which calls make this one
+        if self.device.type == "cuda":
             known = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
             if (quick := getattr(known, "_empty_strided_cuda", None)) is not None:
                 return partial(quick, tuple(shape), tuple(strides), dtype)
