@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,15 @@ def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
     return sorted(grouped.values(), key=lambda k: -k.us)
 
 
+def _plain(value: Any) -> Any:
+    """A value with dataclasses as dicts, and new containers; `dataclasses.asdict` copies every leaf as well."""
+    if is_dataclass(value):
+        return {name: _plain(x) for name, x in vars(value).items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(x) for x in value)
+    return {k: _plain(x) for k, x in value.items()} if isinstance(value, dict) else value
+
+
 @dataclass
 class Report:
     """The result of `optimize` as data. Times in µs unless the name says seconds."""
@@ -258,9 +267,7 @@ class Report:
 
     def fields(self) -> dict[str, Any]:
         """All fields as JSON values, the input of `of_json`."""
-        from dataclasses import asdict
-
-        return asdict(self)
+        return {name: _plain(value) for name, value in vars(self).items()}
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Report:
