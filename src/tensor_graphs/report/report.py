@@ -298,6 +298,10 @@ class Report:
             if (v := found.verification) is not None:
                 found.verification = v | {k: float(v[k]) for k in ("error_before", "error_after", "allowed")}
                 found.verification |= {"passed": bool(v["passed"]), "seeds": int(v["seeds"])}
+                failed = [
+                    f | {"said": str(f["said"]), "excluded": [*map(str, f["excluded"])]} for f in v.get("failed", ())
+                ]
+                found.verification |= {"failed": failed}
             if any(not 0 <= r < i for i, o in enumerate(found.operations) for r in o.reads):
                 raise ValueError("an operation reads none before it")
             if any(len(span) != 2 for spans in found.timeline.values() for span in spans):
@@ -362,6 +366,9 @@ class Report:
         if v:
             rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
                                   f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip
+            for f in v.get("failed", ()):
+                then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
+                rows.append(("failed", f"a plan before: {f['said']}{then}"))
         else:
             rows.append(("error", "not verified"))
         if self.quantization:
