@@ -471,3 +471,16 @@ def test_renamed_report_fields_are_readable_under_their_old_names() -> None:
     assert Report.of_json({**fields, **old}) == report
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = report.other
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_large_plan_is_stored_unchecked_once_the_time_is_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What parses it back and emits it again is the next call, which does not use a plan that reads otherwise."""
+    monkeypatch.setattr(recall, "CHECKED_STEPS", 0)
+    read: list[Any] = []
+    monkeypatch.setattr(remember, "plan_from_json", lambda *a: read.append(a) or plan_from_json(*a))
+    optimized(budget=0.0)
+    assert kept(home) and not read
+    assert optimized(budget=0.0).report.from_plan_cache and len(read) == 1
+    optimized(again=True)
+    assert len(read) == 2, "with time left it is checked at once"

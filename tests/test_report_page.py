@@ -56,6 +56,7 @@ def test_a_report_is_read_as_saved(report: Report, tmp_path: Path) -> None:
     assert page[0] == same[0] and len(page) == len(same) == 2
     for text in ("[]", "{}", '{"steps": 3}', "{", json.dumps({**report.to_json(), "steps": [{"name": 1}]}),
                  json.dumps({**report.to_json(), "curve": [[1.0]]}), json.dumps({**report.to_json(), "timeline": {"x": [[1.0]]}}),
+                 json.dumps({**report.to_json(), "verification": {**(report.verification or {}), "failed": [3]}}),
                  json.dumps({**report.to_json(), "operations": [{"op": "x", "name": "", "type": "", "reads": [7]}]})):  # fmt: skip
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(BadModelError, match="no report"):

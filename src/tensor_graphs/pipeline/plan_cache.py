@@ -194,13 +194,14 @@ class CacheEntry:
 
     def write(
         self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
-        lift: Lift | None = None,
+        lift: Lift | None = None, checked: bool = True,
     ) -> str:  # fmt: skip
         """Store a plan found with the cost store's current content.
 
         Returns the reason if it could not be stored, else "".
 
-        `as_written`: the result is the unfused graph. The plan is parsed back first (`lift`: see `plan_from_json`).
+        `as_written`: the result is the unfused graph. `checked`: the plan is parsed back first (`lift`: see
+        `plan_from_json`), which takes most of the time; an unchecked one is checked when it is used.
         """
         try:
             written = plan_to_json(plan)
@@ -209,8 +210,7 @@ class CacheEntry:
                 "verified": verified, "store": listing(store), "time": time.time(),
                 "as_written": as_written,
             }  # fmt: skip
-            again = plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)
-            if emit_for(again).source != source:
+            if checked and emit_for(plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)).source != source:
                 return "its program reads otherwise when it is made anew"
             if self.path.is_symlink():  # never read, and what it leads to is no plan of ours to replace
                 self.path.unlink(missing_ok=True)

@@ -27,6 +27,8 @@ from .session import Session, kept_warnings, open_store, store_root
 from .time_program import UNTIMED, time_program
 from .verify_program import verify_program
 
+CHECKED_STEPS = 1000  # steps of a plan that is parsed back when it is stored, even without time left
+
 
 @dataclass(frozen=True)
 class CacheSlot:
@@ -146,9 +148,11 @@ def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
     if slot.entry is None or session.progress.stopped or program.plan is None:
         return
     verified = content_digest(task.source.params) if program.report.verification else ""
+    small = len(program.plan.steps) <= CHECKED_STEPS
     why = slot.entry.write(
         program.plan, program.report, program.source, options.budget, verified, store_root(options),
         as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
+        checked=small or not session.over,
     )  # fmt: skip
     if why:
         session.plan_cache_notes.append(f"this plan is not kept: {why}")

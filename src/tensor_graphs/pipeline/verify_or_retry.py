@@ -53,6 +53,7 @@ MAX_ATTEMPTS = 8
 TIGHTENINGS = 3  # rounding-error budgets tried per run
 GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at once, without trying a budget first
 MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
+DIAGNOSING_S = 5.0  # seconds in which a failed plan's kernels are compared one by one, whatever time is left
 NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
 REWRITES = "all rewrites"
 REWRITTEN = "values that only rewriting gives"
@@ -174,7 +175,7 @@ class Acceptance:
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
                 narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict, last)
                 again = narrow and attempt < MAX_ATTEMPTS and not hurried
-                finding = NO_DIAGNOSIS if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
+                finding = NO_DIAGNOSIS if wrong or hurried or again else self._diagnosed(program.plan)
             if wrong and REWRITES in self.dropped:
                 found = self._without_sized(choice, SizesError(wrong))
                 continue
@@ -204,6 +205,12 @@ class Acceptance:
             found = self._without_cause(found, choice, finding, verdict, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
         raise _no_plan_within_tolerance()
+
+    def _diagnosed(self, plan: Plan) -> Diagnosis:
+        """The diagnosis of a failed plan, of as many kernels as time allows, but for DIAGNOSING_S in any case."""
+        began = time.monotonic()
+        ended = lambda: self.late() and time.monotonic() - began > DIAGNOSING_S
+        return diagnose(self.graph, fixed(plan), rewritten=REWRITES not in self.dropped, ended=ended)
 
     def _record(self, verdict: Verification, wrong: str, known: int) -> None:
         """Record a failed attempt, before which `known` texts were in `dropped`."""

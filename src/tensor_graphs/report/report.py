@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,15 @@ def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
     return sorted(grouped.values(), key=lambda k: -k.us)
 
 
+def _plain(value: Any) -> Any:
+    """A value with dataclasses as dicts, and new containers; `dataclasses.asdict` copies every leaf as well."""
+    if is_dataclass(value):
+        return {name: _plain(x) for name, x in vars(value).items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(x) for x in value)
+    return {k: _plain(x) for k, x in value.items()} if isinstance(value, dict) else value
+
+
 @dataclass
 class Report:
     """The result of `optimize` as data. Times in µs unless the name says seconds."""
@@ -258,9 +267,7 @@ class Report:
 
     def fields(self) -> dict[str, Any]:
         """All fields as JSON values, the input of `of_json`."""
-        from dataclasses import asdict
-
-        return asdict(self)
+        return {name: _plain(value) for name, value in vars(self).items()}
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Report:
@@ -291,6 +298,10 @@ class Report:
             if (v := found.verification) is not None:
                 found.verification = v | {k: float(v[k]) for k in ("error_before", "error_after", "allowed")}
                 found.verification |= {"passed": bool(v["passed"]), "seeds": int(v["seeds"])}
+                failed = [
+                    f | {"said": str(f["said"]), "excluded": [*map(str, f["excluded"])]} for f in v.get("failed", ())
+                ]
+                found.verification |= {"failed": failed}
             if any(not 0 <= r < i for i, o in enumerate(found.operations) for r in o.reads):
                 raise ValueError("an operation reads none before it")
             if any(len(span) != 2 for spans in found.timeline.values() for span in spans):
@@ -355,6 +366,9 @@ class Report:
         if v:
             rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
                                   f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip
+            for f in v.get("failed", ()):
+                then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
+                rows.append(("failed", f"a plan before: {f['said']}{then}"))
         else:
             rows.append(("error", "not verified"))
         if self.quantization:
