@@ -7,7 +7,8 @@ The shape is that of Qwen2-0.5B with random weights, output matrix of its own. P
   speed at which one pass over the same bytes reads them.
 - `step`: a whole decode step after half of the caches, for each of `--forms` of weights: this library's program, and the same
   layers in ONNX Runtime (GroupQueryAttention with float32 caches; MatMulNBits for int4 and int8, MatMul of float32 for float32
-  and bfloat16, of which it has no product on a CPU), for bfloat16 also in eager PyTorch (llm_peers.py).
+  and bfloat16, of which it has no product on a CPU), with `--ggml FOLDER` in ggml (llm_ggml.c; Q4_0 and Q8_0), the library of
+  llama.cpp, whose source and build lie in FOLDER and FOLDER/b.
 
 Rivals run in turns, and each has its fastest run: other processes on the machine only add time. With one thread (the default)
 times are CPU times, which other processes disturb less. Weights rotate through more memory
@@ -21,6 +22,7 @@ import ctypes
 import json
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -298,19 +300,23 @@ def runtime_step(threads: int, layers: int, form: str) -> Call:
     return lambda: session.run_with_iobinding(bound)
 
 
-def eager_step(threads: int, config: dict[str, Any]) -> Call:
-    """A decode step in eager PyTorch with static caches."""
-    import torch
+def ggml_step(threads: int, layers: int, form: str, folder: Path) -> Call:
+    """A decode step of the same layers in ggml; `folder`: llama.cpp's source, built in its folder b."""
+    made, place = WORK / "llm_ggml.so", folder.resolve() / "b" / "bin"
+    WORK.mkdir(parents=True, exist_ok=True)
+    text = Path(__file__).with_name("llm_ggml.c")
+    found = [f"-l{name}" for name in ("ggml-base", "ggml-cpu", "ggml")]
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-I", folder / "ggml" / "include", text, "-o", made, "-L", place, *found,
+                    f"-Wl,-rpath,{place}"], check=True)  # fmt: skip
+    library = ctypes.CDLL(str(made))
+    library.step_make.restype, library.step_run.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    kept = library.step_make({"float32": 0, "int4": 2, "int8": 8, "bfloat16": 30}[form], layers, threads)
+    return lambda: library.step_run(kept)
 
-    from .llm_peers import Decoder
 
-    torch.set_num_threads(threads)
-    model = Decoder(config, LENGTH, "cpu")
-    token, at = torch.zeros(1, 1, dtype=torch.long), torch.tensor([LENGTH // 2])
-    return lambda: model(token, at)
-
-
-def step(threads: int, seconds: float, budget: float, layers: int, form: str) -> dict[str, Any]:
+def step(
+    threads: int, seconds: float, budget: float, layers: int, form: str, ggml: Path | None = None
+) -> dict[str, Any]:  # fmt: skip
     """Figures of a decode step with weights in a form."""
     from tensor_graphs.generation import Generator
     from tensor_graphs.models.huggingface.step import Folder
@@ -330,6 +336,8 @@ def step(threads: int, seconds: float, budget: float, layers: int, form: str) ->
     report = decode.report
     assert report is not None
     calls = {"ours": decode.flat_near, "onnxruntime": runtime_step(threads, layers, form), "read": read_call(nbytes)}
+    if ggml is not None:
+        calls["ggml"] = ggml_step(threads, layers, form, ggml)
     us = in_turns(calls, seconds, threads)
     print(text_table(kernel_table(report, nbytes / us["read"])), flush=True)
     row = {"form": form, "layers": layers, "bytes": nbytes, "us": {n: round(v) for n, v in us.items()}, "kernels": decode.manifest.kernels,
@@ -349,6 +357,7 @@ def main() -> None:
     ask.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     ask.add_argument("--only", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="matrices of `kernels`")
     ask.add_argument("--forms", nargs="+", choices=STEPS, default=["int4"], help="weights of `step`")
+    ask.add_argument("--ggml", type=Path, help="folder of llama.cpp's source with a build in its folder b")
     options = ask.parse_args()
     os.environ |= dict.fromkeys(
         ("OMP_NUM_THREADS", "TENSOR_GRAPHS_THREADS", "OPENBLAS_NUM_THREADS"), str(options.threads)
@@ -359,7 +368,8 @@ def main() -> None:
             found["kernels"] = kernels(options.threads, options.seconds, options.only)
         else:
             found["step"] = [
-                step(options.threads, options.seconds, options.budget, options.layers, form) for form in options.forms
+                step(options.threads, options.seconds, options.budget, options.layers, form, options.ggml)
+                for form in options.forms
             ]
         WORK.mkdir(parents=True, exist_ok=True)
         (WORK / "llm_cpu.json").write_text(json.dumps(found, indent=1) + "\n")
