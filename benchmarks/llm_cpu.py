@@ -1,12 +1,14 @@
-"""Decoding of a language model on a CPU beside ONNX Runtime, in turns: `python -m benchmarks.llm_cpu [kernels] [step] [--threads N]`.
+"""Decoding of a language model on a CPU beside ONNX Runtime, in turns: `python -m benchmarks.llm_cpu [kernels] [step] [--threads N] [--forms ...]`.
 
 The shape is that of Qwen2-0.5B with random weights, output matrix of its own. Parts:
 
 - `kernels`: products of one row with each matrix, packed (int4, int8) and bfloat16: the generated C kernel, ONNX Runtime's
   MatMulNBits (activations in int8: accuracy level 4; of int4 also in float32: level 1), PyTorch's bfloat16 product. µs, GB/s of the weight's bytes, and the share of the
   speed at which one pass over the same bytes reads them.
-- `step`: a whole decode step with int4 weights after half of the caches: this library's program, and the same layers in ONNX
-  Runtime (MatMulNBits, GroupQueryAttention).
+- `step`: a whole decode step after half of the caches, for each of `--forms` of weights: this library's program, and the same
+  layers in ONNX Runtime (GroupQueryAttention with float32 caches; MatMulNBits for int4 and int8, MatMul of float32 for float32
+  and bfloat16, of which it has no product on a CPU), with `--ggml FOLDER` in ggml (llm_ggml.c; Q4_0 and Q8_0), the library of
+  llama.cpp, whose source and build lie in FOLDER and FOLDER/b.
 
 Rivals run in turns, and each has its fastest run: other processes on the machine only add time. With one thread (the default)
 times are CPU times, which other processes disturb less. Weights rotate through more memory
@@ -20,6 +22,7 @@ import ctypes
 import json
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +41,7 @@ CONFIG: dict[str, Any] = {
 #: Matrix -> (columns of the product, its sum's length).
 SHAPES = {"q": (896, 896), "k": (128, 896), "gate": (4864, 896), "down": (896, 4864), "head": (151936, 896)}
 FORMS = ("int4", "int8", "bfloat16")
+STEPS = (*FORMS, "float32")
 LENGTH, BYTES = 1024, 200_000_000  # positions of the caches; bytes of weights that a kernel's runs rotate through
 Call = Callable[[], object]
 
@@ -209,8 +213,8 @@ def kernels(threads: int, seconds: float, names: list[str]) -> list[dict[str, An
 
 
 # ---------------------------------------------------------------- a decode step
-def runtime_step(threads: int, layers: int) -> Call:
-    """A decode step of the same layers in ONNX Runtime, with int4 weights, after half of the caches."""
+def runtime_step(threads: int, layers: int, form: str) -> Call:
+    """A decode step of the same layers in ONNX Runtime, after half of the caches."""
     from onnx import TensorProto, helper
 
     c, rng = CONFIG, np.random.default_rng(0)
@@ -240,14 +244,19 @@ def runtime_step(threads: int, layers: int) -> Call:
         return outputs[0]
 
     def product(x: str, name: str, columns: int, length: int) -> str:
-        made.extend(_packed_initializers(helper, TensorProto, f"{name}.w", f"{name}.s", columns, length, 4, rng))
+        if form not in ("int4", "int8"):
+            weight = np.resize(rng.standard_normal(1_000_003, np.float32) * np.float32(0.02), (length, columns))
+            made.append(helper.make_tensor(f"{name}.w", TensorProto.FLOAT, weight.shape, weight.tobytes(), raw=True))
+            return node("MatMul", [x, f"{name}.w"], [name])
+        bits = 4 if form == "int4" else 8
+        made.extend(_packed_initializers(helper, TensorProto, f"{name}.w", f"{name}.s", columns, length, bits, rng))
         return node(
             "MatMulNBits",
             [x, f"{name}.w", f"{name}.s"],
             [name],
             K=length,
             N=columns,
-            bits=4,
+            bits=bits,
             block_size=128,
             accuracy_level=4,
         )
@@ -291,31 +300,49 @@ def runtime_step(threads: int, layers: int) -> Call:
     return lambda: session.run_with_iobinding(bound)
 
 
-def step(threads: int, seconds: float, budget: float, layers: int) -> dict[str, Any]:
-    """Figures of a decode step with int4 weights."""
+def ggml_step(threads: int, layers: int, form: str, folder: Path) -> Call:
+    """A decode step of the same layers in ggml; `folder`: llama.cpp's source, built in its folder b."""
+    made, place = WORK / "llm_ggml.so", folder.resolve() / "b" / "bin"
+    WORK.mkdir(parents=True, exist_ok=True)
+    text = Path(__file__).with_name("llm_ggml.c")
+    found = [f"-l{name}" for name in ("ggml-base", "ggml-cpu", "ggml")]
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-I", folder / "ggml" / "include", text, "-o", made, "-L", place, *found,
+                    f"-Wl,-rpath,{place}"], check=True)  # fmt: skip
+    library = ctypes.CDLL(str(made))
+    library.step_make.restype, library.step_run.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    kept = library.step_make({"float32": 0, "int4": 2, "int8": 8, "bfloat16": 30}[form], layers, threads)
+    return lambda: library.step_run(kept)
+
+
+def step(
+    threads: int, seconds: float, budget: float, layers: int, form: str, ggml: Path | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """Figures of a decode step with weights in a form."""
     from tensor_graphs.generation import Generator
     from tensor_graphs.models.huggingface.step import Folder
     from tensor_graphs.models.zoo import random_checkpoint
 
     from .llm import Repeated, kernel_table, text_table
 
-    config = {**CONFIG, "num_hidden_layers": layers}
+    config = {**CONFIG, "num_hidden_layers": layers, "torch_dtype": "float32" if form == "float32" else "bfloat16"}
     weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
     begun = time.perf_counter()
-    made = Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH, quantize="int4", verify=False)  # type: ignore[arg-type]
+    packed = form if form in ("int4", "int8") else None
+    made = Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH, quantize=packed, verify=False)  # type: ignore[arg-type]
     decode = made._programs.decode()
     found = time.perf_counter() - begun
     made._programs.set("length", [LENGTH // 2], "int64")
     nbytes = made._programs.read_bytes()
     report = decode.report
     assert report is not None
-    us = in_turns(
-        {"ours": decode.flat_near, "onnxruntime": runtime_step(threads, layers), "read": read_call(nbytes)}, seconds
-    )
+    calls = {"ours": decode.flat_near, "onnxruntime": runtime_step(threads, layers, form), "read": read_call(nbytes)}
+    if ggml is not None:
+        calls["ggml"] = ggml_step(threads, layers, form, ggml)
+    us = in_turns(calls, seconds, threads)
     print(text_table(kernel_table(report, nbytes / us["read"])), flush=True)
-    row = {"layers": layers, "bytes": nbytes, "us": {n: round(v) for n, v in us.items()}, "kernels": decode.manifest.kernels,
+    row = {"form": form, "layers": layers, "bytes": nbytes, "us": {n: round(v) for n, v in us.items()}, "kernels": decode.manifest.kernels,
            "plan_us": round(report.cost_us), "priced": report.priced, "search_s": round(found), "of_reading": round(us["read"] / us["ours"], 2),
-           "times_best_peer": round(us["onnxruntime"] / us["ours"], 2)}  # fmt: skip
+           "times_best_peer": round(min(v for n, v in us.items() if n not in ("ours", "read")) / us["ours"], 2)}  # fmt: skip
     print(json.dumps(row), flush=True)
     return row
 
@@ -329,6 +356,8 @@ def main() -> None:
     ask.add_argument("--budget", type=float, default=120.0, help="seconds of search of the step")
     ask.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     ask.add_argument("--only", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="matrices of `kernels`")
+    ask.add_argument("--forms", nargs="+", choices=STEPS, default=["int4"], help="weights of `step`")
+    ask.add_argument("--ggml", type=Path, help="folder of llama.cpp's source with a build in its folder b")
     options = ask.parse_args()
     os.environ |= dict.fromkeys(
         ("OMP_NUM_THREADS", "TENSOR_GRAPHS_THREADS", "OPENBLAS_NUM_THREADS"), str(options.threads)
@@ -338,7 +367,10 @@ def main() -> None:
         if part == "kernels":
             found["kernels"] = kernels(options.threads, options.seconds, options.only)
         else:
-            found["step"] = step(options.threads, options.seconds, options.budget, options.layers)
+            found["step"] = [
+                step(options.threads, options.seconds, options.budget, options.layers, form, options.ggml)
+                for form in options.forms
+            ]
         WORK.mkdir(parents=True, exist_ok=True)
         (WORK / "llm_cpu.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -21,6 +21,7 @@ from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
 from ..generate.generator import Asked, KernelGenerator, Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
+from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
 from .emitter import EMITTER, ROWS, CEmitter
@@ -41,6 +42,14 @@ def _few(x: Type) -> bool:
     return prod(concrete(x.shape)[:-1]) <= ROWS
 
 
+def _writes_alone(template: GeneratedKernel, kernel: Kernel) -> bool:
+    """Whether a kernel has no scatter, or computes nothing else and reads nothing of what the scatter writes into: operands
+    are `restrict`, and the copy of the rest (emit/kernel.py) is told from one unread operand."""
+    bases = set(template.bases.values())
+    read = {e.value[0] for e in kernel.exprs if e.op == "load"}
+    return not bases or (len(template.roots) == 1 and bases.isdisjoint(read))
+
+
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
     """C template of the kernel that computes a term over inputs, or several terms."""
     return template_of(EMITTER, root)
@@ -54,7 +63,8 @@ class CLowering(Lowering):
         if not all(_narrow(t) for t in topological(asked.group.terms)):
             return
         template = self._template(asked.group.terms, ())
-        if not template.bases and template.lower(asked.call) is not None:  # a copy of the base operand is left to NumPy
+        found = template.lower(asked.call)
+        if found is not None and _writes_alone(template, found.kernel):
             yield template, asked.call
 
 
@@ -81,6 +91,8 @@ class C(KernelGenerator):
     ) -> Any:  # fmt: skip
         """Form for every size of a generated kernel (`generate.free_terms.Sized`) (`Target.any_size`)."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
+        if template.bases:
+            return None
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:

@@ -71,6 +71,11 @@ class Emitter(Protocol):
         ...
 
     @property
+    def carries(self) -> bool:
+        """Whether kernels that write a part of an operand copy its other elements to the output themselves."""
+        ...
+
+    @property
     def setup(self) -> tuple[str, ...]:
         """Helpers that every kernel needs."""
         ...
@@ -170,6 +175,7 @@ class EmitterBase:
         """None, because this emitter has no kernels with size parameters."""
         return None
 
+    carries: bool = False
     setup: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = ()

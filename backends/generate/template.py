@@ -384,7 +384,7 @@ def _code(template: GeneratedKernel, call: Call) -> str:
             names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
         names["counters"] = f"counters({names['out']}.device)"
     pairs = [(names[base], names[output]) for output, base in template.bases.items()]
-    kept = [f"carried({base}, {output})" for base, output in pairs if base != output]
+    kept = [f"carried({base}, {output})" for base, output in pairs if base != output and not template.emitter.carries]
     return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
 
 
@@ -410,7 +410,7 @@ def template_of(
         f"{emitter.name}.{family}{suffix}", emitter.name, spelled((first, *others)), first, emitter, tuple(others),
         precision, last,
         family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of([first, *others]),
-        setup=(*emitter.setup, *(["carried"] if any(bases) else [])), prep={name: prepared(name) for name in transposed},
+        setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])), prep={name: prepared(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip
 

@@ -2,12 +2,14 @@
 
 A model exported in bfloat16 or float16 casts before and after every product, and casts block algebraic rewriting. The
 widened graph computes those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is cast
-once, and outputs and state updates are cast back to their declared dtypes. Gathers from 16-bit tables and writes into 16-bit
-states stay 16-bit, so that a key-value cache is written in place. Evaluated in float64 both graphs have the
+once, and outputs and state updates are cast back to their declared dtypes. Gathers from 16-bit tables stay
+16-bit. Evaluated in float64 both graphs have the
 same values. Casts to and from float64, integers and bool stay.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from ..ir.dtypes import HALVES, is_float
 from ..ir.graph import Graph, Tensor, make, rebuild
@@ -16,11 +18,15 @@ from .casts import lossless
 WIDE = "float32"
 
 
-def widen(graph: Graph) -> Graph:
-    """The graph with float32 in place of 16-bit floats; the same object if the graph has no 16-bit floats."""
+def widen(graph: Graph, *, in_place: bool = False) -> Graph:
+    """The graph with float32 in place of 16-bit floats; the same object if the graph has no 16-bit floats.
+
+    `in_place`: values that elements are written into (scatters, as into key-value caches) stay 16-bit. On a CPU, whose
+    kernels store widened values in float32, a cache would otherwise be converted as a whole, twice a step.
+    """
     if all(n.dtype not in HALVES for n in graph.nodes()):
         return graph
-    wide = rebuild(graph.roots, _change)
+    wide = rebuild(graph.roots, partial(_change, in_place=in_place))
     return graph.with_roots([as_dtype(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
 
 
@@ -43,7 +49,7 @@ def _narrow(x: Tensor) -> str:
     return x.args[0].dtype if x.op == "cast" and x.args[0].dtype in HALVES else ""
 
 
-def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+def _change(node: Tensor, args: tuple[Tensor, ...], *, in_place: bool) -> Tensor | None:
     """The node rebuilt over widened operands."""
     attrs = dict(node.attrs)
     if attrs.get("dtype") in HALVES and node.op not in ("input", "param", "state", "constant"):
@@ -53,8 +59,7 @@ def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
     if node.op in ("gather", "gather_elements") and node.dtype in HALVES and _narrow(args[0]):
         # gather from the 16-bit table, then cast the result
         return as_dtype(make(node.op, (args[0].args[0], args[1]), attrs), WIDE)
-    if node.op == "scatter_elements" and attrs.get("mode") == "set" and _narrow(args[0]) == node.dtype:
-        # elements are copied, not computed: a cache keeps its dtype and is written in place
+    if in_place and node.op == "scatter_elements" and attrs["mode"] == "set" and _narrow(args[0]) == node.dtype:
         stored = make(node.op, (args[0].args[0], args[1], as_dtype(args[2], node.dtype)), attrs)
         return as_dtype(stored, WIDE)
     new = make(node.op, args, attrs, data=node.data)

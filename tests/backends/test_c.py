@@ -40,7 +40,7 @@ from tensor_graphs.backends.tuning.single_kernel import (
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
-from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.egraph.ir.special_functions import erf
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
@@ -287,7 +287,8 @@ def close(got: Array, want: Array, kernel: kir.Kernel) -> None:
 #: op -> why it has no kernel in C. notimpl: not yet; never: left to libraries by design.
 GAPS = {
     **dict.fromkeys(("argmax", "argmin", "argsort", "cumsum"), "notimpl: the kernel IR has no index expression for it"),
-    **dict.fromkeys(("scatter_elements", "cross_entropy"), "notimpl: the kernel IR has no index expression for it"),
+    "cross_entropy": "notimpl: the kernel IR has no index expression for it",
+    "scatter_elements": "notimpl: but for mode set",
     **dict.fromkeys(("floordiv", "mod"), "notimpl: of integers alone"),
     **dict.fromkeys(("matmul", "linear", "attention", "masked_attention", "conv", "recurrent"), "never: products are the libraries'"),
 }  # fmt: skip
@@ -528,3 +529,32 @@ def test_measuring_makes_the_same_kernel_from_its_terms() -> None:
     template, call = c.BACKEND.template([root]), kernel_call(root)
     again, job = decode(encode(template, call))
     assert again.identity == template.identity and job.operands == call.operands
+
+
+def test_a_scatter_writes_into_its_operand_or_a_copy_of_it() -> None:
+    """Indices from the end, indices that are not there, and the last of equal ones; fused with what computes the updates."""
+    rng = np.random.default_rng(0)
+    values = {
+        "cache": rng.normal(size=(2, 6, 4)).astype(np.float32),
+        "at": np.array([[[3], [-1], [3]], [[0], [1], [2]]]).repeat(4, 2),
+        "x": rng.normal(size=(2, 3, 4)).astype(np.float32),
+    }
+    cache, at, x = (t.input(n, v.shape, v.dtype.name) for n, v in values.items())
+    template = generated(t.scatter_elements(cache, at, t.abs(x) + 1.0, 1))
+    call = Call({n: Operand(Type(v.shape, v.dtype.name), contiguous(v.shape)) for n, v in values.items()},
+                Operand(cache.type, contiguous(cache.shape)), {})  # fmt: skip
+    assert template.inplace == ("cache",)
+    want = values["cache"].copy()
+    new = np.abs(values["x"]) + 1
+    want[0, 5], want[0, 3], want[1, :3] = new[0, 1], new[0, 2], new[1]
+    assert np.array_equal(run_template(template, call, values), want)
+    found = template.lower(call)
+    assert found is not None
+    text = library_text({"scatter": c_source.emit(found.kernel, "scatter")})
+    function = c_helpers.c_library(text.split('r"""')[1].split('"""')[0]).scatter
+    own = values["cache"].copy()
+    function(*(ctypes.c_void_p({**values, "cache": own, "out": own}[n].ctypes.data) for n in found.kernel.buffers))
+    assert np.array_equal(own, want)
+    values["at"][0, 0] = 6  # not there: not written
+    want[0, 3] = new[0, 2]
+    assert np.array_equal(run_template(template, call, values), want)

@@ -87,7 +87,7 @@ def test_a_cache_is_written_in_its_own_dtype() -> None:
     """A write of elements computes nothing: the state stays 16-bit, only the new elements are converted."""
     cache, new = t.state("cache", (2, 8, 4), "bfloat16"), t.input("x", (2, 1, 4), "bfloat16") * 2.0
     written = t.scatter_elements(cache, t.input("at", (2, 1, 4), "int64"), new, 1)
-    wide = widen(Graph.of([c.softmax(written, axis=2)], updates={"cache": written}))
+    wide = widen(Graph.of([c.softmax(written, axis=2)], updates={"cache": written}), in_place=True)
     assert wide.roots[1].op == "scatter_elements" and wide.roots[1].args[0] is cache
     assert next(n.type.shape for n in wide.nodes() if n.op == "cast" and n.dtype == "bfloat16") == (2, 1, 4)
     rng = np.random.default_rng(0)

@@ -65,7 +65,8 @@ class FunctionWriter(CValues):
     def function(self, doc: str) -> str:
         """C text of the function; `doc` is its comment."""
         top = LoopScope(None, None, [self._signature()])
-        self.parallel = work(self.kernel) >= PARALLEL
+        top.items += self._carried()
+        self.parallel = work(self.kernel) >= PARALLEL and not any(map(self._scattered, self.axes))
         self._loops(top)
         comment = [f"/* {doc.replace('*/', '* /')} */"] if doc else []
         return "\n".join([*comment, *_brace_on_its_own(top.text(0))])
@@ -76,6 +77,20 @@ class FunctionWriter(CValues):
             f"{'' if n in results else 'const '}{TYPES[b.dtype]} *restrict {n}" for n, b in self.kernel.buffers.items()
         ]
         return f"void {self.name}({', '.join(operands)})"
+
+    def _carried(self) -> list[str]:
+        """The copy of an operand of which a scatter overwrites a part, where the result is not in its place. No value reads
+        that operand."""
+        known = {e.value[0] for e in self.kernel.exprs if e.op == "load"} | {s.buffer for s in self.kernel.stores}
+        unread = {n: b for n, b in self.kernel.buffers.items() if n not in known}
+        copies = []
+        for base, buffer in unread.items():
+            for out in {s.buffer for s in self.kernel.stores if self.kernel.buffers[s.buffer] == buffer}:
+                size = prod(buffer.shape)
+                if size != 1 + sum((d - 1) * step for d, step in zip(buffer.shape, buffer.strides)):
+                    raise Unfusable("a copy of values with gaps between them")
+                copies.append(f"if ({out} != {base}) __builtin_memcpy({out}, {base}, {size} * sizeof *{out});")
+        return copies
 
     def _loops(self, top: LoopScope) -> None:
         scope = top
@@ -151,15 +166,20 @@ class FunctionWriter(CValues):
             elif e.axes <= place.bound:
                 self.value(e, place)
         for store in self.kernel.stores:
-            if store.parts:
-                raise Unfusable("a store at a data-dependent position")
             value, guards = self.value(store.value, place), [f"({self.value(g, place)})" for g in store.guards]
             here = self._place_of(store, place)
-            line = f"{store.buffer}[{self._at(store.at)}] = {stored(value, self.kernel.buffers[store.buffer].dtype)};"
+            steps = [f"{self.value(e, place)} * {step}" for e, step in store.parts]  # guards keep them in bounds
+            at = " + ".join([self._at(store.at), *steps])
+            line = f"{store.buffer}[{at}] = {stored(value, self.kernel.buffers[store.buffer].dtype)};"
             here.items.append(f"if ({' & '.join(guards)}) {line}" if guards else line)
-        self._vector(place)
+        if not self._scattered(self.inner):
+            self._vector(place)
         if self.columns:
             place.close()
+
+    def _scattered(self, axis: Axis | None) -> bool:
+        """Whether positions of stores along an axis depend on data: equal ones are written in order, the last one stays."""
+        return any(axis in e.axes for s in self.kernel.stores for e, _ in s.parts)
 
     @staticmethod
     def _place_of(store: OutputStore, scope: LoopScope) -> LoopScope:

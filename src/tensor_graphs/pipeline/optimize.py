@@ -96,7 +96,7 @@ def _found(
     """The program of a graph's cached plan, else of a search, and its task."""
     slot = look_up(session, graph, sizes, backends)
     warnings = list(session.warnings)
-    task = Task(graph, prepare(session, graph, sizes, begin=slot.data is None), backends)
+    task = Task(graph, prepare(session, graph, sizes, begin=slot.data is None, in_place=not on_gpu(backends)), backends)
     (refuse_too_large_for_gpu if task.on_gpu else refuse_too_large)(task.model.graph)
     with memory_errors_named(task.model.graph):
         program = recall(session, task, slot, warnings)

@@ -65,11 +65,13 @@ class Task:
         return self.model.written(self.backends) if as_written else self.model.work
 
 
-def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True) -> Prepared:
+def prepare(
+    session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True, in_place: bool = False
+) -> Prepared:
     """The forms of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
     With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
-    also start the saturation workers.
+    also start the saturation workers. `in_place`: see `widen`.
     """
     if begin and session.options.saturation_limits.iterations:
         default_pool().begin()  # worker processes start in the background
@@ -77,7 +79,11 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, 
         original, used = bound(graph, sizes)
         exact = session.options.exact
         narrow = work = simplify(without_empty(original), exact=exact)
-        work = work.with_roots(expand_all(work.roots)) if exact else simplify(widen(canonical_masks(work)))
+        work = (
+            work.with_roots(expand_all(work.roots))
+            if exact
+            else simplify(widen(canonical_masks(work), in_place=in_place))
+        )
     return Prepared(original, work, used, narrow)
 
 
