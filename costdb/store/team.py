@@ -147,7 +147,7 @@ def place_of(team: str) -> Place:
     """The team's place that a setting or argument names. CostStoreError if it cannot be reached."""
     if "://" in team:
         return ObjectStore(team)
-    root = Path(team).expanduser()
+    root = Path(os.path.expanduser(team))
     if not root.is_dir():
         raise CostStoreError("the team's store does not exist", where=team, hint="create the folder, or name a URL")
     return SharedFolder(root)
