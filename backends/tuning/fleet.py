@@ -228,8 +228,8 @@ class _Fleet:
         """Store the rows of a reply; False if its actor is dead."""
         try:
             content, error = self.ray.get(reply, timeout=POLL_S)
-        except self.ray.exceptions.RayTaskError as error:  # the job raised; its actor lives
-            self.bad[job[0]] = f"the worker raised {str(error).strip().rpartition(chr(10))[2][:300]}"
+        except self.ray.exceptions.RayTaskError as raised:  # the job raised; its actor lives
+            self.bad[job[0]] = f"the worker raised {str(raised).strip().rpartition(chr(10))[2][:300]}"
             return True
         except (self.ray.exceptions.RayError, TimeoutError):
             self.died += 1
