@@ -334,6 +334,27 @@ def test_usage_errors(model: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert document(capsys, *arguments, code=2)["error"]["code"] == "usage"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("optimize", "tiny.safetensors", "--dim", "N=--3"), ("optimize", "tiny.safetensors", "--dim", "N=²"),
+        ("optimize", "tiny.safetensors", "--fix", "N=" + "9" * 5000), ("generate", "x", "--prompt-tokens", "9" * 5000),
+        ("generate", "x", "--prompt-tokens", "--3"), ("db", "export", "/"), ("db", "export-starter", "x", "--megabytes", "inf"),
+        ("optimize", "tiny.safetensors", "--memory-limit", "-inf"), ("optimize", "tiny.safetensors", "-o", "/"),
+        ("measure", "jobs.jsonl", "-o", "shards", "--fleet", "127.0.0.1:99999"), ("db", "push", "--team", "~nouser/x"),
+        ("kernels", "list", "~nouser/x"),
+    ],
+)  # fmt: skip
+def test_odd_numbers_and_paths_are_usage_errors(
+    model: str, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--fleet" in arguments:
+        pytest.importorskip("ray", reason="the fleet extra is not installed")
+    Path("jobs.jsonl").write_text("{}")
+    assert cli.run([*arguments, "--json"]) not in (0, 1)
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
+
+
 def test_bad_models(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("cut.safetensors").write_bytes(Path(model).read_bytes()[:100])
     Path("junk.onnx").write_bytes(b"\x00" * 64)

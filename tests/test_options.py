@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_a_wrong_value_has_a_named_error(wrong: dict[str, Any], hint: str) -> No
     assert hint in f"{seen.value.message} {seen.value.hint}"
 
 
-WRONG: list[Any] = [True, -1, math.nan, "x", b"x", [1], {1: 2}, object(), np.array([1, 2]), np.float32(-1), 1j, int]
+WRONG: list[Any] = [True, -1, math.nan, "x", b"x", [1], {1: 2}, object(), np.array([1, 2]), np.float32(-1), 1j, int,
+                    10**400, Fraction(10**400), -(10**400), "k" + "9" * 5000, "c1@" + "9" * 5000]  # fmt: skip
 
 
 def of_expression(call: Callable[..., Any]) -> Callable[..., Any]:

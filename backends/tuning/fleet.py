@@ -141,7 +141,7 @@ def _cluster(address: str) -> Iterator[Any]:
     try:
         _reachable(address)
         ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+    except (ConnectionError, ValueError, RuntimeError, OSError, OverflowError) as error:  # a port above 65535
         raise DeviceUnavailableError(
             f"the cluster cannot be reached: {str(error)[:300]}", where=address, hint="`ray start --head` starts one"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from dataclasses import dataclass
 from hashlib import sha256
@@ -26,7 +27,7 @@ class KernelFile:
 
 def kernel_file(path: str | Path) -> KernelFile:
     """The file of a path. KernelError if it cannot be read."""
-    whole = Path(path).expanduser().absolute()
+    whole = Path(os.path.expanduser(path)).absolute()
     try:
         return KernelFile(whole, sha256(read_bytes(whole, LARGEST)).hexdigest())
     except (OSError, Malformed) as error:

@@ -147,7 +147,7 @@ def place_of(team: str) -> Place:
     """The team's place that a setting or argument names. CostStoreError if it cannot be reached."""
     if "://" in team:
         return ObjectStore(team)
-    root = Path(team).expanduser()
+    root = Path(os.path.expanduser(team))
     if not root.is_dir():
         raise CostStoreError("the team's store does not exist", where=team, hint="create the folder, or name a URL")
     return SharedFolder(root)
@@ -188,10 +188,10 @@ def pull(team: str, mirror: Path | None = None) -> TeamReport:
 
 
 def push(root: Path, team: str) -> TeamReport:
-    """Publish the good shards of a store that the team's place does not have."""
+    """Publish the good shards of a store that the team's place does not have. CostStoreError if none can be written."""
     place = place_of(team)
     have = {posixpath.basename(path).removesuffix(".parquet") for path, _ in _shards_of(place, team)}
-    copied, present, bad = 0, 0, dict[str, str]()
+    copied, present, bad, unwritten = 0, 0, dict[str, str](), ""
     for shard in shards.find(root):
         if shard.name in have:
             present += 1
@@ -201,11 +201,16 @@ def push(root: Path, team: str) -> TeamReport:
             content = shard.path.read_bytes()
             if sha256(content).hexdigest() != shard.name:
                 raise shards.BadShard("sha256-differs")
-            place.write(shard.path.relative_to(root).as_posix(), content)
         except (shards.BadShard, OSError) as error:
             bad[shard.name] = str(error)[:200]
             continue
-        copied += 1
+        try:
+            place.write(shard.path.relative_to(root).as_posix(), content)
+            copied += 1
+        except OSError as error:
+            bad[shard.name] = unwritten = str(error)[:200]
+    if unwritten and not copied:
+        raise CostStoreError(f"no shard can be written to the team's store: {unwritten}", where=team)
     return TeamReport(team, copied, present, bad)
 
 
@@ -263,7 +268,7 @@ def _refreshed(team: str, mirror: Path) -> str:
     """Copy new shards if it is time to; a warning if that failed."""
     stamp = mirror / "copied"
     try:
-        if time.time() - stamp.stat().st_mtime < EVERY_S:
+        if abs(time.time() - stamp.stat().st_mtime) < EVERY_S:  # a stamp of the future is of a clock that was wrong
             return ""
     except OSError:
         pass

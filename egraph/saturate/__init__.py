@@ -2,5 +2,5 @@
 
 In: the unique blocks of a graph and rules.
 Out: saturated e-graphs as arrays.
-Imports: egraph.ir, egraph.view, errors, processes, settings, writing.
+Imports: egraph.ir, egraph.view, errors, plain, processes, settings, writing.
 """

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...errors import RuleError, UsageError, WorkerError
+from ...plain import as_float
 from ..ir.graph import Graph
 from ..ir.ops import Type
 from ..ir.rule import Rule
@@ -70,9 +71,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("nodes", "iterations", "beam", "bytes", "seconds", "slack"):
             value, kind = getattr(self, name), Integral if name in ("nodes", "iterations", "beam") else Real
-            if not ((isinstance(value, kind) and float(value) >= 0) or (value is None and name == "beam")):
+            if not ((isinstance(value, kind) and as_float(value) >= 0) or (value is None and name == "beam")):
                 raise UsageError(
-                    f"limit {name}={value!r}", hint=f"a {'whole ' if kind is Integral else ''}number from 0 on"
+                    f"limit {name}={repr(value)[:80]}", hint=f"a {'whole ' if kind is Integral else ''}number from 0 on"
                 )
 
     def longer(self, times: int) -> Limits:

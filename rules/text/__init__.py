@@ -2,5 +2,5 @@
 
 In: rule text.
 Out: typed rules and verdicts.
-Imports: egraph.ir, errors, rules.check, rules.semantics.
+Imports: egraph.ir, errors, plain, rules.check, rules.semantics.
 """

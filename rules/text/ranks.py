@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...plain import as_int
 from .tensat import Input, Number, Term, TextApply
 from .terms import NoMeaning, perm_of
 
@@ -118,7 +119,8 @@ class Ranks:
         if i in self.matrix:
             found = [2] if i in self.bare else [2, 3]
         elif i in self.bare:
-            numbers = [int(n[6:]) for n in self.names.get(i, ()) if n.startswith("input_") and n[6:].isdigit()]
+            named = [as_int(n[6:]) for n in self.names.get(i, ()) if n.startswith("input_")]
+            numbers = [n for n in named if n is not None]
             found = [4 if any(n > MATRIX for n in numbers) else 2] if numbers else [2, 4, 3]
         else:
             found = [2, 4, 3]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import settings
 from .errors import UsageError
+from .plain import as_float
 
 if TYPE_CHECKING:
     from .egraph.ir.rule import Rule
@@ -57,8 +58,8 @@ def is_flag(name: str, value: Any) -> None:
 def is_budget(name: str, value: Any) -> None:
     """Validator that accepts a number of seconds from 0 on, infinity included."""
     of_kind("a number of seconds", Real)(name, value)
-    if not value >= 0:
-        raise UsageError(f"a budget of {value} seconds", hint="give a number from 0 on")
+    if not as_float(value) >= 0:
+        raise UsageError(f"a budget of {str(value)[:40]} seconds", hint="give a number from 0 on")
 
 
 def is_seed(name: str, value: Any) -> None:
@@ -92,8 +93,8 @@ def is_limits(name: str, value: Any) -> None:
 
 def is_amount(name: str, value: Any) -> None:
     """Accept a number from 0 on, infinity included."""
-    if not isinstance(value, Real) or not float(value) >= 0:
-        raise UsageError(f"{name}={value!r}", hint=f"{name} is a number from 0 on")
+    if not as_float(value) >= 0:
+        raise UsageError(f"{name}={repr(value)[:80]}", hint=f"{name} is a number from 0 on")
 
 
 def is_bound(name: str, value: Any) -> None:

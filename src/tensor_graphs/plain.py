@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -96,6 +97,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
+
+
+def as_float(value: Any) -> float:
+    """A real number as a float; nan for what is none, and for one beyond the range of floats."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def as_int(text: str) -> int | None:
+    """The integer that a text of an optional minus and 1 to 18 ASCII digits spells; None for other texts."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= 18 else None
 
 
 # ---------------------------------------------------------------- decoding

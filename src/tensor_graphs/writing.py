@@ -467,6 +467,8 @@ def _same(descriptor: int, path: Path) -> bool:
 
 
 def _hidden(target: Path, ending: str) -> Path:
+    if not target.name:  # the root of the file system
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     return target.with_name(f".{_short(target.name)}.{uuid.uuid4().hex}{ending}")
 
 

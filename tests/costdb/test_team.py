@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,9 @@ import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.costdb.price.predict import Query
 from tensor_graphs.costdb.store import shards
-from tensor_graphs.costdb.store.schema import TimingRow, arrow_schema
+from tensor_graphs.costdb.store.schema import FORMAT, TimingRow, arrow_schema
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.costdb.store.team import place_of, pull, push
+from tensor_graphs.costdb.store.team import mirror_of, place_of, pull, push
 from tensor_graphs.errors import CostStoreError
 
 Make = Callable[..., TimingRow]
@@ -144,8 +145,9 @@ def test_deep_folders_links_and_pipes_of_a_team_are_left_alone(tmp_path: Path, t
             os.rmdir("d")
         os.chdir(here)
     (team / inner.parts[0] / inner.parts[1]).symlink_to(elsewhere)
-    done = push(tmp_path / "a", str(team))
-    assert done.copied == 0 and "leads out" in done.bad_shards[shard.name] and not list(elsewhere.iterdir())
+    with pytest.raises(CostStoreError, match="leads out"):
+        push(tmp_path / "a", str(team))
+    assert not list(elsewhere.iterdir())
 
 
 def test_a_shard_that_becomes_a_pipe_does_not_block(tmp_path: Path, timing: Make) -> None:
@@ -172,3 +174,27 @@ def test_errors_of_a_storage_library_are_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(memory.MemoryFileSystem, "exists", fails)
     with pytest.raises(CostStoreError, match="the credentials have expired"):
         pull(f"memory://{uuid.uuid4().hex}/costs", tmp_path / "mirror")
+
+
+def test_a_copy_of_the_future_does_not_keep_new_shards_out(tmp_path: Path, timing: Make) -> None:
+    """The clock was ahead when the last copy was made, by a year."""
+    (tmp_path / "team").mkdir()
+    with settings.override(home=str(tmp_path / "home"), team=str(tmp_path / "team")):
+        stamp = mirror_of(str(tmp_path / "team")) / "copied"
+        stamp.touch()
+        os.utime(stamp, (time.time() + 3e7,) * 2)
+        row = timing(10.0, 1, run="a")
+        Store(tmp_path / "a").add([row])
+        push(tmp_path / "a", str(tmp_path / "team"))
+        (found,) = reader(tmp_path / "b").price([Query(row.key, row.work)])
+        assert found.shipped
+
+
+def test_a_team_that_cannot_be_written_is_an_error(tmp_path: Path, timing: Make) -> None:
+    (tmp_path / "team").mkdir()
+    Store(tmp_path / "a").add([timing(10.0, 1)])
+    (tmp_path / "team" / FORMAT).write_text("no folder")
+    with pytest.raises(CostStoreError, match="no shard can be written"):
+        push(tmp_path / "a", str(tmp_path / "team"))
+    (tmp_path / "team" / FORMAT).unlink()
+    assert push(tmp_path / "a", str(tmp_path / "team")).copied == 1

@@ -125,8 +125,8 @@ def db_export_starter(
     """Write starter rows, one file a device: what searches on a new machine begin with (setting `starter`)."""
     from ..costdb.store.starter import export_starter
 
-    if not megabytes > 0:
-        raise UsageError(f"--megabytes {megabytes:g} is not positive")
+    if not 0 < megabytes < 1e6:
+        raise UsageError(f"--megabytes {megabytes:g}", hint="a number above 0")
     found = export_starter(_store(costdb).root, folder, int(megabytes * (1 << 20)))
     return Answer({"files": [f.to_json() for f in found]}, "\n".join(map(repr, found)))
 

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import Interrupted, UsageError
 from ..options import Options, summary
+from ..plain import as_int
 from ..progress import Progress
 from .console import Answer, Json, Verbose, working
 
@@ -91,7 +92,7 @@ class _Shown:
 
 
 def _numbers(text: str) -> list[int]:
-    parts = [p.strip() for p in text.split(",")] if text.strip() else []
-    if not all(p.lstrip("-").isdigit() and p.isascii() for p in parts):
+    found = [as_int(part.strip()) for part in text.split(",")] if text.strip() else []
+    if None in found:
         raise UsageError(f"--prompt-tokens {text[:80]!r}", hint="whole numbers, separated by commas: 1,2,3")
-    return [int(p) for p in parts]
+    return [n for n in found if n is not None]

@@ -10,6 +10,7 @@ import typer
 
 from ..errors import Interrupted, KernelRefusedError, UsageError
 from ..options import Options, summary
+from ..plain import as_int
 from .console import Answer, Json, Out, Verbose, working, writable
 
 app = typer.Typer(
@@ -127,9 +128,9 @@ def sizes(dims: list[str] | None) -> dict[str, int]:
     found = {}
     for item in dims or []:
         name, sep, size = item.partition("=")
-        if not sep or not size.lstrip("-").isdigit():
-            raise UsageError(f"the size {item!r} is not NAME=INT")
-        found[name] = int(size)
+        if not sep or (number := as_int(size)) is None:
+            raise UsageError(f"the size {item[:80]!r} is not NAME=INT")
+        found[name] = number
     return found
 
 

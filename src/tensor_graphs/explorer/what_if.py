@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from html import escape
-from numbers import Real
 from re import compile as compiled
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from ..errors import NoPlanError, UsageError
 from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.search import Choice
+from ..plain import as_float
 from .derivations import without_rules
 from .forced import forced
 from .names import place
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .explorer import Explorer
 
 SOLVE_SECONDS = 5.0
-_NUMBERED = compiled(r"([knc])(\d+)(?:@(-?\d+(?:,-?\d+)*)?)?\Z")
+_NUMBERED = compiled(r"([knc])(\d{1,18})(?:@(-?\d{1,18}(?:,-?\d{1,18})*)?)?\Z")
 RULE = "rule:"
 
 
@@ -159,8 +159,10 @@ class Question:
         """The time of each candidate under the question's conditions: infinite where it is forbidden."""
         costs = [p.us for p in self.prices]
         for selector, us in cost.items():
-            if not isinstance(us, Real) or not us >= 0:
-                raise UsageError(f"the cost {us} of {selector} is no time in µs", where="what_if", hint="0 or more")
+            if not as_float(us) >= 0:
+                raise UsageError(
+                    f"the cost {str(us)[:40]} of {selector} is no time in µs", where="what_if", hint="0 or more"
+                )
             for i in self._kernels(selector):
                 costs[i] = float(us)
         rules = [s for s in forbid if s.startswith(RULE)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..models.huggingface.checkpoint import Config
 from ..models.huggingface.step import positions_of
 from ..options import Options
+from ..plain import as_float
 from .sampling import Kind
 
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
@@ -60,9 +61,8 @@ class Sampling:
 
 
 def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
-    known = isinstance(value, Real) and not isinstance(value, bool)
-    if not known or not low <= float(value) <= high or math.isinf(value):
-        raise UsageError(f"{name}={value!r}", hint=hint)
+    if isinstance(value, bool) or not low <= as_float(value) <= high or math.isinf(value):
+        raise UsageError(f"{name}={repr(value)[:80]}", hint=hint)
 
 
 def whole(name: str, value: Any, least: int, hint: str) -> int:

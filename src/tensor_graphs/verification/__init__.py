@@ -3,5 +3,5 @@
 In: a graph and a program.
 Out: a verdict with errors.
 Imports: backends, backends.runtime, backends.tuning, backends.verification, costdb.keys, egraph.ir, errors,
-    extract.model, processes, rules.check.
+    extract.model, plain, processes, rules.check.
 """

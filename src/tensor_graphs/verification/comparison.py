@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ..backends.verification import compare
 from ..backends.verification.compare import Worst
 from ..egraph.ir import dtypes
 from ..errors import UsageError
+from ..plain import as_float
 
 Array = np.ndarray[Any, Any]
 
@@ -203,12 +203,12 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
 
     UsageError for an invalid tolerance.
     """
-    if isinstance(tolerance, Real) and not isinstance(tolerance, bool) and tolerance >= 0:
-        return float(tolerance)
+    if not isinstance(tolerance, bool) and (error := as_float(tolerance)) >= 0:
+        return error
     if isinstance(tolerance, str) and tolerance == "exact":
         return 0.0
     if not isinstance(tolerance, str) or tolerance not in FACTORS:
-        raise UsageError(f"tolerance {tolerance!r}", hint='one of "eager", "fast", "exact", or a number')
+        raise UsageError(f"tolerance {repr(tolerance)[:80]}", hint='one of "eager", "fast", "exact", or a number')
     ulp = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}.get(dtype, 2.0**-23)
     return FACTORS[tolerance] * original + 2 * ulp
 
