@@ -9,6 +9,7 @@ import re
 import zlib
 from base64 import b64decode, b64encode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tensor_graphs.explorer.file_page import file_page
 from tensor_graphs.explorer.layers import layers_of
 from tensor_graphs.explorer.page import explorer_data, widget_parts
 from tensor_graphs.explorer.widget import answer
+from tensor_graphs.models.common.module_paths import path_of_onnx
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80"
 
@@ -96,6 +98,39 @@ def test_operations_are_named_after_the_layers_of_their_weights() -> None:
     assert found == {
         scores: "blocks.0.attn.q", mixed: "blocks.0.attn", projected: "blocks.0.attn.out", added @ head: "head",
     }  # fmt: skip
+
+
+def test_operations_are_named_after_the_modules_that_were_traced(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Residual(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+
+        def forward(self, x: Any) -> Any:
+            return x + self.inner(x)
+
+    model = torch.nn.Sequential(Residual(), torch.nn.ReLU())
+    found = tg.saturate(model, (torch.ones(2, 8),), backend="numpy", costdb=tmp_path)
+    layers = {n.op: layer for n, layer in layers_of(found.work, found.modules).items()}
+    assert layers == {"linear": "0.inner.0", "tanh": "0.inner.1", "add": "0", "relu": "1"}
+    write(tmp_path / "e.json", found)
+    assert {"0.inner.1", "1"} <= set(inner_data(file_page(tmp_path / "e.json"))["class.layer"])
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes", "path"),
+    [
+        ("/layers/layers.0/attn/MatMul_3", "", "layers.0.attn"),
+        ("node_linear_1", "['', 'layers.0', 'layers.0.attn', 'linear_1']", "layers.0.attn"),
+        ("MatMul_3", "", ""),
+        ("", "no list", ""),
+    ],
+)
+def test_paths_of_onnx_nodes(name: str, scopes: str, path: str) -> None:
+    entry = SimpleNamespace(key="pkg.torch.onnx.name_scopes", value=scopes)
+    assert path_of_onnx(name, [entry] if scopes else []) == path
 
 
 def test_operations_of_the_model_lead_to_their_e_classes(explorer: Explorer) -> None:

@@ -298,7 +298,8 @@ class Graph:
 
     `params` maps parameter names to data (possibly lazy; possibly missing until `bind`). `updates` maps each mutated
     state to its value after a call. `structure` describes how outputs are returned: a nested tuple/list/dict template
-    whose leaves are output indices, also of named tuples; None means a single output.
+    whose leaves are output indices, also of named tuples; None means a single output. `modules`: module paths
+    ("blocks.0.attn") of operations as they were loaded, where the source knows them; passes leave it as it is.
     """
 
     outputs: tuple[Tensor, ...]
@@ -308,6 +309,7 @@ class Graph:
     updates: Mapping[str, Tensor] = field(default_factory=dict)
     structure: Any = None
     name: str = "graph"
+    modules: Mapping[Tensor, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(

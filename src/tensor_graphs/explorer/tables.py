@@ -229,14 +229,19 @@ def _asked(explorer: Explorer, candidate: int, pin: bool, seconds: float) -> flo
 
 
 # ---------------------------------------------------------------- the model and its rewriting
-def model_tables(graph: Graph, view: EGraphView) -> Columns:
+def model_tables(graph: Graph, view: EGraphView, modules: Mapping[Tensor, str]) -> Columns:
     """Table `model`: the operations of the simplified model, in topological order, with layer, and e-class if known.
-    Column `class.layer`: the layers of e-classes.
+    Column `class.layer`: the layers of e-classes. `modules`: known module paths of operations.
     """
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     outputs = dict(zip(graph.roots, [*graph.names, *graph.updates]))
-    classes, layers, held, own = classes_of(view, graph.roots), layers_of(graph), weight_names(nodes), dict[int, str]()
+    classes, layers, held, own = (
+        classes_of(view, graph.roots),
+        layers_of(graph, modules),
+        weight_names(nodes),
+        dict[int, str](),
+    )
     for n in nodes:
         if n in layers and n in classes:
             own.setdefault(classes[n], layers[n])
