@@ -29,6 +29,7 @@ from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.explorer.file_page import file_page
 from tensor_graphs.explorer.layers import layers_of
 from tensor_graphs.explorer.page import explorer_data, widget_parts
+from tensor_graphs.explorer.tables import question_columns
 from tensor_graphs.explorer.widget import answer
 from tensor_graphs.models.common.module_paths import path_of_onnx
 
@@ -70,6 +71,24 @@ def test_columns_are_read_as_written() -> None:
     assert np.asarray(found["ints"]).dtype == np.int32 and np.signbit(np.asarray(found["floats"])[2])
     with pytest.raises(BadModelError, match="no column data"):
         decode(b"PNG.....")
+
+
+def test_answers_without_proof_are_upper_bounds(
+    pair: tuple[Explorer, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explorer = pair[0]
+    assert np.asarray(question_columns(explorer, 5.0)["kernel.proven"]).all()
+    asked: list[float] = []
+
+    def unproven(self: Explorer, seconds: float, **conditions: Any) -> Any:
+        asked.append(seconds)
+        return SimpleNamespace(unused=(), after_us=1e3, optimal=False)
+
+    monkeypatch.setattr(Explorer, "what_if", unproven)
+    found = question_columns(explorer, 5.0)
+    answered = [i for i in explorer.choice.chosen if found["kernel.without"][i] == 1e3]
+    assert answered and not np.asarray(found["kernel.proven"])[answered].any()
+    assert max(asked) <= 5.0 / 4
 
 
 def test_the_data_of_an_explorer_describes_it(explorer: Explorer) -> None:
@@ -378,6 +397,10 @@ def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_
         assert re.search(r"all \d+ steps?|no rule was needed", browser.run(shown))
         fused = "viewer.main.mark(0), viewer.main.mark(1), document.querySelector('aside h2').textContent"
         assert browser.run(fused) == "Fusing c0 and c1"
+        said = "viewer.main.select([...Array(viewer.graph.classes).keys()].find(c => viewer.graph.isGiven(c))), "
+        assert "Given by the caller: no kernel is needed." in browser.run(
+            f"{said} document.querySelector('aside').textContent"
+        )
         assert browser.run("window.hacked") is None
         assert browser.messages() == []
 
