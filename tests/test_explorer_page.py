@@ -323,6 +323,7 @@ def test_files_have_pages_too(explorer: Explorer, tmp_path: Path) -> None:
         ("computes", {"k0": True}),
         ("computes", {"k0": [10**6]}),
         ("limits", {"k0": "1"}),
+        ("layers", {"0": 1}),
         ("age", [1]),
         ("age", 3),
     ):
