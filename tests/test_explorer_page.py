@@ -9,6 +9,7 @@ import re
 import zlib
 from base64 import b64decode, b64encode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,9 @@ from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.explorer.file_page import file_page
 from tensor_graphs.explorer.layers import layers_of
 from tensor_graphs.explorer.page import explorer_data, widget_parts
+from tensor_graphs.explorer.tables import question_columns
 from tensor_graphs.explorer.widget import answer
+from tensor_graphs.models.common.module_paths import path_of_onnx
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80"
 
@@ -70,6 +73,24 @@ def test_columns_are_read_as_written() -> None:
         decode(b"PNG.....")
 
 
+def test_answers_without_proof_are_upper_bounds(
+    pair: tuple[Explorer, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explorer = pair[0]
+    assert np.asarray(question_columns(explorer, 5.0)["kernel.proven"]).all()
+    asked: list[float] = []
+
+    def unproven(self: Explorer, seconds: float, **conditions: Any) -> Any:
+        asked.append(seconds)
+        return SimpleNamespace(unused=(), after_us=1e3, optimal=False)
+
+    monkeypatch.setattr(Explorer, "what_if", unproven)
+    found = question_columns(explorer, 5.0)
+    answered = [i for i in explorer.choice.chosen if found["kernel.without"][i] == 1e3]
+    assert answered and not np.asarray(found["kernel.proven"])[answered].any()
+    assert max(asked) <= 5.0 / 4
+
+
 def test_the_data_of_an_explorer_describes_it(explorer: Explorer) -> None:
     found, _ = decode(explorer_data(explorer, seconds=0.5))
     view, kernels = explorer.view, explorer.choice.hypergraph.candidates
@@ -96,6 +117,39 @@ def test_operations_are_named_after_the_layers_of_their_weights() -> None:
     assert found == {
         scores: "blocks.0.attn.q", mixed: "blocks.0.attn", projected: "blocks.0.attn.out", added @ head: "head",
     }  # fmt: skip
+
+
+def test_operations_are_named_after_the_modules_that_were_traced(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Residual(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+
+        def forward(self, x: Any) -> Any:
+            return x + self.inner(x)
+
+    model = torch.nn.Sequential(Residual(), torch.nn.ReLU())
+    found = tg.saturate(model, (torch.ones(2, 8),), backend="numpy", costdb=tmp_path)
+    layers = {n.op: layer for n, layer in layers_of(found.work, found.modules).items()}
+    assert layers == {"linear": "0.inner.0", "tanh": "0.inner.1", "add": "0", "relu": "1"}
+    write(tmp_path / "e.json", found)
+    assert {"0.inner.1", "1"} <= set(inner_data(file_page(tmp_path / "e.json"))["class.layer"])
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes", "path"),
+    [
+        ("/layers/layers.0/attn/MatMul_3", "", "layers.0.attn"),
+        ("node_linear_1", "['', 'layers.0', 'layers.0.attn', 'linear_1']", "layers.0.attn"),
+        ("MatMul_3", "", ""),
+        ("", "no list", ""),
+    ],
+)
+def test_paths_of_onnx_nodes(name: str, scopes: str, path: str) -> None:
+    entry = SimpleNamespace(key="pkg.torch.onnx.name_scopes", value=scopes)
+    assert path_of_onnx(name, [entry] if scopes else []) == path
 
 
 def test_operations_of_the_model_lead_to_their_e_classes(explorer: Explorer) -> None:
@@ -269,6 +323,7 @@ def test_files_have_pages_too(explorer: Explorer, tmp_path: Path) -> None:
         ("computes", {"k0": True}),
         ("computes", {"k0": [10**6]}),
         ("limits", {"k0": "1"}),
+        ("layers", {"0": 1}),
         ("age", [1]),
         ("age", 3),
     ):
@@ -343,6 +398,10 @@ def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_
         assert re.search(r"all \d+ steps?|no rule was needed", browser.run(shown))
         fused = "viewer.main.mark(0), viewer.main.mark(1), document.querySelector('aside h2').textContent"
         assert browser.run(fused) == "Fusing c0 and c1"
+        said = "viewer.main.select([...Array(viewer.graph.classes).keys()].find(c => viewer.graph.isGiven(c))), "
+        assert "Given by the caller: no kernel is needed." in browser.run(
+            f"{said} document.querySelector('aside').textContent"
+        )
         assert browser.run("window.hacked") is None
         assert browser.messages() == []
 

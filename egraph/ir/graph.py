@@ -292,7 +292,8 @@ class Graph:
 
     `params` maps parameter names to data (possibly lazy; possibly missing until `bind`). `updates` maps each mutated
     state to its value after a call. `structure`: containers in which outputs are returned, with output indices as leaves
-    (structure.py); None means a single output.
+    (structure.py); None means a single output. `modules`: module paths ("blocks.0.attn") of operations as they were
+    loaded, where the source knows them; passes leave it as it is.
     """
 
     outputs: tuple[Tensor, ...]
@@ -302,6 +303,7 @@ class Graph:
     updates: Mapping[str, Tensor] = field(default_factory=dict)
     structure: Any = None
     name: str = "graph"
+    modules: Mapping[Tensor, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(

@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,6 +25,7 @@ from ...egraph.ir.dims import Dim
 from ...egraph.ir.graph import Data, Graph, Tensor, load_data
 from ...errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ...processes.memory_limits import machine_memory
+from ..common.module_paths import ModulePaths, path_of_onnx
 from ..files.arrays import MappedArray
 from .input_sizes import named_sizes, unique
 from .masked import masked_value
@@ -85,6 +86,7 @@ class _Loader:
     context: Context
     sizes: Mapping[tuple[str, int], Dim]
     missing: Counter[str] = field(default_factory=Counter)
+    paths: ModulePaths = field(default_factory=ModulePaths)
     #: Tensors of subgraphs and attributes, by id of their TensorProto (kept alive here): unrolled bodies reuse them.
     read: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
 
@@ -110,7 +112,7 @@ class _Loader:
         params = {n: d for n, d in self.context.params.items() if n in used}
         result = Graph(outputs, tuple(names), tuple(inputs), params, {}, structure, graph.name or self.file.stem)
         result.check()
-        return result
+        return replace(result, modules=self.paths.of(result))
 
     @staticmethod
     def tensor(value: Value | _Poison) -> Tensor:
@@ -172,6 +174,7 @@ class _Loader:
                 results = [_POISON] * len(proto.output)
             else:
                 results = self.node(proto, operands, [bool(n) and reads[n] > 0 for n in proto.output], env)  # type: ignore[arg-type]
+            self.paths.add(results, operands, path_of_onnx(proto.name, proto.metadata_props))
             for name, value in zip(proto.output, results):
                 if name and value is not None:
                     env[name] = value

@@ -16,6 +16,7 @@ from ...egraph.ir.graph import Data, Graph, Tensor
 from ...egraph.ir.structure import Record
 from ...egraph.simplify.masks import LARGEST
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
+from ..common.module_paths import ModulePaths, path_of_stack
 from ..common.sizes import size_tensor
 from ..files.limits import check_count
 from . import aten_complex as cx
@@ -80,6 +81,7 @@ class ExportReader:
         self._specs = {s.arg.name: s for s in signature.input_specs if hasattr(s.arg, "name")}
         updated = (s for s in signature.output_specs if s.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION"))
         self._mutated = {*writes.buffers, *(s.target for s in updated)}
+        self._paths = ModulePaths()
         self._written: dict[str, Any] = {}  # final values of written buffers
 
     def graph(self, name: str) -> Graph:
@@ -109,7 +111,8 @@ class ExportReader:
         built = Graph(tuple(outputs), tuple(_output_names(structure, len(outputs))), tuple(self.inputs), {}, updates,
                       structure, name)  # fmt: skip
         used = {n.attr("name") for n in built.nodes() if n.op in ("param", "state")}
-        built = dataclasses.replace(built, params={k: v for k, v in self.params.items() if k in used})
+        params = {k: v for k, v in self.params.items() if k in used}
+        built = dataclasses.replace(built, params=params, modules=self._paths.of(built))
         built.check()
         return built
 
@@ -274,7 +277,9 @@ class ExportReader:
                     self._note(m.what)
             if lost:
                 return Missing("")
-            return self._apply(node, args, kwargs, value)
+            made = self._apply(node, args, kwargs, value)
+            self._paths.add(made, (args, kwargs), path_of_stack(node.meta.get("nn_module_stack")))
+            return made
         except UnsupportedError as error:
             return self._note(f"{overload_of(node.target)} ({error.message})" if not error.missing else error.message)
         except TensorGraphsError as error:

@@ -64,7 +64,7 @@ def rewrites_section(folder: Path) -> str:
         blocks = steps_of(folder, seconds=DERIVED_S, saturation_s=DERIVED_S, replay=False)
     except TensorGraphsError as error:
         return f"<p class=soft>Not derived: {escape(error.message)}. In a terminal: <code>{escape(command)}</code></p>"
-    note = "Repeated for this page, block by block; not evaluated numerically, which the command does: "
+    note = "Repeated for this page, block by block (in0, w0, s0: inputs, weights, states of a block); not evaluated numerically, which the command does: "
     return f"<p class=soft>{note}<code>{escape(command)}</code></p>" + "".join(map(_block, blocks))
 
 

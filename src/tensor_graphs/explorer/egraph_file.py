@@ -61,6 +61,7 @@ from ..wording import with_article
 from ..writing import kept_versions, named_errors, named_path, undone_on_failure
 from .explorer import Explorer
 from .names import place, spelled
+from .tables import model_tables
 
 KEY = "tensor_graphs"
 VERSION = 1
@@ -106,9 +107,16 @@ def write(path: str | Path, explorer: Explorer) -> None:
             "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
             **_view_to_json(hypergraph.view), "sources": sources,
             "computes": {k: sorted(explorer.covered[i]) for k, i in number.items()},
+            "layers": _layers(explorer),
             "limits": {k: explorer.facts[i].limit_us for k, i in number.items() if i in explorer.facts},
         }  # fmt: skip
         write_egraph(path, problem, ops=names, extra={KEY: record})
+
+
+def _layers(explorer: Explorer) -> dict[str, str]:
+    """Layers of the e-classes of the model's operations, by class number as text."""
+    named = model_tables(explorer.work, explorer.view, explorer.modules)["class.layer"]
+    return {str(c): str(layer) for c, layer in enumerate(named) if layer}
 
 
 def made_by(view: EGraphView, candidate: Candidate) -> str:

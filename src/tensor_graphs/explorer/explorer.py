@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..egraph.explain.explain import Explanation
+from ..egraph.ir.graph import Tensor
 from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
@@ -33,6 +34,7 @@ class Explorer(StaticPages):
     """
 
     facts: Mapping[int, KernelBounds] = field(default_factory=dict)  # per candidate; views are left out
+    modules: Mapping[Tensor, str] = field(default_factory=dict)  # module paths of operations of `work`, where known
 
     @cached_property
     def derivations(self) -> list[Derivation]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..egraph.explain.explain import Explanation, explain
+from ..egraph.explain.explain import Explanation, classes_of, explain
 from ..egraph.ir.graph import Graph
 from ..egraph.view.view import EGraphView
 from ..errors import ExtractionError
@@ -81,6 +81,8 @@ def _own_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[
     """Tables, facts and notes of a file that `saturate` wrote: the algebraic e-graph, its kernels by name, the rewriting."""
     assert found.record is not None
     view, graph = found.view(found.record)
+    layers = _object(found.record, "layers", str, str(found.path))
+    modules = {t: layers[str(c)] for t, c in classes_of(view, graph.roots).items() if str(c) in layers}
     rules: dict[int, list[str]] = {}
     start: dict[int, int] = {}
     for d in derivations(view):
@@ -90,7 +92,7 @@ def _own_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[
             start.setdefault(node, d.left[0])
     columns = view_tables(view, rules, start) | _kernels(found, solution, len(view), view.n_classes)
     facts = [f"{len(view):,} e-nodes", f"{view.n_classes:,} e-classes", f"{len(columns['kernel.name']):,} kernels"]
-    columns |= rule_texts(name for names in rules.values() for name in names) | model_tables(graph, view)
+    columns |= rule_texts(name for names in rules.values() for name in names) | model_tables(graph, view, modules)
     steps, why = rewrite_columns(len(view), lambda: _rewriting(view, graph, columns))
     return columns | steps, facts, [NO_SOURCES, *why]
 

@@ -1,24 +1,33 @@
-"""Names of a model's layers, from the names of its weights: `blocks.0.attn.qkv.weight` belongs to `blocks.0.attn.qkv`.
+"""Names of a model's layers: module paths of the traced operations, else from the names of weights.
 
-An operation on weights belongs to the layer whose weights it reads, any other one to the layer that contains its nearest
-operations with weights before and after it.
+`blocks.0.attn.qkv.weight` belongs to `blocks.0.attn.qkv`. An operation whose module is unknown belongs to the layer whose
+weights it reads; one without weights to the layer that contains the nearest operations before and after it that have one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ..egraph.ir.graph import Graph, Tensor
+from ..pipeline.prepare import prepare
+from ..pipeline.session import Session
 
 WEIGHTS = ("param", "constant", "full")
 MOST_NEAR = 8  # nearest layers of an operation in one direction, above which only what contains them all is kept
 
 
-def layers_of(graph: Graph) -> dict[Tensor, str]:
-    """Layer of each operation of a graph that has one; operations on weights alone and inputs have none."""
-    nodes = graph.nodes()
+def layers_of(graph: Graph, modules: Mapping[Tensor, str] | None = None) -> dict[Tensor, str]:
+    """Layer of each operation of a graph that has one; operations on weights alone and inputs have none.
+
+    `modules`: known module paths of operations (`modules_of`).
+    """
+    nodes, known = graph.nodes(), modules or {}
     held = weight_names(nodes)
-    found = {n: layer for n in nodes if n not in held and (layer := common(map(_layer, _read(n, held))))}
+    found = {
+        n: layer for n in nodes
+        if n not in held and not n.is_leaf and (layer := known.get(n) or common(map(_layer, _read(n, held))))
+    }  # fmt: skip
     before = _nearest(nodes, {n: n.args for n in nodes}, found)
     users: dict[Tensor, list[Tensor]] = {n: [] for n in nodes}
     for n in nodes:
@@ -29,6 +38,23 @@ def layers_of(graph: Graph) -> dict[Tensor, str]:
         near = [*before[n], *after[n]]
         if n not in found and n not in held and n.args and before[n] and after[n] and (layer := common(near)):
             found[n] = layer
+    return found
+
+
+def modules_of(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> dict[Tensor, str]:
+    """Module paths of the operations of a loaded graph in the form that is optimized; empty if the source has none.
+
+    The traced operations are prepared once more, as outputs, which shows what becomes of each.
+    """
+    if not graph.modules:
+        return {}
+    traced, n = list(graph.modules), len(graph.outputs)
+    names = (*graph.names, *(f"traced {i}" for i in range(len(traced))))
+    shown = replace(graph, outputs=(*graph.outputs, *traced), names=names)
+    found: dict[Tensor, str] = {}
+    for before, after in zip(traced, prepare(session, shown, sizes, begin=False).work.outputs[n:]):
+        for t in (after, *(after.args if after.op == "cast" else ())):  # outputs keep 16 bits
+            found.setdefault(t, graph.modules[before])
     return found
 
 
@@ -72,4 +98,4 @@ def _nearest(
     return near
 
 
-__all__ = ["layers_of", "weight_names"]
+__all__ = ["layers_of", "modules_of", "weight_names"]

@@ -43,7 +43,7 @@ def columns(explorer: Explorer) -> Columns:
     rules, start = rules_of_nodes(explorer)
     found = view_tables(explorer.view, rules, start) | kernel_tables(explorer) | source_column(explorer)
     found |= rule_texts(name for names in rules.values() for name in names)
-    return found | model_tables(explorer.work, explorer.view)
+    return found | model_tables(explorer.work, explorer.view, explorer.modules)
 
 
 def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> bytes:

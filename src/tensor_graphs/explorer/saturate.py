@@ -28,6 +28,7 @@ from ..public_functions import takes_options
 from ..report.report import Report
 from ..wording import counted
 from .explorer import Explorer
+from .layers import modules_of
 
 
 @takes_options(SaturateOptions)
@@ -45,6 +46,7 @@ def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Expl
                 trust=options.trust, budget=options.budget,
             )  # fmt: skip
         prepared = prepare(session, graph, options.dims)
+        modules = modules_of(session, graph, options.dims)
         rewritten = rewrite(session, prepared.work)
         backends = chosen_backends(options)
         graphs = [hypergraph(session, v, backends) for v in (*rewritten.smaller, rewritten.view)]
@@ -53,7 +55,7 @@ def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Expl
             _, choice = choose_cheapest(session, graphs, pricer, None)
             facts = pricer.facts(choice.hypergraph.candidates)
     known = {i: f for i, f in enumerate(facts) if f is not None}
-    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice, known)
+    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice, known, modules)
 
 
 @dataclass(frozen=True)

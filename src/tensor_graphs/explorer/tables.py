@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 400  # characters of one label
 LONGEST_SOURCE = 20_000  # characters of one kernel's source
 MOST_SOURCE = 2 << 20  # characters of all sources together
+SHARE = 0.25  # most of the time for questions that one question may take
 MOST_TERMS = 20_000  # nodes of the terms of all rewriting steps together
 
 Columns = dict[str, Column]
@@ -191,12 +192,14 @@ def source_of(candidate: Candidate, schedule: Sequence[tuple[str, int]] = ()) ->
 
 def question_columns(explorer: Explorer, seconds: float) -> Columns:
     """Columns `kernel.pinned` and `kernel.without`: time of the whole plan in µs if the kernel must run, or must not.
+    Column `kernel.proven`: whether this time is proven optimal; otherwise it is an upper bound.
 
     NaN where the question was not asked within `seconds`, infinity where no plan is left. Asked for the plan's kernels,
     the most expensive first, each with its cheapest rival; then for further rivals: kernels that write a value of the plan.
     """
     found, prices = explorer.choice.hypergraph, explorer.choice.prices
     pinned, without = np.full(len(found.candidates), np.nan), np.full(len(found.candidates), np.nan)
+    proven = np.ones(len(found.candidates), np.bool_)
     chosen = [i for i in explorer.choice.chosen if not found.candidates[i].is_view]
     pinned[chosen], running = explorer.choice.cost, set(chosen)
     rivals: dict[Vertex, list[int]] = {v: [] for i in chosen for v in found.candidates[i].outputs}
@@ -214,29 +217,37 @@ def question_columns(explorer: Explorer, seconds: float) -> Columns:
     for i, pin in dict.fromkeys([*first, *sorted(further, key=lambda r: prices[r[0]].us)]):
         if (left := until - time.monotonic()) <= 0:
             break
-        (pinned if pin else without)[i] = _asked(explorer, i, pin, left)
-    return {"kernel.pinned": pinned, "kernel.without": without}
+        (pinned if pin else without)[i], proven[i] = _asked(explorer, i, pin, min(left, seconds * SHARE))
+    return {"kernel.pinned": pinned, "kernel.without": without, "kernel.proven": proven}
 
 
-def _asked(explorer: Explorer, candidate: int, pin: bool, seconds: float) -> float:
-    """Time of the plan in µs with a kernel that must run (`pin`) or must not; infinite without a plan."""
+def _asked(explorer: Explorer, candidate: int, pin: bool, seconds: float) -> tuple[float, bool]:
+    """Time of the plan in µs with a kernel that must run (`pin`) or must not, and whether it is proven optimal.
+
+    Infinite without a plan.
+    """
     name = [f"k{candidate}"]
     try:
         answer = explorer.what_if(pin=name, seconds=seconds) if pin else explorer.what_if(forbid=name, seconds=seconds)
     except TensorGraphsError:
-        return math.inf
-    return math.inf if answer.unused else answer.after_us
+        return math.inf, True
+    return (math.inf, True) if answer.unused else (answer.after_us, answer.optimal)
 
 
 # ---------------------------------------------------------------- the model and its rewriting
-def model_tables(graph: Graph, view: EGraphView) -> Columns:
+def model_tables(graph: Graph, view: EGraphView, modules: Mapping[Tensor, str]) -> Columns:
     """Table `model`: the operations of the simplified model, in topological order, with layer, and e-class if known.
-    Column `class.layer`: the layers of e-classes.
+    Column `class.layer`: the layers of e-classes. `modules`: known module paths of operations.
     """
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     outputs = dict(zip(graph.roots, [*graph.names, *graph.updates]))
-    classes, layers, held, own = classes_of(view, graph.roots), layers_of(graph), weight_names(nodes), dict[int, str]()
+    classes, layers, held, own = (
+        classes_of(view, graph.roots),
+        layers_of(graph, modules),
+        weight_names(nodes),
+        dict[int, str](),
+    )
     for n in nodes:
         if n in layers and n in classes:
             own.setdefault(classes[n], layers[n])

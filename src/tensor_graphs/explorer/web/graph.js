@@ -12,7 +12,7 @@ class Graph {
       high: n("kernel.high"), price: t("kernel.price"), schedule: t("kernel.schedule"), limit: n("kernel.limit"),
       flops: n("kernel.flops"), bytes: n("kernel.bytes"), error: n("kernel.error"), step: n("kernel.step"),
       out: l("kernel.out"), input: l("kernel.in"), covers: l("kernel.node"), source: t("kernel.source"),
-      computes: t("kernel.computes"), operands: t("kernel.operands"), size: n("class.bytes"), launch: n("kernel.launch"), byteRate: n("kernel.byte_rate"), flopRate: n("kernel.flop_rate"), pinned: n("kernel.pinned"), without: n("kernel.without"),
+      computes: t("kernel.computes"), operands: t("kernel.operands"), size: n("class.bytes"), launch: n("kernel.launch"), byteRate: n("kernel.byte_rate"), flopRate: n("kernel.flop_rate"), pinned: n("kernel.pinned"), without: n("kernel.without"), proven: n("kernel.proven"),
     });
     this.classes = this.types.length; this.nodes = this.owner.length; this.kernels = this.kernel.length;
     const each = (count, items, key) => (put) => { for (let i = 0; i < count; i++) for (const x of items(i)) put(key(x), i); };
@@ -69,12 +69,17 @@ class Graph {
     const names = Array.from(this.input(k)).flatMap((p) => this.weightNames(this.placeClass[p]));
     return [...new Set(names.map((n) => n.slice(0, Math.max(0, n.lastIndexOf("."))) || n))].slice(0, 2).join(", ");
   }
-  // The nearest reader of a value in the model that the plan computes: {cls, kernel}; undefined if there is none.
-  reader(cls) {
+  // Whether the caller gives an e-class: an input or a state.
+  isGiven(cls) { return Array.from(this.nodesOf(cls)).some((n) => this.op.at(n) === "input" || this.op.at(n) === "state"); }
+  // What an answer computed in advance changes in the time of the whole plan, as text; answers without a proof are upper bounds.
+  change(k, us) { return (this.proven[k] === 0 && us > this.total ? "at most " : "") + signed(us - this.total); }
+  // The nearest reader of a value that the plan computes, by operations of the model alone if `own`: {cls, kernel};
+  // undefined if there is none.
+  reader(cls, own = true) {
     const seen = new Set([cls]), queue = [cls];
     while (queue.length && seen.size < 500) for (const n of this.usersOf(queue.shift())) {
       const user = this.owner[n];
-      if (seen.has(user) || !this.own[n]) continue;
+      if (seen.has(user) || (own && !this.own[n])) continue;
       const made = this.planned(user), kernel = made !== undefined && !this.isView[made] ? made : this.inside(user);
       if (kernel !== undefined) return { cls: user, kernel };
       seen.add(user); queue.push(user);

@@ -47,6 +47,7 @@ class Panel {
   verdict(c, makers) {
     const { g } = this, k = g.planned(c), inside = g.inside(c);
     if (k === undefined && inside !== undefined) return ["Not written to memory: ", this.kernelRef(inside), " computes it inside, on the way to ", ...this.refs(Array.from(g.out(inside), (p) => g.placeClass[p])), "."];
+    if (k === undefined && g.isGiven(c)) return ["Given by the caller: no kernel is needed."];
     if (k === undefined) return g.weight[c] ? ["Depends on weights alone: no kernel is needed."] : this.absence(c);
     if (g.isView[k]) return ["Chosen: a view of ", ...this.refs(Array.from(g.input(k), (p) => g.placeClass[p])), ", no work."];
     const rival = makers.find((m) => m !== k && !g.isView[m] && g.us[m] < Infinity);
@@ -55,13 +56,14 @@ class Panel {
     const missing = g.missing(rival), more = missing.classes.length > 0;
     sentence.push("Next: ", this.kernelRef(rival), ` at ${time(g.us[rival])} (`, this.price(rival), more ? ") alone, but it reads " : "). ");
     if (more) sentence.push(...this.refs(missing.classes), `, which the plan does not compute: at least ${time(missing.us)} more, in all ${time(g.us[rival] + missing.us)}. `);
-    if (g.pinned[rival] >= 0) sentence.push(g.pinned[rival] === Infinity ? "No plan can use it." : `With it, the whole plan takes ${time(g.pinned[rival])} (${signed(g.pinned[rival] - g.total)}).`);
+    if (g.pinned[rival] >= 0) sentence.push(g.pinned[rival] === Infinity ? "No plan can use it." : `With it, the whole plan takes ${time(g.pinned[rival])} (${g.change(rival, g.pinned[rival])}).`);
     return sentence;
   }
   // Why the plan does not compute a value: what it computes of the values that read it.
   absence(c) {
-    const { g } = this, found = g.reader(c);
-    if (!found) return ["The plan does not compute it."];
+    const { g } = this, found = g.reader(c), other = found ?? g.reader(c, false);
+    if (!other) return ["The plan does not compute it: nothing that it computes needs it."];
+    if (!found) return ["The plan does not compute it: it belongs to another form of ", this.ref(other.cls), ", whose chosen form is computed by ", this.kernelRef(other.kernel), "."];
     return ["The plan does not compute it: ", this.ref(found.cls), ", for which the model needs it, is computed in another form, by ", this.kernelRef(found.kernel), "."];
   }
   nodeRow(n) {
@@ -82,10 +84,11 @@ class Panel {
   // ------------------------------------------------------------ kernels
   kernelRow(k, c) {
     const { g } = this, share = g.share(k), longest = Math.max(g.us[k], 0.001);
-    const plan = g.step[k] >= 0 ? (g.without[k] >= 0 ? `in the plan; without it ${g.without[k] === Infinity ? "there is no plan" : signed(g.without[k] - g.total)}` : "in the plan") : g.pinned[k] >= 0 ? (g.pinned[k] === Infinity ? "no plan uses it" : `plan with it ${signed(g.pinned[k] - g.total)}`) : "";
-    const others = Array.from(g.out(k), (p) => g.placeClass[p]).filter((o) => o !== c);
+    const plan = g.step[k] >= 0 ? (g.without[k] >= 0 ? `in the plan; without it ${g.without[k] === Infinity ? "there is no plan" : g.change(k, g.without[k])}` : "in the plan") : g.pinned[k] >= 0 ? (g.pinned[k] === Infinity ? "no plan uses it" : `plan with it ${g.change(k, g.pinned[k])}`) : "";
+    const others = Array.from(g.out(k), (p) => g.placeClass[p]).filter((o) => o !== c), read = [...new Set(Array.from(g.input(k), (p) => g.placeClass[p]))];
+    const reads = read.length ? `, reads ${read.slice(0, 6).map((i) => "c" + i).join(", ")}${read.length > 6 ? ", …" : ""}` : "";
     return el("div", { class: "row link" + (g.step[k] >= 0 ? " chosen" : ""), tabIndex: 0, onclick: () => this.tab.showKernel(k), onkeydown: (e) => { if (e.key === "Enter") this.tab.showKernel(k); } },
-      el("div", { class: "top" }, el("span", {}, `${g.kernel.at(k)} `, el("span", { class: "soft small" }, `k${k} ${g.backend.at(k)}${g.covers(k).length > 1 ? `, ${g.covers(k).length} ops` : ""}${others.length ? ", writes " + others.map((o) => "c" + o).join(", ") : ""}`)),
+      el("div", { class: "top" }, el("span", {}, `${g.kernel.at(k)} `, el("span", { class: "soft small" }, `k${k} ${g.backend.at(k)}${g.covers(k).length > 1 ? `, ${g.covers(k).length} ops` : ""}${reads}${others.length ? ", writes " + others.map((o) => "c" + o).join(", ") : ""}`)),
         el("span", { class: "num" }, g.isView[k] ? "view" : time(g.us[k]), " ", el("span", { class: "soft small" }, g.isView[k] ? "" : this.price(k)))),
       share > 0 ? el("div", { class: "meter", title: "shaded: time; solid: limit of the machine" }, this.width("i", g.us[k] / longest), this.width("b", share)) : null,
       el("div", { class: "soft small" }, [share > 0 ? `${Math.round(100 * share)} % of the limit` : g.price.at(k) === "bound" && !g.isView[k] ? "priced at the machine's limit" : "", plan].filter(Boolean).join("; "), this.asks("k" + k)));
@@ -102,7 +105,7 @@ class Panel {
           line("limit", Number.isFinite(g.limit[k]) ? [time(g.limit[k]), Number.isFinite(g.flops[k]) ? `: ${scaled(g.flops[k], "flop")}, ${scaled(g.bytes[k], "B")}` : ""] : "unknown", share > 0 ? ` (${Math.round(100 * share)} % of it reached; ${time(g.lost(k))} lost)` : g.price.at(k) === "bound" ? " (not measured: priced at this limit)" : ""),
           line("error", Number.isFinite(g.error[k]) ? g.error[k].toExponential(2) : "not measured"),
           g.schedule.at(k) ? line("schedule", g.schedule.at(k)) : null,
-          line(asked[0], asked[1] >= 0 ? (asked[1] === Infinity ? asked[2] : `the whole plan takes ${time(asked[1])} (${signed(asked[1] - g.total)})`) : "not asked")]),
+          line(asked[0], asked[1] >= 0 ? (asked[1] === Infinity ? asked[2] : `the whole plan takes ${time(asked[1])} (${g.change(k, asked[1])})`) : "not asked")]),
       replaced.length ? el("p", {}, `It would replace ${many(replaced.length, "kernel")} of the plan: `, this.kernelRefs(replaced), ` = ${time(sum)}; itself ${time(g.us[k])} (${signed(g.us[k] - sum)}).`) : null,
       g.computes.at(k) ? el("h3", {}, "computes") : null, g.computes.at(k) ? el("pre", {}, g.computes.at(k)) : null,
       g.source.at(k) ? el("h3", {}, "source") : null, g.source.at(k) ? el("pre", {}, g.source.at(k)) : null,
@@ -113,7 +116,7 @@ class Panel {
     const { g } = this, ids = [...this.tab.marked];
     const found = ids.length ? g.ranked(ids.map((c) => new Set(g.fusersOf(c))).reduce((a, b) => new Set([...a].filter((k) => b.has(k))))) : [];
     return [el("h2", {}, ids.length ? `Fusing ${ids.map((c) => "c" + c).join(" and ")}` : "Fusing"),
-      el("p", { class: "soft" }, "Marks: shift-click on boxes, or the button of an e-class. ", ids.length ? el("button", { class: "tiny", onclick: () => this.tab.unmark() }, "no marks") : ""),
+      el("p", { class: "soft" }, "Marks: shift-click on boxes, or the button of an e-class. ", ids.length ? el("button", { class: "tiny", onclick: () => this.tab.unmark() }, "clear marks") : ""),
       ...(ids.length < 2 ? [el("p", {}, "Mark a second value.")] : [...this.fusingNow(ids),
         found.length ? el("h3", {}, "Candidate kernels that compute all marked values") : el("p", {}, "No candidate kernel computes these together: the backends have none and generate none."),
         ...found.slice(0, 30).flatMap((k) => [this.kernelRow(k, -1), this.gain(k)])])];

@@ -19,6 +19,7 @@ function searched(g, text) {
   scan(g.layer, (c) => note(c, `${g.modelOp(c)} in ${g.layer.at(c)}`));
   scan(g.name, (n) => { for (const c of g.weight[g.owner[n]] ? g.readers(g.owner[n]) : []) note(c, `${g.modelOp(c)} reads ${g.name.at(n)}`); });
   scan(g.name, (n) => note(g.owner[n], `${g.op.at(n)} ${g.name.at(n)}`));
+  scan(g.op, (n) => { if (g.own[n]) note(g.owner[n], `${g.label(n)} in the model`); });
   scan(g.op, (n) => note(g.owner[n], g.label(n)));
   scan(g.rule, (n) => note(g.owner[n], `${g.label(n)} by ${g.rule.at(n)}`));
   scan(g.kernel, (k) => note(g.placeClass[g.out(k)[0]], `${g.kernel.at(k)} ${time(g.us[k])}${g.step[k] >= 0 ? ", in the plan" : ""}`));

@@ -15,7 +15,7 @@ function planTab(graph, go) {
     ["share", (k) => graph.us[k], (k) => el("td", { class: "num" }, `${((100 * graph.us[k]) / graph.total).toFixed(1)} %`)],
     ["of limit", (k) => -graph.share(k), (k) => el("td", { class: "num" }, graph.share(k) > 0 ? `${Math.round(100 * graph.share(k))} %` : "–"), (k) => graph.share(k) > 0],
     ["lost", (k) => graph.lost(k), (k) => el("td", { class: "num" }, graph.share(k) > 0 ? time(graph.lost(k)) : "–"), (k) => graph.share(k) > 0],
-    ["without it", (k) => graph.without[k], (k) => el("td", { class: "num" }, graph.without[k] >= 0 ? (graph.without[k] === Infinity ? "no plan" : signed(graph.without[k] - graph.total)) : "–"), (k) => graph.without[k] >= 0],
+    ["without it", (k) => graph.without[k], (k) => el("td", { class: "num" }, graph.without[k] >= 0 ? (graph.without[k] === Infinity ? "no plan" : graph.change(k, graph.without[k])) : "–"), (k) => graph.without[k] >= 0],
   ].filter(([, , , known]) => !known || real.some(known));
   const shown = real.length <= MOST_ROWS ? real : [...real].sort((a, b) => graph.us[b] - graph.us[a]).slice(0, MOST_ROWS);
   const body = el("tbody"), heads = columns.map(([name, value], i) => el("th", { class: i === 1 ? "" : "num" }, value ? el("button", { class: "head", title: "sort", onclick: () => sort(i) }, name || "#") : name));
@@ -36,7 +36,7 @@ function planNotes(graph, real, lost) {
   const notes = [], most = [...real].sort((a, b) => graph.lost(b) - graph.lost(a))[0];
   if (lost > 0) notes.push(`${time(lost)} are lost against the limits of the machine (launch, traffic and arithmetic at the rates of its roofline), most in kernel ${graph.number.get(most)}, ${graph.kernel.at(most)}: ${time(graph.lost(most))}.`);
   const guessed = real.filter((k) => !["measured", "shipped"].includes(graph.price.at(k))).length;
-  if (guessed) notes.push(`${guessed === real.length ? "No kernel of it was" : `${guessed} of its kernels were not`} measured: times are predictions or bounds. tg.optimize(model), or tensor-graphs profile MODEL, measures what the plan needs; the e-graph then shows these times.`);
+  if (guessed) notes.push(`${guessed === real.length ? "No kernel of it was" : `${guessed} of its kernels were not`} measured: times are predictions or bounds. tg.optimize(model), or tensor-graphs profile MODEL, measures what the best plan needs, as far as its budget allows; the e-graph then shows these times.`);
   return notes.map((text) => el("p", { class: "soft" }, text));
 }
 
