@@ -185,8 +185,10 @@ def _summary(device: str, held_out: str, results: Sequence[Result]) -> Accuracy:
 
 
 def tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Kendall's τ of (measured, predicted) values over the pairs whose measured values differ by more than TIE; NaN if
-    there are none."""
+    """Kendall's τ of (measured, predicted) values.
+
+    Pairs whose measured values differ by at most TIE do not count; NaN if no pair is left.
+    """
     signs = [
         (a[1] < b[1]) - (a[1] > b[1]) if a[0] < b[0] else (a[1] > b[1]) - (a[1] < b[1])
         for a, b in combinations(pairs, 2) if abs(a[0] - b[0]) > TIE * min(a[0], b[0])
