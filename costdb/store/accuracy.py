@@ -197,7 +197,11 @@ def tau(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def regret(pairs: Sequence[tuple[float, float]]) -> float:
-    """Relative excess of the fastest of the TOP best predicted over the fastest, of (measured, predicted) values."""
+    """Regret of a prediction: measured time of the fastest among the TOP best predicted, over the fastest of all,
+    minus 1.
+
+    `pairs` are (measured, predicted) times.
+    """
     top = sorted(pairs, key=lambda p: p[1])[:TOP]
     return min(us for us, _ in top) / min(us for us, _ in pairs) - 1
 
