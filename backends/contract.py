@@ -140,7 +140,7 @@ class BackendBase:
         return iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """No work ahead: a library lowers nothing."""
+        """Do nothing: library kernels are not lowered."""
         return iter(())
 
     def template(

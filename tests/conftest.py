@@ -6,6 +6,7 @@ it is imported.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -19,6 +20,8 @@ import pytest
 
 from tensor_graphs.backends.library.torch_cuda import BACKEND
 
+gc.disable()  # until the tests are collected: millions of objects are made meanwhile, and none is garbage
+
 with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
     from hypothesis import HealthCheck
     from hypothesis import settings as hypothesis_settings
@@ -29,6 +32,11 @@ with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
 
 if BACKEND.unavailable():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage be collected while tests run."""
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

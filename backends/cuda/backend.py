@@ -167,8 +167,9 @@ class CudaEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, ATTENTION, GEMM, TILED), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement with its grid as an argument and a placeholder for sizes, and the definitions
-        (`Emitter.sized_launch`).
+        """(launch statement, definitions) of a kernel for free sizes (`Emitter.sized_launch`).
+
+        The grid is an argument of the statement; sizes have a placeholder.
         """
         return sized_launch(launch, statement, definitions)
 
@@ -177,9 +178,7 @@ class CudaEmitter(StrategyEmitter):
         return f", sizes=({''.join(f'{n}, ' for n in names).rstrip(' ' if len(names) == 1 else ', ')})" if names else ""
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Kernel text with an integer parameter for each free size that occurs in it, and these sizes
-        (`Emitter.with_sizes`).
-        """
+        """(kernel text, free sizes in it), with one integer parameter per free size (`Emitter.with_sizes`)."""
         return with_sizes(text, name, sizes, prefix)
 
 

@@ -205,8 +205,7 @@ def _ranked(seen: FewRows, count: int) -> tuple[FewRowAttentionSchedule, ...]:
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether schedules are offered for a kernel: attention of at most `ROWS` rows whose keys and values are contiguous along
-    the head size."""
+    """Whether a kernel is attention of at most `ROWS` rows with keys and values contiguous along the head size."""
     return description(kernel, shape, False) is not None
 
 

@@ -16,8 +16,11 @@ EACH = {32: 2.6, 16: 3.8}  # instructions of a thread per number, by the numbers
 
 @dataclass(frozen=True)
 class PackedFew:
-    """Description of a skinny GEMM with codes: rows, columns, elements along K, numbers of 16 bytes of codes (`span`), matrices,
-    batch size, whether the sum may be split, and the fixed schedule entries of short inner reductions."""
+    """A skinny GEMM with packed weights, as its ranking model sees it.
+
+    Rows, columns, elements along K, numbers in 16 bytes of codes (`span`), matrices, batch size, whether split-K is
+    possible, and the fixed schedule entries of short inner reductions.
+    """
 
     rows: int
     columns: int
@@ -48,8 +51,10 @@ class PackedFew:
         return self.matrices * (4 * tiles + self.span + 2 * tiles * octets) + octets * self.span // 2 + 40
 
     def us(self, along: int, wide: int, tiles: int, split: int) -> float:
-        """Estimated time in µs: the larger of DRAM time, with a penalty for too few bytes in flight, and instructions of the busiest
-        SM; at least one memory latency per round of loads."""
+        """Estimated time in µs: the larger of DRAM time and instruction time of the busiest SM.
+
+        DRAM time has a penalty for too few bytes in flight. Each round of loads takes at least one memory latency.
+        """
         machine, threads, n = target(), 32 * along * wide, 8 * tiles * wide
         blocks = ceil(self.columns / n) * self.batch * split
         resident = max(1, min(machine.threads // threads, machine.registers // (threads * self._registers(tiles))))

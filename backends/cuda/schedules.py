@@ -38,8 +38,10 @@ def covered(dimension: str, *numbers: tuple[tuple[str, int], ...]) -> int:
 
 @dataclass(frozen=True)
 class SimtSchedule(Schedule):
-    """Schedule of a SIMT kernel: threads, vectors and repeats along rows, columns and each reduction axis (in the order
-    of `Shape.inner`)."""
+    """Schedule of a SIMT kernel: threads, vectors and repeats along rows, columns and each reduction axis.
+
+    Reduction axes are in the order of `Shape.inner`.
+    """
 
     threads: tuple[tuple[str, int], ...] = sides("threads along a dimension", POWERS, "t")
     vector: tuple[tuple[str, int], ...] = sides(
@@ -120,8 +122,10 @@ class SkinnyGemmSchedule(Schedule):
 
 
 def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
-    """Whether a thread layout is within hardware limits, and tiles do not exceed twice the rows or columns rounded up to
-    a power of two."""
+    """Whether a thread layout is within hardware limits and its tiles are not much larger than the matrix.
+
+    A tile has at most twice the rows, and twice the columns, rounded up to a power of two.
+    """
     sizes = zip(s.tile(shape), (shape.m, shape.n))
     within = all(tile <= (2 * padded(size) if size > 1 else 1) for tile, size in sizes)
     return s.valid and within and prod(t for _, t in s.threads) <= 1024 and (s.early or not s.warm)
@@ -136,8 +140,9 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
 
 
 def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:
-    """Thread layout in which the last block of a tile combines partial results: threads along the reduction lie along
-    the parts.
+    """Thread layout in which the last block of a tile combines partial results.
+
+    Threads along the reduction become threads along the parts.
     """
     dims: dict[str, DimensionThreads] = {}
     for name, along in first.dims.items():
@@ -218,8 +223,10 @@ def _unwalked(shape: Shape) -> bool:
 
 
 def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SimtSchedule]:
-    """At most `count` schedules, best guess first. Unfusable if there is a product or a long reduction inside another
-    reduction."""
+    """At most `count` schedules, best guess first.
+
+    Unfusable if there is a product or a long reduction inside another reduction.
+    """
     numbers = ranked(_seen(kernel, shape, splits and _splittable(kernel, shape)), count)
     found = [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
     if not shape.dots or split_axis(shape) in {e.axis for e in shape.dots}:
@@ -241,8 +248,11 @@ def _parsed(seen: Few | PackedFew, count: int) -> list[SkinnyGemmSchedule]:
 
 
 def packed_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidate lists: skinny GEMM of quantized weights with packed conversions before those of earlier strategies, other
-    skinny GEMM behind them."""
+    """Merge of two lists of candidate schedules.
+
+    Skinny GEMM of quantized weights with packed conversions comes first, then earlier strategies, then other skinny
+    GEMM.
+    """
     first = [s for s in own if isinstance(s, SkinnyGemmSchedule) and s.packed]
     return [*first, *after(found, [s for s in own if s not in first], count - len(first))]
 

@@ -168,7 +168,7 @@ class EmitterBase:
         return statement, definitions
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the further arguments of a launch statement: values of given sizes (`Emitter.size_arguments`)."""
+        """Text that appends the values of free sizes to the arguments of a launch (`Emitter.size_arguments`)."""
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:

@@ -1,5 +1,4 @@
-"""Helpers of C kernels for dot products of small whole numbers: a row of floats split into planes of 8 bits, sums of products
-of bytes."""
+"""Helpers of C kernels for integer dot products: 8-bit planes of a row of floats, sums of products of bytes."""
 
 from __future__ import annotations
 

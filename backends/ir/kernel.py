@@ -331,7 +331,10 @@ class OutputStore:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel in the IR: results over parallel axes (outermost first), computed from operands. `builder` made the expressions."""
+    """A kernel in the IR: results over parallel axes (outermost first), computed from operands.
+
+    `stores`: the results. `buffers`: operands and results by name. `builder`: where the expressions are hash-consed.
+    """
 
     axes: tuple[Axis, ...]
     stores: tuple[OutputStore, ...]

@@ -19,7 +19,11 @@ from .kernel import Expr, factors
 
 @dataclass(frozen=True)
 class ShortErf:
-    """A polynomial approximation of erf."""
+    """A polynomial approximation of erf (see the module).
+
+    `limit`: bound of the clamp. `error`: largest relative error. `coefficients`: of the polynomial, constant term
+    first.
+    """
 
     limit: float
     error: float

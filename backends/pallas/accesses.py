@@ -1,4 +1,7 @@
-"""Accesses of a Pallas kernel to its buffers as boxes: one slice per dimension; the axis that blocks of the grid follow."""
+"""Accesses of a Pallas kernel to its buffers as boxes, with one slice per dimension.
+
+Also the axis that the blocks of the grid divide.
+"""
 
 from __future__ import annotations
 

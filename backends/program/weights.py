@@ -67,7 +67,7 @@ class EvaluatedWeights(Mapping[str, Array]):
         return self.terms[key].type.nbytes
 
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
-        """Weights that another program has, too: name here -> name there."""
+        """Weights that another program has, too, as {name here: name there}."""
         there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
         found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
         return {name: known for name, known in found.items() if known is not None}

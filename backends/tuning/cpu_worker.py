@@ -171,8 +171,9 @@ def _reference(
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite. Raises Wrong if NaN or infinity
-    differ.
+    """Error norms of a result over elements where result and reference are finite.
+
+    Raises Wrong if NaN or infinity differ.
     """
     g, w = got.astype(np.float64), want.astype(np.float64)
     same = np.isfinite(w)
@@ -304,8 +305,9 @@ _probe = Probe()
 def timed(
     runs: list[Bound], seconds: float, watch: Stopwatch = wall
 ) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Samples in µs per call, as (accepted samples, all samples); operand sets rotate, short kernels repeat within a
-    sample.
+    """Times of calls in µs, as (accepted samples, all samples).
+
+    Operand sets rotate; short kernels repeat within a sample.
 
     Accepted are the undisturbed samples. If other processes leave too few, sampling takes up to four times as long, and
     the faster half is accepted: disturbance only adds time. `watch`: of the samples.
@@ -422,8 +424,10 @@ def main(
     handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = preload,
     device: bool = False,
 ) -> None:  # fmt: skip
-    """Call `begin`, then answer jobs until the input ends. SIGINT is left to the parent. `device`: the process uses a
-    GPU."""
+    """Call `begin`, then answer jobs until the input ends.
+
+    SIGINT is left to the parent. `device`: the process uses a GPU.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     host.limit_own_memory(device=device)
@@ -447,8 +451,10 @@ _tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the 
 
 
 def waiting(waits: bool) -> None:
-    """Tell the parent that the job waits for a lock, or no longer waits: waiting does not count towards its
-    deadline."""
+    """Tell the parent that the job waits for a lock, or no longer waits.
+
+    Waiting does not count towards the job's deadline.
+    """
     for tell in _tell:
         tell({"waits": waits})
 

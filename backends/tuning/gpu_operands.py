@@ -55,7 +55,10 @@ def _positive_operand(node: Tensor) -> Tensor | None:
 
 
 def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
-    """Role of each operand of terms over params named like operands."""
+    """How random values of each operand are drawn, by name.
+
+    The terms are over params named like the operands.
+    """
     order = topological(expand_all(list(roots)))
     found = {n.attr("name"): OperandRole() for n in order if n.op == "param"}
     tempered = set(_tempered(order))

@@ -23,8 +23,11 @@ CHUNK = 2048  # rows predicted at once
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """A fitted model: mean and scale of each feature; the standardized rows it was fitted to, their weights, and the mean
-    of the targets. `low`, `high`: first and ninth decile of target less prediction, each row predicted from the others."""
+    """A fitted Gaussian process.
+
+    Mean and scale of each feature, the standardized rows it was fitted to, their weights, and the mean of the
+    targets. `low`, `high`: first and ninth decile of target minus prediction, each row predicted from the others.
+    """
 
     centre: Array  # (features,)
     scale: Array  # (features,)
@@ -44,8 +47,11 @@ class GaussianProcess:
 
 
 def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
-    """Fit targets (n,) on finite feature rows (n, features); n is at least 1. `emphasis` (features,): weight of each
-    feature in distances, 1 for one standard deviation; 0 for features that enter as they are."""
+    """Fit targets (n,) on finite feature rows (n, features); n is at least 1.
+
+    `emphasis` (features,): weight of each feature in distances, 1 for one standard deviation; 0 for features that
+    enter as they are.
+    """
     plain = emphasis == 0
     spread = rows.std(axis=0)
     centre = np.where(plain, 0.0, rows.mean(axis=0)).astype(np.float32).astype(np.float64)

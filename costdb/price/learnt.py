@@ -1,5 +1,6 @@
-"""Learnt correction of the roofline: a Gaussian process that predicts log(time / roofline) from a kernel's sizes, layout
-and schedule.
+"""Learnt correction of the roofline: a Gaussian process for log(time / roofline).
+
+Features are a kernel's sizes, layout and schedule.
 
 Fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays. Predictions add
 corrections by measured relatives to it (predict.py), so a search's own measurements count without another fit."""
@@ -61,8 +62,11 @@ class LearntFactors:
 
 
 def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | None:
-    """The model of a device's timed keys in a regime; None if there are fewer than LEAST_ROWS, or of fewer
-    than LEAST_KERNELS kernels (twelve well-tuned kernels alone made predictions of others worse)."""
+    """The model of a device's timed keys in a regime; None for too few.
+
+    Required are LEAST_ROWS keys of LEAST_KERNELS kernels: twelve well-tuned kernels alone made predictions of others
+    worse.
+    """
     rooflines = Rooflines(snapshot, regime)
     columns, work, ratios = [], [], []
     for digest in sorted(snapshot.digests()):

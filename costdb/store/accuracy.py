@@ -185,8 +185,10 @@ def _summary(device: str, held_out: str, results: Sequence[Result]) -> Accuracy:
 
 
 def tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Kendall's τ of (measured, predicted) values over the pairs whose measured values differ by more than TIE; NaN if
-    there are none."""
+    """Kendall's τ of (measured, predicted) values.
+
+    Pairs whose measured values differ by at most TIE do not count; NaN if no pair is left.
+    """
     signs = [
         (a[1] < b[1]) - (a[1] > b[1]) if a[0] < b[0] else (a[1] > b[1]) - (a[1] < b[1])
         for a, b in combinations(pairs, 2) if abs(a[0] - b[0]) > TIE * min(a[0], b[0])
@@ -195,7 +197,11 @@ def tau(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def regret(pairs: Sequence[tuple[float, float]]) -> float:
-    """Relative excess of the fastest of the TOP best predicted over the fastest, of (measured, predicted) values."""
+    """Regret of a prediction: measured time of the fastest among the TOP best predicted, over the fastest of all,
+    minus 1.
+
+    `pairs` are (measured, predicted) times.
+    """
     top = sorted(pairs, key=lambda p: p[1])[:TOP]
     return min(us for us, _ in top) / min(us for us, _ in pairs) - 1
 

@@ -100,8 +100,10 @@ def write_atomically(target: Path, content: bytes) -> None:
 
 
 def copy(shard: ShardFile, folder: Path) -> Path:
-    """Copy another store's shard into `folder` under its own name; raises OSError, also if it changed since
-    verification."""
+    """Copy another store's shard into `folder` under its own name.
+
+    OSError if it cannot be read or written, or changed since verification.
+    """
     content = shard.path.read_bytes()
     if sha256(content).hexdigest() != shard.name:
         raise OSError(f"{shard.path} changes while it is copied")
@@ -216,8 +218,10 @@ def _is_part(name: str) -> bool:
 
 
 def clean(root: Path) -> int:
-    """Remove temporary files of killed writers; returns the number of files. (Those of earlier versions have no locks:
-    removed after an hour.)"""
+    """Remove temporary files of killed writers; returns the number of files.
+
+    (Those of earlier versions have no locks: removed after an hour.)
+    """
     removed = 0
     for path in temporaries(root):
         try:

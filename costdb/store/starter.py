@@ -97,8 +97,10 @@ def read_model(path: Path) -> GaussianProcess | None:
 # ---------------------------------------------------------------- export
 @dataclass(frozen=True, repr=False)
 class StarterFile(StoreReport):
-    """One written starter file: the device, numbers of kernel calls and of rows, bytes, and the number of schedules kept
-    per kernel call."""
+    """One written starter file.
+
+    The device, numbers of kernel calls and of rows, bytes, and the number of schedules kept per kernel call.
+    """
 
     path: str
     device: str
@@ -142,8 +144,10 @@ def _written(folder: Path, device: str, rows: Sequence[Record], max_bytes: int) 
 
 
 def write_model(path: Path, table: pa.Table, device: str) -> int:
-    """Write the model learnt from a starter file's rows and its accuracy beside the file; returns their bytes. Without
-    enough rows, remove older ones."""
+    """Write the model learnt from a starter file's rows and its accuracy beside the file; returns their bytes.
+
+    Without enough rows, remove older ones.
+    """
     snapshot = Snapshot()
     timings = table.filter([kind == "timing" for kind in table.column("kind").to_pylist()])
     snapshot.extend("timing", {name: timings.column(name).to_pylist() for name in LOADED["timing"]})

@@ -150,8 +150,9 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """The e-classes of all subterms of some terms that the view contains, including slices that the view has as slices
-    of slices.
+    """E-classes of all subterms of some terms that the view contains.
+
+    A slice that the view has as a slice of a slice is found, too.
     """
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):

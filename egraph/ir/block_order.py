@@ -32,8 +32,9 @@ def compute_nodes(graph: Graph) -> list[Tensor]:
 
 @dataclass
 class Listing:
-    """The compute nodes in order, with the index of each definition and its readers (inputs are defined before index
-    0).
+    """The compute nodes in order, with the index of each definition and its readers.
+
+    Inputs are defined before index 0.
     """
 
     order: list[Tensor]

@@ -332,8 +332,9 @@ def _attend(
 
 
 def causal_mask(rows: Dim, columns: Dim, causal: bool, window: int, dtype: str) -> Tensor:
-    """Additive mask: 0 where row t may see column s (aligned at the last position), -inf elsewhere. `window` counts
-    visible columns; 0 means no window.
+    """Additive mask: 0 where row t may see column s (aligned at the last position), -inf elsewhere.
+
+    `window` counts visible columns; 0 means no window.
     """
     ahead = t.iota((rows, columns), 1) - t.iota((rows, columns), 0) - (columns - rows if columns != rows else 0)
     hidden = t.gt(ahead, 0) if causal else t.lt(ahead, -(1 << 30))

@@ -33,8 +33,10 @@ LawText = Callable[[Op, Sequence[int]], Cases]  # function of an op and the rank
 
 
 class TypeLaw(NamedTuple):
-    """A type law in both forms. `least_rank`: of the first operand. `keeps_rank`: whether all operands have the result's
-    rank."""
+    """A type law in both forms.
+
+    `least_rank`: of the first operand. `keeps_rank`: whether all operands have the result's rank.
+    """
 
     infer: Law
     text: LawText

@@ -1,6 +1,6 @@
 """Instances of repeated blocks with equal surroundings: kernels found in one of them hold in the others.
 
-A glued view (egraph/view/view.py) has the e-classes of a block once per instance. Two instances have equal contexts if
+A glued view (egraph/view/glue.py) has the e-classes of a block once per instance. Two instances have equal contexts if
 `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the *active*
 instances, the first one of each context. A kernel found there is copied to every other instance of the context, class by
 class: a class of an instance becomes the class at the same place of the corresponding instance. The map covers the

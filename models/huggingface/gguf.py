@@ -38,8 +38,11 @@ FREQUENCIES = "rope_freqs.weight"
 
 
 def opened_gguf(path: Path | str) -> tuple[Config, dict[str, Data]]:
-    """Return the config and the tensors of a file by Hugging Face name. Errors as in `read_gguf`; UnsupportedError for other
-    architectures, BadModelError for metadata that is missing or of another kind."""
+    """Return the config and the tensors of a file by Hugging Face name.
+
+    Errors as in `read_gguf`; UnsupportedError for other architectures, BadModelError for metadata that is missing or
+    of another kind.
+    """
     file = read_gguf(path)
     config = _config(file)
     heads, kv = config.size("num_attention_heads"), config.size("num_key_value_heads")

@@ -47,8 +47,10 @@ def build_step(
     config: Config, weights: Weights, caches: Caches, tokens: int, *,
     ids: Tensor | None = None, start: Tensor | None = None, fresh: bool = False, wanted: Wanted = "named",
 ) -> Graph:  # fmt: skip
-    """Graph of one decoder step: `logits` [batch, vocabulary] after `tokens` further tokens of each row, or with
-    `wanted="all"` [batch, tokens, vocabulary] after each of them.
+    """Graph of one decoder step of `tokens` further tokens of each row.
+
+    Output `logits` [batch, vocabulary] after the last token, or with `wanted="all"` [batch, tokens, vocabulary] after
+    each.
 
     Inputs: `input_ids` [batch, tokens] int64; `start` [batch] int64, the position of a row's first token, at most
     `caches.capacity - tokens`, not with `fresh`, where all rows start at 0 and attend to these tokens only; `last`

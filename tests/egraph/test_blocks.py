@@ -360,7 +360,7 @@ def random_graphs(draw: Any) -> Graph:
     return Graph.of([*outputs, pool[-1]], updates={"s": pool[-2]})
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(random_graphs(), st.sampled_from((1, 3, 10, 96)))
 def test_any_graph_is_covered_once_and_reassembles(graph: Graph, max_nodes: int) -> None:
     checked(graph, max_nodes)

@@ -173,7 +173,7 @@ def test_any_extraction_of_a_random_graph_is_explained(graph: Graph, seed: int) 
         assert not check(found, ALL, bounds=bounds, whole=False).wrong, str(found)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=8))
 def test_congruence_closure_agrees_with_a_partition(pairs: list[tuple[int, int]]) -> None:
     leaves = [x(2, name=f"v{i}") for i in range(6)]

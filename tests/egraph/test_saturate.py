@@ -109,7 +109,7 @@ def assert_sound(graph: Graph, view: EGraphView) -> None:
         np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=repr(form))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(graphs())
 def test_every_form_of_every_class_is_equal(graph: Graph) -> None:
     assert_sound(graph, saturate_block(graph, RULES, Limits(iterations=4, nodes=2000), session=InProcess()))

@@ -61,7 +61,7 @@ def nested(draw: st.DrawFn) -> list[Problem]:
     ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(nested(), st.sampled_from([*METHODS]), st.sampled_from([0.0, 5.0]))
 def test_a_larger_problem_started_from_a_smaller_one_is_never_dearer(
     problems: list[Problem], method: Any, seconds: float

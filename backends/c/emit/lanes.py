@@ -55,7 +55,7 @@ class LaneWriter:
         return self.value(e) if self.lane in e.axes else self.scalar(e)
 
     def vector(self, e: Expr) -> str:
-        """A vector; a number is repeated."""
+        """C text of a vector with the value of an expression in each lane; a constant is broadcast."""
         return self.value(e) if self.lane in e.axes else f"lanes({self.scalar(e)})"
 
     def _text(self, e: Expr) -> str:

@@ -24,9 +24,12 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 @dataclass(frozen=True)
 class CodeForm:
-    """A form of packed numbers: `name` is the conversion's name in cuda_library.cuh (`nibbles`, `e2m1`, `unsigned_bytes`,
-    `signed_bytes`, `float8`), `load` the load of the bytes, `span` the numbers of 16 bytes, `offset` what is added to whole
-    numbers."""
+    """A form of packed numbers.
+
+    `name`: the conversion in cuda_library.cuh (`nibbles`, `e2m1`, `unsigned_bytes`, `signed_bytes`, `float8`).
+    `load`: the load of the bytes. `span`: how many numbers 16 bytes hold. `offset`: the number that is added to
+    integers.
+    """
 
     name: str
     load: Expr

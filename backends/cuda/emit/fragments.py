@@ -32,7 +32,7 @@ FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit fl
 class Put:
     """Location of the warps' partial sums in shared memory, in elements.
 
-    First offset, row stride, stride between partial sums.
+    `first`: offset of the first one. `row`: row stride. `apart`: stride between the partial sums of two warps.
     """
 
     first: int

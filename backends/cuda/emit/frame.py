@@ -1,5 +1,4 @@
-"""State of the SIMT code generator: a kernel's dimensions in a thread layout, nested scopes of emitted text, known
-values."""
+"""State of the SIMT code generator: dimensions in a thread layout, scopes of emitted text, known values."""
 
 from __future__ import annotations
 
@@ -88,8 +87,10 @@ class ThreadFrame(Writer[CudaScope]):
         return self.dims(e.axes)
 
     def loops(self, dims: Iterable[str], lanes: str = "") -> list[tuple[str, str, int]]:
-        """Loops over the elements that a thread holds along dimensions: (variable, dimension, count). Loops of one
-        iteration, and the vector loop along `lanes`, are left out."""
+        """Loops over a thread's elements along dimensions, as (variable, dimension, count).
+
+        Loops of one iteration, and the vector loop along `lanes`, are left out.
+        """
         there = [d for d in self.order if d in set(dims)]
         found = [(f"{d}_i", d, self.along[d].repeat) for d in there]
         found += [(f"{d}_v", d, self.along[d].vector) for d in there if d != lanes]
@@ -150,8 +151,11 @@ class ThreadFrame(Writer[CudaScope]):
         return f"{text} % {threads}" if self.layout.threads > stride * threads else text
 
     def parameter(self, name: str, buffer: Buffer, written: bool) -> str:
-        """Parameter declaration. `__restrict__` allows the read-only cache, but not under programmatic dependent
-        launch, where the previous kernel may still write."""
+        """Parameter declaration.
+
+        `__restrict__` allows the read-only cache, but not under programmatic dependent launch, where the previous
+        kernel may still write.
+        """
         plain = self.layout.early or name.startswith("part")
         return (
             f"{'' if written else 'const '}{CTYPES[buffer.dtype]}* {'' if plain else '__restrict__ '}{self.param[name]}"
@@ -160,9 +164,7 @@ class ThreadFrame(Writer[CudaScope]):
 
 @dataclass(eq=False)
 class CudaPart:
-    """Base of the parts of the CUDA emitter, such as loads or stores, which share a frame and write into its open
-    scope.
-    """
+    """Base of the CUDA emitter's parts, such as loads: they share a frame and write into its open scope."""
 
     frame: ThreadFrame
 

@@ -23,8 +23,10 @@ class ThreadLoops(CudaPart):
     accumulators: Reductions
 
     def reduction(self, e: Expr) -> None:
-        """Compute a reduction into registers, with all others along its axis that are ready; in a loop if a block does
-        not cover the axis."""
+        """Compute a reduction into registers, together with all ready reductions along the same axis.
+
+        The elements are read in a loop if a block does not cover the axis.
+        """
         frame = self.frame
         dim = frame.dim_of[e.axis]
         if dim in frame.walked:
@@ -125,8 +127,11 @@ class ThreadLoops(CudaPart):
     def walk(
         self, dim: str, inner: CudaScope, outer: CudaScope, fetched: CudaScope | None = None, end: str = ""
     ) -> None:
-        """Close a loop over a dimension: header, first coordinate, body. With `fetched`, loads are prefetched some
-        iterations ahead (cp.async). `end`: text of where the loop ends, if not behind the last element."""
+        """Close a loop over a dimension: header, first coordinate, body.
+
+        With `fetched`, loads are prefetched some iterations ahead (cp.async). `end`: text of where the loop ends, if
+        not behind the last element.
+        """
         frame = self.frame
         size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead
         first = f"const int {dim}_0 = {at}{plus(frame.thread(dim))};"

@@ -25,8 +25,11 @@ from .thread_layout import slope
 
 @dataclass(frozen=True)
 class PackedSide:
-    """The right side of a product: codes, what is subtracted from the numbers (or None), and what they are multiplied by (or
-    None), one value each for all numbers of a vector of codes."""
+    """The right operand of a product with packed weights: codes, zero points and scales.
+
+    Zero points are subtracted and scales multiplied, one value for all numbers of a vector of codes; None where there
+    are none.
+    """
 
     form: CodeForm
     zero: Expr | None
@@ -70,8 +73,10 @@ def _steady(e: Expr, axis: Axis, width: int) -> bool:
 
 
 def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
-    """Numbers of 16 bytes of codes in all products along an axis; 0 where some product has no such codes, or others have as
-    well."""
+    """How many numbers 16 bytes of codes hold, in all products along an axis.
+
+    0 if a product has no packed codes, or products differ.
+    """
     dots = [d for e, d in shape.dots.items() if e.axis == axis]
     sides = [packed_side(kernel, d, axis) for d in dots]
     spans = {s.form.span if s is not None else 0 for s in sides}

@@ -1,5 +1,7 @@
-"""Reductions of skinny GEMM kernels: fragments.py computes them warp by warp, and the warps' partial sums are added in the
-kernel's thread layout."""
+"""Reductions of skinny GEMM kernels on tensor cores.
+
+fragments.py computes them warp by warp; the warps' partial sums are added in the kernel's thread layout.
+"""
 
 from __future__ import annotations
 

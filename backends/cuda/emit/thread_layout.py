@@ -13,8 +13,10 @@ from ...ir.kernel import Expr
 
 @dataclass(frozen=True)
 class DimensionThreads:
-    """Distribution of one dimension over a thread block: `threads` threads, `vector` contiguous elements each, `repeat`
-    times."""
+    """Distribution of one dimension over a thread block.
+
+    `threads` threads hold `vector` contiguous elements each, `repeat` times.
+    """
 
     threads: int = 1
     vector: int = 1
@@ -108,9 +110,7 @@ def slope(at: Index, axis: Axis, width: int) -> int | None:
 
 
 def divisor(at: Index, axis: Axis, width: int) -> int:
-    """Alignment in elements of an index at the start of each aligned run of `width` elements along `axis`: a divisor of
-    it.
-    """
+    """Number of elements that divides an index at the start of each aligned run of `width` elements along `axis`."""
     found = at.const
     for atom, c in at.terms:
         factor = width if atom == axis else 1

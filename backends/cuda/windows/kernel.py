@@ -349,7 +349,7 @@ class Unrolled:
         return f"stored<{CTYPES[dtype]}>({text})"
 
     def function(self, used: Sequence[str]) -> str:
-        """Text of the whole function, around its body."""
+        """CUDA source of the whole kernel: its signature with the buffers `used`, and its body."""
         results = {s.buffer for s in self.kernel.stores}
         restrict = "" if self.strip.early else "__restrict__ "
         parameters = [

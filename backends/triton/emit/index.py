@@ -47,7 +47,7 @@ class Positions(TritonPart):
         return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
 
     def position(self, index: Index, wide: bool = False) -> Tile:
-        """Text of the tile of an index; `wide` computes in 64 bits."""
+        """Triton text of the tile of values of an index expression; `wide` computes in 64 bits."""
         parts: dict[tuple[str, ...], list[str]] = {}
         for atom, c in index.terms:
             dims, text = self._atom(atom)

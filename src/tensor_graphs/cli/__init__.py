@@ -1,4 +1,4 @@
-"""Command line: one command a module (optimize, saturate, extract, explain, profile, measure, generate, db, rules, kernels).
+"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `db`, `rules`.
 
 In: arguments.
 Out: text or one JSON document, and an exit code.

@@ -298,8 +298,9 @@ def measure(
     fleet: Annotated[str | None, typer.Option(help="measure on a Ray cluster: its address, \"auto\", or \"local\" for one of this machine's GPUs")] = None,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Measure the kernels of a job file on this machine, or on a Ray cluster. `db merge` imports the resulting shards on
-    another machine.
+    """Measure the kernels of a job file on this machine, or on a Ray cluster.
+
+    `db merge` imports the resulting shards on another machine.
     """
     from ..backends.tuning.jobs import measure_jobs, read_jobs
 

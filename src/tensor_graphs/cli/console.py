@@ -73,7 +73,7 @@ class Terminated(BaseException):
 
 
 def terminated(number: int, frame: FrameType | None) -> None:
-    """SIGTERM handler outside of searches."""
+    """SIGTERM handler outside of searches: raises `Terminated`, and ignores further signals."""
     signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt cleaning up
     raise Terminated
 

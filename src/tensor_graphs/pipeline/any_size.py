@@ -107,7 +107,7 @@ class Symbolic:
         return self.generic if self.on_gpu else self.searched
 
     def narrow(self, view: EGraphView) -> Sequence[Type]:
-        """Storage types of a lifted view's classes, where they differ from the classes' types: on a GPU."""
+        """Storage types of a lifted view's e-classes on a GPU; empty on a CPU, where they are the e-graph's types."""
         return narrow_types(view) if self.on_gpu else ()
 
     # ------------------------------------------------------------ lifting

@@ -68,8 +68,11 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
 
 @contextmanager
 def measurer_started(session: Session) -> Iterator[None]:
-    """Context manager that starts processes before the model is loaded: a GPU's measuring processes, and for budgets up to
-    SMALL_S a CPU's and the saturation workers. Starting takes seconds, as loading does."""
+    """Context manager that starts worker processes before the model is loaded.
+
+    These are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's and the saturation workers. Starting
+    takes seconds, as loading does.
+    """
     options = session.options
     with session.clock.running("start"):
         backends = backends_of(options)

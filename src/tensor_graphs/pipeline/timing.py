@@ -66,8 +66,9 @@ SETTLED = 0.02
 
 
 def is_settled(samples: Sequence[float]) -> bool:
-    """Whether the standard error of the samples' median, estimated from their median absolute deviation, is below
-    SETTLED.
+    """Whether the relative standard error of the samples' median is below SETTLED.
+
+    It is estimated from the median absolute deviation.
     """
     middle = median(samples)
     spread = median([abs(s - middle) for s in samples])
@@ -121,8 +122,7 @@ def is_surely_faster(one: Sequence[float], other: Sequence[float], noise: float)
 
 
 def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether one call's samples are faster than the other's by more than the fraction `noise`, in median and in
-    minimum.
+    """Whether one call is faster than another by more than the fraction `noise`, in median and in minimum.
 
     Interference on the machine only ever adds time, and not equally to both.
     """
