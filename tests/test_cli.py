@@ -33,6 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Each test has a cost store of its own and runs in its own folder."""
     folder = tmp_path / "home"
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(folder))
+    monkeypatch.setenv("TENSOR_GRAPHS_STARTER", "none")  # this fixture replaces that of conftest.py
     monkeypatch.chdir(tmp_path)
     yield folder
 
