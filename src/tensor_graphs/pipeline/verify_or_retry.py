@@ -173,14 +173,14 @@ class Acceptance:
                 took = time.monotonic() - began
                 last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
-                narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict, last)
-                again = narrow and attempt < MAX_ATTEMPTS and not hurried
+                narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict)
+                again = narrow and not (last or hurried)
                 finding = NO_DIAGNOSIS if wrong or hurried or again else self._diagnosed(program.plan)
             if wrong and REWRITES in self.dropped:
                 found = self._without_sized(choice, SizesError(wrong))
                 continue
             if again:
-                found = self._excluded(STORED, self.stored(None if last else found.view), *self.dropped)
+                found = self._excluded(STORED, self.stored(found.view), *self.dropped)
                 self.say(f"over tolerance, again without {STORED}")
                 continue
             if hurried and not narrow and took <= self.patience and (kept := self._original(found, choice)) is not None:
@@ -232,15 +232,11 @@ class Acceptance:
             return None
         return kept
 
-    def _stored_narrow(self, program: Program, verdict: Verification, last: bool) -> bool:
-        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits.
-
-        For the `last` plan, whether any output fails beside such an intermediate: the unoptimized graph may have wider ones.
-        """
+    def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
+        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
         assert program.plan is not None
         far = [
-            not o.passed and (last or r.type.dtype not in HALVES)
-            for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
+            not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
         ]
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
 
