@@ -155,7 +155,8 @@ class StrategyEmitter(EmitterBase):
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
         """Whether a stored schedule is legal.
 
-        Parameters of a strategy, values in their domains, and the strategy's legality.
+        Its parameters must be those of one strategy, its values in their domains, and that strategy must accept the
+        kernel.
         """
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)

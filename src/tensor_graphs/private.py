@@ -17,9 +17,8 @@ from pathlib import Path
 
 
 def unsafe_folder(folder: Path) -> str:
-    """The reason why another user could put files into `folder` or replace it; "" if none could.
-
-    A folder that does not exist is safe if one can be made there.
+    """The reason why another user could put files into `folder` or replace it; "" if none could. A folder that does not exist is safe
+    if one can be made there.
 
     The folder must belong to this user, be no link, and be writable by nobody else. Folders and links that lead to it must belong to
     this user or to root, and the folders must be writable by nobody else or be sticky, as /tmp is. (Where there are no owners, as on
@@ -60,10 +59,8 @@ def unsafe_folder(folder: Path) -> str:
 
 
 def private_folder(folder: Path) -> str:
-    """Make `folder`, and the folders above it that are missing, with mode 0700.
-
-    Returns the reason why nothing may be kept there; "" if all is well.
-    """
+    """Make `folder`, and the folders above it that are missing, with mode 0700. Returns the reason why nothing may be kept there; ""
+    if all is well."""
     why = unsafe_folder(folder)
     if why:
         return why
@@ -78,10 +75,8 @@ def private_folder(folder: Path) -> str:
 
 
 def code_folder(name: str) -> Path | None:
-    """The folder `name` for compiled code, below TENSOR_GRAPHS_HOME or the user's cache folder.
-
-    None, with a warning, where it cannot be written or other users can write to it.
-    """
+    """The folder `name` for compiled code, below TENSOR_GRAPHS_HOME or the user's cache folder. None, with a warning, where it cannot be
+    written or other users can write to it."""
     home = os.environ.get("TENSOR_GRAPHS_HOME")
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
@@ -97,10 +92,8 @@ def code_folder(name: str) -> Path | None:
 
 
 def temporary_place() -> str:
-    """A folder for temporary folders of compiled code: the system's (TMPDIR), else /tmp or /var/tmp.
-
-    RuntimeError if other users can rename what is in each of them, as in a shared folder that is not sticky.
-    """
+    """A folder for temporary folders of compiled code: the system's (TMPDIR), else /tmp or /var/tmp. RuntimeError if other users can
+    rename what is in each of them, as in a shared folder that is not sticky."""
     import tempfile
 
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
@@ -113,11 +106,8 @@ def temporary_place() -> str:
 
 
 def sealed(content: bytes, name: str = "") -> bytes:
-    """The content with a SHA-256 behind it, as `read_sealed` wants files (an ELF file may have more behind its end).
-
-    The checksum is that of the content, with a file's `name` before it if one is given: then the content of another
-    file does not fit.
-    """
+    """The content with a SHA-256 behind it, as `read_sealed` wants files (an ELF file may have more behind its end). The checksum is that
+    of the content, with a file's `name` before it if one is given: then the content of another file does not fit."""
     return content + b"\nsha256 " + hashlib.sha256(name.encode() + content).hexdigest().encode()
 
 

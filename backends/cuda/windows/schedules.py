@@ -66,7 +66,10 @@ class Read:
 
 @dataclass(frozen=True)
 class WindowWork:
-    """Work of a kernel: sizes of its last axes (last first), number of results, elements of its windows, its loads."""
+    """What the time estimate of a kernel over short windows depends on.
+
+    `sizes`: of its last three axes, last first. `results`: number of results. `taps`: elements of its windows. `reads`: its loads.
+    """
 
     sizes: tuple[int, ...]
     results: int
@@ -75,7 +78,7 @@ class WindowWork:
 
     @staticmethod
     def of(kernel: Kernel) -> WindowWork:
-        """The work of a kernel."""
+        """The record of a kernel."""
         last = tuple(reversed(kernel.axes))[:3]
         reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
         taps = sum(e.axis.size for e in kernel.reductions)

@@ -132,7 +132,7 @@ class KernelFacts:
         return -(-self.m // s.m) * -(-self.n // s.n) * self.batch
 
     def depths(self, k: int) -> tuple[int, ...]:
-        """Tile sizes of a product's reduction axes: `k` for the main one, short others whole."""
+        """Tile size of each reduction axis of a product: `k` for the main axis, the whole axis for the short ones."""
         return tuple(
             min(k, padded(size)) if i == self.main or size > 256 else max(16 if self.rows else 1, padded(size))
             for i, size in enumerate(self.inner)
