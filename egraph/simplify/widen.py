@@ -2,9 +2,8 @@
 
 A model exported in bfloat16 or float16 casts before and after every product, and casts block algebraic rewriting. The
 widened graph computes those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is cast
-once, and outputs and state updates are cast back to their declared dtypes. Gathers from 16-bit tables stay
-16-bit. Evaluated in float64 both graphs have the
-same values. Casts to and from float64, integers and bool stay.
+once, and outputs and state updates are cast back to their declared dtypes. Gathers from 16-bit tables stay 16-bit.
+Evaluated in float64 both graphs have the same values. Casts to and from float64, integers and bool stay.
 """
 
 from __future__ import annotations
