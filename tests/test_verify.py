@@ -224,6 +224,14 @@ def test_values_that_were_only_moved_are_as_they_came() -> None:
             assert known[view.cls[i]]
 
 
+@pytest.mark.parametrize("times, warns", [(2.0, False), (50.0, True)])
+def test_the_unoptimized_graph_is_accepted_far_beyond_its_limits_with_a_warning(times: float, warns: bool) -> None:
+    error = comparison.OutputError("logits", times * 1e-3, 1e-4, 1e-3)
+    found = comparison.Verification((error,), 1, "eager").of_unoptimized()
+    assert found.passed and bool(found.warning) is warns
+    assert not warns or ("50 times" in found.warning and "'logits' is off by 0.05" in found.warning)
+
+
 def test_kernels_that_read_broadcast_values_are_not_blamed() -> None:
     x = tg.broadcast_to(tg.input("x", (30, 1)), (30, 40))
     for backend_name in ("numpy", "torch"):

@@ -127,6 +127,8 @@ def _finished(
     choice, program, symbolic = accepted.choice, accepted.program, task.symbolic
     report.verification = accepted.verdict.to_json() if accepted.verdict else None
     report.warnings += session.warnings
+    if accepted.verdict is not None and accepted.verdict.warning:
+        report.warnings.append(accepted.verdict.warning)
     if symbolic is not None:
         report.sizes, report.warnings = symbolic.size_ranges(), [*report.warnings, *symbolic.notes()]
     if choice.stopped == "budget":

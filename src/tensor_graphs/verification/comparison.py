@@ -122,6 +122,7 @@ class Verification:
     failed: tuple[FailedAttempt, ...] = ()  # earlier attempts, in order
     left_out: int = 0  # number of inputs skipped for lack of time
     compared: float = 1.0  # smallest fraction of an output's elements that were compared
+    warning: str = ""  # text if the unoptimized graph is accepted far beyond its limits
 
     @property
     def passed(self) -> bool:
@@ -150,15 +151,19 @@ class Verification:
 
         Its own error on this backend becomes the allowed error.
 
-        The interpreter's error may be smaller by chance, for example for an output of one element.
+        The interpreter's error may be smaller by chance, for example for an output of one element. From FAR times the
+        limits on, the verdict has a warning.
         """
+        worst = self.worst
+        beyond = f"the unoptimized graph runs, {worst.excess:.0f} times beyond its limits: {worst.said}"
         outputs = tuple(
             replace(o, original=max(o.original, o.plan), allowed=max(o.allowed, o.plan),
                     worst=replace(o.worst, ratio=min(o.worst.ratio, 1.0)))
             for o in self.outputs
         )  # fmt: skip
         note = "the unoptimized graph: rewritten ones lost more than the interpreter's rounding allows"
-        return replace(self, outputs=outputs, note="; ".join(filter(None, (self.note, note))))
+        note = "; ".join(filter(None, (self.note, note)))
+        return replace(self, outputs=outputs, note=note, warning=beyond if worst.excess > FAR else "")
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON values."""
