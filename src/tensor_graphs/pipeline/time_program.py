@@ -12,9 +12,10 @@ from ..backends.program.program import Program
 from ..backends.registry import eager
 from ..backends.tuning.unfused import direct_plan
 from ..costdb.keys import rates
+from ..extract.model.work import graph_flops
 from ..report.report import Report
 from ..verification.memory_checks import in_and_out, lacking
-from ..verification.reference import sampled_near
+from ..verification.reference import expected_seconds, sampled_near
 from . import timing
 from .prepare import Task
 from .run_program import renamed
@@ -24,7 +25,7 @@ SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # factor and additive µs over the estimate 
 CALL_US = 300.0  # overhead in µs of a call from Python on a GPU: copy inputs, launch a graph, copy outputs
 UNTIMED = "timing of the whole program"  # name of the omitted stage in a report
 LOOK_S, NOISE = 0.1, 0.03  # extra seconds of timing if kernels are unmeasured; relative difference treated as noise
-PREPARING = 0.05  # fraction of the budget for preparing weights once more after its end
+PREPARING = 0.05  # fraction of the budget for preparing weights and running the baseline once after its end
 LARGE = 1 << 30  # combined bytes of two programs above which only one is bound at a time
 
 
@@ -34,7 +35,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     Returns the faster baseline.
 
     Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
-    programs that take longer, or whose weights take longer to prepare than PREPARING of the budget).
+    programs that take longer, or whose baseline is expected to take longer than PREPARING of the budget for one run).
     """
     model = task.model
     graph = model.written(task.backends)
@@ -51,7 +52,8 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(model.graph, graph)))
         preparing = before.memory_by_kind()["weights"] / rates.HOST.reference_bytes_per_s
-        if session.over and not task.on_gpu and preparing > max(LOOK_S, PREPARING * session.options.budget):
+        once = preparing + expected_seconds(graph, graph_flops(list(graph.roots)), False)
+        if session.over and not task.on_gpu and once > max(LOOK_S, PREPARING * session.options.budget):
             session.omitted.append(UNTIMED)
             return None
         most = max(sum(before.memory().values()), sum(program.memory().values()))
