@@ -385,6 +385,10 @@ def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_
         assert tabs[:4] == ["E-graph", "Plan", "Model and plan", "Rewrites"]
         browser.run("viewer.pick('E-graph'); viewer.main.search.value = 'exp'; viewer.main.find()")
         assert browser.run("document.querySelector('.results button').click() ?? viewer.main.selected") >= 0
+        named = "[...viewer.graph.also].filter(([op, names]) => names && viewer.graph.op.dict.includes(op))"
+        op, names = browser.run(f"{named}.find(([op, names]) => !names.includes(op)) ?? {named}[0]")
+        found = f"viewer.main.search.value = '{names.split()[0]}'; viewer.main.find(); document.querySelector('.results').innerText"
+        assert op in browser.run(found)
         kernels = browser.run(
             "viewer.main.showKernel(viewer.graph.plan.at(-1)) ?? document.querySelector('aside').textContent"
         )

@@ -7,6 +7,7 @@ CSR. Indices refer to rows of other tables; -1 stands for none, NaN for an unkno
     node     e-nodes: e-class, op, attributes, operand e-classes, rule that made it
     place    values in a layout that kernels read or write (e-class, strides)
     kernel   candidate kernels: values read and written, e-nodes computed, prices, limit, source text
+    op       ops with their names in ONNX and PyTorch, for searches
     rule     rules that made e-nodes: both sides as text
     model    operations of the model as written; term, step: the rewriting, step by step
 """
@@ -23,7 +24,7 @@ import numpy as np
 from ..egraph.explain.explain import Explanation, classes_of
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import LEAVES, Graph, Tensor, topological
-from ..egraph.ir.ops import Type
+from ..egraph.ir.ops import OPS, Type
 from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView
 from ..errors import TensorGraphsError
@@ -58,7 +59,7 @@ def lists(name: str, rows: Sequence[Sequence[int]]) -> Columns:
 
 # ---------------------------------------------------------------- the e-graph
 def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_from: Mapping[int, int]) -> Columns:
-    """Tables `class` and `node`. `made_by`: rules per e-node; `made_from`: an e-node that the first rule started from."""
+    """Tables `class`, `node` and `op`. `made_by`: rules per e-node; `made_from`: an e-node that the first rule started from."""
     n = len(view)
     own = view.own if view.own is not None else np.zeros(n, np.bool_)
     age = view.age if view.age is not None else np.full(view.n_classes, -1, np.int32)
@@ -68,7 +69,9 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
     np.maximum.at(since, np.repeat(np.arange(n), np.diff(view.off)), age[view.kid])
     leaf = {i: str(dict(t.attrs).get("name", "")) for i, t in view.tensors.items()}
     rules = [list(made_by.get(i, ())) for i in range(n)]
+    known = sorted(OPS.keys() & set(view.op))
     return {
+        "op.name": known, "op.also": [" ".join((*OPS[op].onnx, *OPS[op].aten)) for op in known],
         "class.type": [str(t) for t in view.types], "class.bytes": _floats([float(nbytes_of(t)) for t in view.types]),
         "class.weight": view.weight, "class.root": root, "class.age": age,
         "class.original": view.original,

@@ -26,6 +26,8 @@ class Graph {
     const names = t("rule.name"), texts = t("rule.text"), docs = t("rule.doc");
     this.ruleTexts = new Map(Array.from(names.codes, (_, i) => [names.at(i), texts.at(i) + (docs.at(i) ? `\n${docs.at(i)}` : "")]));
     this.ruled = this.rule.dict.some(Boolean);
+    const ops = t("op.name"), also = t("op.also");
+    this.also = new Map(Array.from(ops.codes, (_, i) => [ops.at(i), also.at(i).toLowerCase()]));
     this.total = this.plan.reduce((s, k) => s + this.us[k], 0);
     this.chosen = new Uint8Array(this.nodes);
     this.coveredBy = new Map();
