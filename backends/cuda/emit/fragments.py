@@ -273,34 +273,13 @@ class Fragments(CudaPart):
             self.accumulators.begin(self.names[e].name, dims, "sum")
 
     def _walk_sum(self) -> None:
-        """The software-pipelined loop over K.
-
-        Each vector is multiplied and, right after its last use, loaded for the next iteration.
-        """
+        """The software-pipelined loop over K."""
         frame = self.frame
         whole, at, outer = frame.step >= frame.size, f"{frame.dim}_block", frame.top
         loop = CudaScope(2 if whole else 3, set(outer.bound), outside=outer)
         with self.inside(loop):
             self.line(f"const int {frame.dim}_0 = {'own' if whole else f'{at} + own'};")
-            sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
-            sides |= {self.right[e]: self._pack(self.right[e], sides[self.left[e]].dtype) for e in self.dots}
-            for e in self.sums:
-                if e in self.squares:
-                    self._square(e)
-                else:
-                    self.accumulators.accumulate(e, e.args[0], frame.dim, self.names[e])
-            if not whole:
-                self.line(f"const bool more = {at} + {frame.step} < {frame.size};")
-                self.line("{")
-                self.line(f"const int {frame.dim}_0 = {at} + {frame.step} + own;")
-            left = [] if whole else [*self.rights, *self.lefts]
-            for dims in dict.fromkeys(self.names[e].dims for e in self.dots):
-                later = [x for x in left if self.held[x].dims == (frame.dim, dims[1]) and x in self.rights]
-                self._multiply([e for e in self.dots if self.names[e].dims == dims], dims[1], sides, later)
-                left = [x for x in left if x not in later]
-            if not whole:
-                self.read(left, "more")
-                self.line("}")
+            self._iteration(whole)
         if whole:
             outer.lines += loop.lines
             return
@@ -308,6 +287,46 @@ class Fragments(CudaPart):
         self.line(f"for (int {at} = 0; {at} < {frame.size}; {at} += {frame.step}) {{")
         outer.lines += loop.lines
         self.line("}")
+
+    def _iteration(self, whole: bool) -> None:
+        """One step of the loop over K, or all of K if `whole`.
+
+        Each vector is multiplied and, right after its last use, loaded for the next iteration.
+        """
+        frame = self.frame
+        sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
+        sides |= {self.right[e]: self._pack(self.right[e], sides[self.left[e]].dtype) for e in self.dots}
+        self._accumulate_sums()
+        if not whole:
+            self._more()
+            self.line("{")
+            self._next_position()
+        left = [] if whole else [*self.rights, *self.lefts]
+        for dims in dict.fromkeys(self.names[e].dims for e in self.dots):
+            later = [x for x in left if self.held[x].dims == (frame.dim, dims[1]) and x in self.rights]
+            self._multiply([e for e in self.dots if self.names[e].dims == dims], dims[1], sides, later)
+            left = [x for x in left if x not in later]
+        if not whole:
+            self.read(left, "more")
+            self.line("}")
+
+    def _accumulate_sums(self) -> None:
+        """Emit the sums beside the products."""
+        for e in self.sums:
+            if e in self.squares:
+                self._square(e)
+            else:
+                self.accumulators.accumulate(e, e.args[0], self.frame.dim, self.names[e])
+
+    def _more(self) -> None:
+        """Emit whether there is a next iteration."""
+        frame = self.frame
+        self.line(f"const bool more = {frame.dim}_block + {frame.step} < {frame.size};")
+
+    def _next_position(self) -> None:
+        """Emit the thread's position along K in the next iteration."""
+        frame = self.frame
+        self.line(f"const int {frame.dim}_0 = {frame.dim}_block + {frame.step} + own;")
 
     def _pack(self, e: Expr, other: str = "") -> Local:
         """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors.

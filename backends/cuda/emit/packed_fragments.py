@@ -17,7 +17,7 @@ from ...ir.tiling import Dot, Shape
 from .code_forms import BYTES, CodeForm, code_form
 from .fragment_frame import CHUNK, HEIGHT, WIDTH
 from .fragments import Fragments, Put, plus, refusal
-from .frame import CudaScope, Local
+from .frame import Local
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed, span
 from .thread_layout import slope
@@ -190,37 +190,21 @@ class PackedFragments(Fragments):
             nest.line(f"{when}{name}[n_i] = {text};")
         nest.close()
 
-    def _walk_sum(self) -> None:
-        """The software-pipelined loop over K: codes are converted, multiplied, and the next ones loaded."""
-        frame = self.frame
-        whole, at, outer = frame.step >= frame.size, f"{frame.dim}_block", frame.top
-        loop = CudaScope(2 if whole else 3, set(outer.bound), outside=outer)
-        with self.inside(loop):
-            self.line(f"const int {frame.dim}_0 = {'own' if whole else f'{at} + own'};")
-            sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
-            for e in self.sums:
-                if e in self.squares:
-                    self._square(e)
-                else:
-                    self.accumulators.accumulate(e, e.args[0], frame.dim, self.names[e])
-            if not whole:
-                self.line(f"const bool more = {at} + {frame.step} < {frame.size};")
-            self.line("#pragma unroll")
-            self.line(f"for (int pair = 0; pair < {frame.warps.tiles}; pair += 2) {{")
-            self._pair(sides, whole)
-            self.line("}")
-            if not whole:
-                self.line("{")
-                self.line(f"const int {frame.dim}_0 = {at} + {frame.step} + own;")
-                self.read(self.lefts, "more")
-                self.line("}")
-        if whole:
-            outer.lines += loop.lines
-            return
-        self.line("#pragma unroll 1")
-        self.line(f"for (int {at} = 0; {at} < {frame.size}; {at} += {frame.step}) {{")
-        outer.lines += loop.lines
+    def _iteration(self, whole: bool) -> None:
+        """One step of the loop over K: codes are converted, multiplied, and the next ones loaded."""
+        sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
+        self._accumulate_sums()
+        if not whole:
+            self._more()
+        self.line("#pragma unroll")
+        self.line(f"for (int pair = 0; pair < {self.frame.warps.tiles}; pair += 2) {{")
+        self._pair(sides, whole)
         self.line("}")
+        if not whole:
+            self.line("{")
+            self._next_position()
+            self.read(self.lefts, "more")
+            self.line("}")
 
     def _pair(self, sides: dict[Expr, Local], whole: bool) -> None:
         """Emit two tiles of columns: conversion, the loads of the next iteration, products.
@@ -255,7 +239,6 @@ class PackedFragments(Fragments):
 
     def _convert(self, names: Mapping[Expr, str], whole: bool) -> None:
         """Emit the conversion of a tile's codes, and the loads of the next iteration."""
-        frame = self.frame
         for e, name in names.items():
             side, own = self.packed[e], f"{name}[n_i % 2]"
             self.line(f"{side.form.name}({own}, {self.codes[side.form.load]}[n_i], {side.form.offset}f);")
@@ -263,7 +246,7 @@ class PackedFragments(Fragments):
             self._apply("scaled", own, side.scale)
         if not whole:
             self.line("{")
-            self.line(f"const int {frame.dim}_0 = {frame.dim}_block + {frame.step} + own;")
+            self._next_position()
             self._fetch("more")
             self.line("}")
 
