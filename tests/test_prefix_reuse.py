@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.backends.program.program import Program
-from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.errors import TooLargeError
-from tensor_graphs.generation import Generator, cached_model, programs
+from tensor_graphs.generation import Generator
 from tensor_graphs.generation.cached_model import HeldRow
 from tensor_graphs.models.huggingface.step import Caches, Folder, ring_slack
 
-from .models.decoder_cases import VOCAB, write
+from .models.decoder_cases import prompt, unfused_programs, write
 
 LENGTH = 96
 
@@ -27,14 +23,8 @@ LENGTH = 96
 def _unoptimized() -> Iterator[None]:
     """Programs of NumPy calls in place of optimized ones, prefill steps of at most 16 tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        planned = lambda graph, **_: Program(direct_plan(simplify(graph), [backend("numpy")]))
-        patch.setattr(programs, "optimize", planned)
-        patch.setattr(cached_model, "BUCKETS", (4, 16))
+        unfused_programs(patch, (4, 16))
         yield
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [int(v) for v in np.random.default_rng(seed).integers(0, VOCAB, length)]
 
 
 def folder_of(folder: Path, case: str, **more: Any) -> Path:

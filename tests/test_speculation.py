@@ -11,21 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.backends.program.program import Program
-from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.cli import app
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.errors import BadWeightsError, TooLargeError, UsageError
-from tensor_graphs.generation import Generator, cached_model, programs, speculation
+from tensor_graphs.generation import Generator, speculation
 from tensor_graphs.generation.settings import Sampling
 from tensor_graphs.generation.speculation_graphs import acceptor, proposer
 from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.huggingface.load import load_folder
 
-from .models.decoder_cases import CASES, VOCAB, write
+from .models.decoder_cases import CASES, VOCAB, prompt, unfused_programs, write
 
 Array = np.ndarray[Any, Any]
 LENGTH, LONG = 48, 19
@@ -35,15 +31,9 @@ LENGTH, LONG = 48, 19
 def _unoptimized() -> Iterator[None]:
     """Programs of NumPy calls in place of optimized ones, prefill steps of at most 8 tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        planned = lambda graph, **_: Program(direct_plan(simplify(graph), [backend("numpy")]))
-        patch.setattr(programs, "optimize", planned)
-        patch.setattr(cached_model, "BUCKETS", (4, 8))
+        unfused_programs(patch, (4, 8))
         patch.setattr(speculation, "NOISE", float("inf"))  # whatever rounds take, the draft is used
         yield
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [int(v) for v in np.random.default_rng(seed).integers(0, VOCAB, length)]
 
 
 def small(folder: Path, case: str, **more: Any) -> Path:

@@ -12,7 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.generation import cached_model, programs
 from tensor_graphs.models import zoo
 
 Array = np.ndarray[Any, Any]
@@ -29,6 +35,18 @@ _LONGROPE = {
     "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.2], "long_factor": [2.0, 3.0]},
     "partial_rotary_factor": 0.5, "original_max_position_embeddings": 64,
 }  # fmt: skip
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens of the vocabulary."""
+    return [int(v) for v in np.random.default_rng(seed).integers(0, VOCAB, length)]
+
+
+def unfused_programs(patch: pytest.MonkeyPatch, buckets: tuple[int, ...]) -> None:
+    """Make generators use programs of NumPy calls in place of optimized ones, and prefill steps of these sizes."""
+    planned = lambda graph, **_: Program(direct_plan(simplify(graph), [backend("numpy")]))
+    patch.setattr(programs, "optimize", planned)
+    patch.setattr(cached_model, "BUCKETS", buckets)
 
 
 def _config(kind: str, name: str, **more: Any) -> dict[str, Any]:
