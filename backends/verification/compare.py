@@ -80,6 +80,15 @@ def wide(x: Any) -> Any:
     return np.asarray(x).astype(np.float64, copy=False) if module_of(x) is np else x.double()
 
 
+def equal_bits(x: Any, y: Any, floating: bool) -> Any:
+    """Mask of the elements in which arrays, or tensors, have equal bits; all NaN are equal. `floating`: whether they are floats."""
+    same = x == y
+    if not floating:
+        return same
+    xp = module_of(y)
+    return (same & (xp.signbit(x) == xp.signbit(y))) | ((x != x) & (y != y))
+
+
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:
     """Worst element or slice of a result; see `MeasuredErrors.worst`."""
     return MeasuredErrors(y, exact, own, unstable).worst(dtype, allowed)

@@ -17,6 +17,7 @@ import numpy as np
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import inputs as drawing
+from ..backends.verification.compare import equal_bits
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
 from ..errors import NoPlanError
@@ -94,11 +95,7 @@ def _first(found: np.ndarray[Any, Any], own: np.ndarray[Any, Any]) -> str:
     """Text of the first bitwise difference, all NaN being equal; "" for none."""
     if found.shape != own.shape or found.dtype != own.dtype:
         return f"is {found.dtype}{list(found.shape)}, not {own.dtype}{list(own.shape)}"
-    if own.dtype.kind in "iub":
-        off = found != own
-    else:
-        equal = (found == own) & (np.signbit(found) == np.signbit(own))
-        off = ~(equal | ((found != found) & (own != own)))
+    off = ~equal_bits(found, own, own.dtype.kind not in "iub")
     if not off.any():
         return ""
     place = tuple(int(i) for i in np.argwhere(off)[0])

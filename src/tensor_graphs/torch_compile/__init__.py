@@ -8,8 +8,8 @@
 
 In: a Dynamo graph and options.
 Out: a callable; reports.
-Imports: backends, backends.program, backends.runtime, costdb.keys, egraph.ir, errors, models.files,
-    models.torch_export, options, pipeline, private, processes, settings.
+Imports: backends, backends.program, backends.runtime, backends.verification, costdb.keys, egraph.ir, errors,
+    models.files, models.torch_export, options, pipeline, private, processes, settings.
 """
 
 from __future__ import annotations

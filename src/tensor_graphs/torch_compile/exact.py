@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from ..backends.verification.compare import equal_bits
 from .judge import TrialStep
 
 #: Floats that are mixed into arguments, one group for each further call of both forms.
@@ -77,13 +78,11 @@ def unequal_bits(x: Any, y: Any) -> str:
     """Text for the first element in which tensors differ, all NaN being equal; "" for none."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return f"is {x.dtype}{list(x.shape)}, not {y.dtype}{list(y.shape)}"
-    same = x == y
-    if y.is_floating_point():
-        same = (same & (x.signbit() == y.signbit())) | (x.isnan() & y.isnan())
-    elif y.is_complex():
+    if y.is_complex():
         import torch
 
         return unequal_bits(torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj()))
+    same = equal_bits(x, y, y.is_floating_point())
     if bool(same.all()):
         return ""
     place = (~same).nonzero()[0].tolist()

@@ -284,9 +284,7 @@ def _unequal(y: Array, own: Array) -> float:
     """Fraction of bitwise unequal elements, all NaNs being equal; 1 for different shapes."""
     if y.shape != own.shape:
         return 1.0
-    if not dtypes.is_float(dtypes.name_of(own.dtype)):
-        return float(np.mean(y != own)) if own.size else 0.0
-    same = ((y == own) & (np.signbit(y) == np.signbit(own))) | (np.isnan(y) & np.isnan(own))
+    same = compare.equal_bits(y, own, dtypes.is_float(dtypes.name_of(own.dtype)))
     return float(np.mean(~same)) if own.size else 0.0
 
 
