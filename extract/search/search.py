@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import NoPlanError
+from ...wording import counted
 from ..candidates.hypergraph import Hypergraph
 from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
@@ -199,7 +200,7 @@ class _SearchRun:
         """Measure candidates below their cost cutoff, or all if none is. With `last`, nothing stays in flight."""
         candidates, ended = self.hypergraph.candidates, self.plans.closing_ended if last else self.plans.ended
         if self.progress and request.now:
-            what = f"{'measuring' if request.first_look else 'searching'} {len(request.now)} kernels"
+            what = f"{'measuring' if request.first_look else 'searching'} {counted(len(request.now), 'kernel')}"
             self.progress(f"{when}: {sum(optimistic_us[i] for i in self.plans.chosen):.1f} µs, {what}")
         with self.clock.running("measure"):
             limited = bool(self.plans.budgets)

@@ -14,6 +14,7 @@ from ..extract.model.kernel import Template
 from ..extract.model.plan import Plan
 from ..extract.model.pricing import Priced
 from ..plain import decode, read_bytes
+from ..wording import counted
 from .timeline import Rows
 from .timeline import html as timeline_html
 
@@ -365,7 +366,7 @@ class Report:
             rows.append(("caller", self.compared))
         if v:
             rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
-                                  f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip
+                                  f"({'passed' if v['passed'] else 'FAILED'}, {counted(v['seeds'], 'seed')})"))  # fmt: skip
             for f in v.get("failed", ()):
                 then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
                 rows.append(("failed", f"a plan before: {f['said']}{then}"))
