@@ -241,7 +241,7 @@ def _schedules(template: UserKernel, case: Case) -> list[Mapping[str, int]]:
 
 
 def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: Mapping[str, bytes]) -> None:
-    """Refused if an output differs from the reference in float64 by more than rounding can explain.
+    """Raise Refused if an output differs from the float64 reference by more than rounding explains.
 
     Where the reference in its own dtypes has such an error, too (an overflow), the output is not judged.
     """

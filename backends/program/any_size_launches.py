@@ -38,11 +38,10 @@ class LaunchTemplate:
         self.memory, self.attribute = one.memory, one.attribute
         self.size, self.starts = sum(self.layout[-1]), [start for start, _ in self.layout]
         self.pointers_type = ctypes.c_void_p * len(self.starts)
-        self.pointers, self.numbers = (
-            [],
-            [],
-        )  # (start, index in `values`, index of the caller's tensor), (start, bytes, index)
-        self.described, self.boxes = [], []  # (index in `values`, descriptor), (start, index of the caller's tensor)
+        self.pointers = []  # (start, index in `values`, index of the caller's tensor)
+        self.numbers = []  # (start, bytes, index in `values`)
+        self.described = []  # (index in `values`, descriptor)
+        self.boxes = []  # (start, index of the caller's tensor)
         spans = iter(self.layout)
         for k, x in enumerate(values):
             start, size = next(spans, (0, 0))
@@ -157,7 +156,7 @@ class KnownLaunches:
 
     @staticmethod
     def key(position: int, kernel: Any, options: Any) -> Any:
-        """The place of a template: what the launches that it stands for have in common."""
+        """Key of a launch's template: its position in the call, its kernel, and its options without sizes."""
         return position, id(kernel), *[(k, v) for k, v in options.items() if k not in ("boxes", "sizes", "grid")]
 
     def call(self, kernels: Any, tensors: Sequence[Any], stream: int, run: Callable[..., Any]) -> tuple[Any, bool]:

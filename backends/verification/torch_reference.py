@@ -30,7 +30,7 @@ Function = Callable[..., Any]
 
 
 def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = True) -> torch.Tensor:
-    """The value of a term.
+    """Value of a term as a Torch tensor.
 
     `wide`: floats in float64, else in their own dtypes. `values`: params by name, on one device.
 

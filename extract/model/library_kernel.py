@@ -183,7 +183,7 @@ class LibraryKernel(KernelBase):
 
 
 def mentions_out(code: Callable[[Call], str], operands: Iterable[str], call: Call) -> bool:
-    """Whether a code function writes into the output that it is given."""
+    """Whether the source that `code` returns names the memory of an output, so that it writes there."""
     outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
     names = {**{o: o for o in operands}, "scratch": "scratch", **outputs}
     return "__OUT__" in code(replace(call, names=names))

@@ -61,9 +61,11 @@ def _plain(view: EGraphView) -> dict[int, list[int]]:
     """Classes computed from leaves by elementwise ops and moves alone, each with the e-nodes that do so."""
     found: dict[int, list[int]] = {}
     users: dict[int, list[int]] = {}
-    missing = [len({int(k) for k in view.kids(i)}) for i in range(len(view))]
+    missing = []
     for i in range(len(view)):
-        for k in {int(k) for k in view.kids(i)}:
+        operands = set(view.kids(i).tolist())
+        missing.append(len(operands))
+        for k in operands:
             users.setdefault(k, []).append(i)
     simple = [OPS[op].kind in ("leaf", *MOVES) or OPS[op].pointwise for op in view.op]
     ready = [i for i, count in enumerate(missing) if not count and simple[i]]

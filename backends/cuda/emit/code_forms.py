@@ -62,8 +62,8 @@ def _repeats(e: Expr, load: Expr, axis: Axis, span: int) -> bool:
 
 
 def _lies(at: Index, axis: Axis, span: int) -> bool:
-    """Whether the bytes of the elements of a span are neighbours, from a place that 16 divides on; of 32 elements the same
-    twice."""
+    """Whether `span` elements along an axis are 16 consecutive bytes that begin at a multiple of 16; 32 elements use the
+    same bytes twice."""
     here = [_number(at, {axis: np.array(k)}) for k in range(span)]
     own = at.replaced({axis: index(0)})
     aligned = own.const % BYTES == 0 and all(c % BYTES == 0 for _, c in own.terms)

@@ -57,8 +57,8 @@ class ThreadLoads(CudaPart):
         return self.frame.count(self.frame.spans(e))
 
     def _few(self, e: Expr) -> frozenset[Expr]:
-        """In attention, values of an expression's nest that have fewer elements than what reads them, such as normed queries: they
-        are computed once, before the loop over positions."""
+        """Values that attention computes once, before its loop over positions: those with fewer elements than the values
+        computed from them, such as normalized queries."""
         if not self.layout.shared:
             return frozenset()
         plain = ("load", "reduce", "const", "index")

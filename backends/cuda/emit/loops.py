@@ -103,8 +103,8 @@ class ThreadLoops(CudaPart):
             outer.known[e] = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
 
     def _end(self, ready: Sequence[Expr], dim: str) -> str:
-        """Text of the end of the loop that the layout's `seen` asks for: a number in memory, such as a row's position, masks
-        every maximum beyond it. "" where it asks for none; Unfusable if there is no such mask."""
+        """Source text of a loop bound that is read from memory, such as the number of positions in use; "" if the schedule
+        (`seen`) has none. Unfusable unless every maximum over the loop is masked beyond that number."""
         frame = self.frame
         if self.layout.seen != dim:
             return ""

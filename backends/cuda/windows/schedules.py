@@ -78,7 +78,7 @@ class WindowWork:
 
     @staticmethod
     def of(kernel: Kernel) -> WindowWork:
-        """The record of a kernel."""
+        """The work of a kernel."""
         last = tuple(reversed(kernel.axes))[:3]
         reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
         taps = sum(e.axis.size for e in kernel.reductions)

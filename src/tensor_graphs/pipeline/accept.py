@@ -45,8 +45,7 @@ def acceptance(
                 measurer.compile(unmeasured_kernels(choice))
         return choice
 
-    def stored(view: EGraphView | None) -> Hypergraph:
-        view = view_of(work) if view is None else view
+    def stored(view: EGraphView) -> Hypergraph:
         late = lambda bound: session.late
         return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
 

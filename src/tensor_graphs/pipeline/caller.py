@@ -147,7 +147,7 @@ class CallerProgram(Program):
         return made
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Program:
-        """See Program.
+        """Bind weights (`Program.bind`).
 
         After binding other weights the compiled plan runs, because the caller's function has its own weights.
         """

@@ -69,8 +69,8 @@ class Acceptance:
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `choose`: extraction,
     solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where unmeasured. `plain`:
     makes the hypergraph without rewriting, with every value stored in its compute dtype. `stored`: makes the hypergraph
-    of a view with every value stored in its compute dtype; for None, that of the unrewritten graph. `fired`: rules that
-    matched, named as suspects in a miscompile error. `stage`: context manager that times a named stage.
+    of a view, likewise. `fired`: rules that matched, named as suspects in a miscompile error. `stage`: context manager
+    that times a named stage.
     """
 
     graph: Graph
@@ -78,7 +78,7 @@ class Acceptance:
     choose: Callable[[Hypergraph, Sequence[Budget]], Choice]
     errors: Uses
     plain: Callable[[], Hypergraph]
-    stored: Callable[[EGraphView | None], Hypergraph]
+    stored: Callable[[EGraphView], Hypergraph]
     stage: Callable[[str], AbstractContextManager[None]]
     say: Callable[[str], None]
     tolerance: Tolerance = "eager"
