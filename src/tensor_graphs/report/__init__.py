@@ -2,5 +2,5 @@
 
 In: records of the stages.
 Out: JSON, text, one HTML page.
-Imports: costdb.price, costdb.reports, costdb.store, errors, extract.model, plain.
+Imports: costdb.price, costdb.reports, costdb.store, errors, extract.model, plain, wording.
 """
