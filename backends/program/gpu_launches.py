@@ -306,9 +306,8 @@ class OwnKernel:
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
         if self.launches.recording:
-            early = options.get("launch_pdl", False) or (
-                getattr(self.kernel, "early", False) and torch.cuda.get_device_capability()[0] >= 9
-            )
+            early = bool(options.get("launch_pdl", False) or getattr(self.kernel, "early", False))
+            early = early and torch.cuda.get_device_capability()[0] >= 9
             self.launches.keep(self.kernel, given, options, early, self.binary(compiled))
 
     def binary(self, compiled: Any) -> Any:

@@ -274,3 +274,17 @@ def test_saved_kernels_of_every_size_are_launched_without_their_compiler(
         torch.testing.assert_close(out, x + y)
     with pytest.raises(any_size_binaries.NotStored, match=r"add-\+\+"):
         launched[(1,)](torch.randn(9)[1:], y, out, 5, num_warps=4)
+
+
+def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function has no attributes of a compiled one; whether its launches are early is a bool all the same."""
+    launches = gpu_launches.Launches(any_size_binaries.Variants())
+    monkeypatch.setattr(gpu_launches, "torch", torch, raising=False)
+    monkeypatch.setattr(launches, "make", lambda *given, **options: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    kept: list[bool] = []
+    monkeypatch.setattr(launches, "keep", lambda kernel, given, options, early, binary: kept.append(early))
+    launches.stored, launches.recording = ({}, []), True
+    for options in ({}, {"launch_pdl": True}):
+        launches.of(binaries.Absent())[(1,)](torch.randn(8), num_warps=4, **options)
+    assert kept == [False, True] and all(type(early) is bool for early in kept)
