@@ -7,6 +7,8 @@ of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantize
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -68,10 +70,15 @@ def encoded(weight: Array, form: str, dtype: str) -> dict[str, Array]:
     """A weight matrix [rows, K] as {"q": codes, "scale": scales [rows, groups] of `dtype`}.
 
     q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Not finite weights raise UsageError.
+    Blocks of rows are encoded in several threads.
     """
     count = max(1, ENCODED // max(1, weight.shape[1]))
-    parts = [_encoded_rows(weight[i : i + count], form, dtype) for i in range(0, max(1, len(weight)), count)]
-    return {n: np.concatenate([p[n] for p in parts]) if len(parts) > 1 else parts[0][n] for n in ("q", "scale")}
+    rows = [weight[i : i + count] for i in range(0, max(1, len(weight)), count)]
+    if len(rows) == 1:
+        return _encoded_rows(weight, form, dtype)
+    with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as threads:
+        parts = list(threads.map(lambda block: _encoded_rows(block, form, dtype), rows))
+    return {n: np.concatenate([p[n] for p in parts]) for n in ("q", "scale")}
 
 
 def _encoded_rows(weight: Array, form: str, dtype: str) -> dict[str, Array]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,23 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
     yield root
 
 
+class _Encoding:
+    """The codes and scales of a weight, computed at the first use of either and kept."""
+
+    def __init__(self, data: Data, form: str, dtype: str, by_rows: bool) -> None:
+        self.data, self.form, self.dtype, self.by_rows = data, form, dtype, by_rows
+        self.parts: dict[str, Array] = {}
+        self.lock = Lock()
+
+    def part(self, name: str) -> Array:
+        """`q` or `scale`, as `encoded` makes them."""
+        with self.lock:
+            if not self.parts:
+                weight = load_data(self.data)
+                self.parts = encoded(weight if self.by_rows else weight.T, self.form, self.dtype)
+            return self.parts[name]
+
+
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
     """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
 
@@ -145,8 +163,9 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
     if form in ("int4", "mxfp4") and inputs % 2:
         raise UnsupportedError(f"{inputs} numbers of 4 bits do not fill bytes")
     codes = (outputs, inputs // 2 if form in ("int4", "mxfp4") else inputs)
+    encoding = _Encoding(data, form, dtype, by_rows)
     parts: dict[str, Data] = {
-        name: LazyPart(own, kind, (data,), partial(_encoded, form, dtype, by_rows, name))
+        name: LazyPart(own, kind, (), partial(encoding.part, name))
         for name, own, kind in (("q", codes, "int8" if form == "int8" else "uint8"), ("scale", scales, dtype))
     }
 
@@ -155,10 +174,6 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
         return whole if by_rows else transpose(whole)
 
     return PackedWeight(shape, dtype, form, parts, build)
-
-
-def _encoded(form: str, dtype: str, by_rows: bool, part: str, weight: Array) -> Array:
-    return encoded(weight if by_rows else weight.T, form, dtype)[part]
 
 
 def _error(weight: Array, form: str, dtype: str, by_rows: bool) -> tuple[float, float]:

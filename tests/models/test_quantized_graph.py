@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.graph import Graph, load_data
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import UnsupportedError, UsageError
-from tensor_graphs.models.common import quantization
+from tensor_graphs.models.common import quantization, quantized_graph
 from tensor_graphs.models.common.quantized_graph import quantized
 
 RNG = np.random.default_rng(0)
@@ -76,7 +77,8 @@ def model() -> Graph:
 
 
 def test_matrices_of_products_are_quantized() -> None:
-    graph, done = quantized(model(), "int8")
+    original = model()
+    graph, done = quantized(original, "int8")
     assert done.weights == 3 and done.before == (2 * 96 + 80) * 64 * 4 and 0 < done.error < 0.01
     assert {n for n in graph.params if "." in n} == {
         f"{n}.{p}" for n in ("up", "down", "table") for p in ("q", "scale")
@@ -85,15 +87,26 @@ def test_matrices_of_products_are_quantized() -> None:
     (lookup,) = (n for n in graph.nodes() if n.op == "gather")
     assert lookup.args[0].op == "param"
     ids = {"ids": np.array([1, 5, 7])}
-    plain, found = (evaluate(g, ids, float64=True)[0] for g in (model_with(graph), graph))
+    plain, found = (evaluate(g, ids, float64=True)[0] for g in (original, graph))
     assert 0 < np.linalg.norm(plain - found) / np.linalg.norm(plain) < 0.05
 
 
-def model_with(graph: Graph) -> Graph:
-    """The model with the weights of a quantized one before they were quantized."""
-    own = model()
-    params = {n: graph.params[n] if n in graph.params else graph.params[f"{n}.q"].stored[0] for n in own.params}  # type: ignore[union-attr]
-    return Graph.of(own.outputs[0], params=params)
+def test_a_weight_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes and scales come from one encoding, however often they are loaded and by how many threads."""
+    encodings: list[tuple[int, ...]] = []
+
+    def encoded(weight: Any, form: str, dtype: str) -> dict[str, Any]:
+        encodings.append(weight.shape)
+        return quantization.encoded(weight, form, dtype)
+
+    graph, _ = quantized(model(), "int4")
+    monkeypatch.setattr(quantized_graph, "encoded", encoded)
+    packed = [graph.params[f"up.{part}"] for part in ("q", "scale")] * 4
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(load_data, packed))
+    assert encodings == [(96, 64)]
+    for one, again in zip(found[:2], found[2:4]):
+        np.testing.assert_array_equal(one, again)
 
 
 def test_products_that_are_excepted_keep_their_weights() -> None:
