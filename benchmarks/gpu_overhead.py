@@ -1,8 +1,8 @@
 """What a call costs beyond its kernels on a GPU: `python -m benchmarks.gpu_overhead [--budget S] [--only NAME ...] [--out FILE]`.
 
 For each module: µs a call (wall clock, calls issued back to back, inputs at new addresses each call), medians of rounds in turn,
-for eager PyTorch, torch.compile (default, reduce-overhead) and our program in each way to launch; and the kernels' own time, from
-a CUDA graph of many calls. `latency`: one call and the wait for its results.
+for eager PyTorch, torch.compile (the modes of `--rivals`) and our program in each way to launch; and the kernels' own time, from
+a CUDA graph of many calls. `latency`: one call and the wait for its results. `host`: until a call returns, on an idle device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from .torch_compile import Mixer
 
 WAYS = ("flat", "graph", "copying")
+RIVALS = ("default", "reduce-overhead")  # modes of torch.compile
 SETS, ROUNDS, ROUND_S, KEPT = 8, 15, 0.01, 4
 Build = Callable[[], tuple[nn.Module, list[torch.Tensor]]]
 CASES: dict[str, Build] = {}
@@ -140,9 +141,10 @@ def kernels_us(calls: dict[str, Callable[[int], Any]]) -> dict[str, float]:
 
 
 def in_turn(calls: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float]]:
-    """Medians of rounds in turn: µs a call issued back to back, and µs of a call and the wait for it."""
+    """Medians of rounds in turn: µs a call issued back to back, µs of a call and the wait for it, and µs until it returned."""
     samples: dict[str, list[float]] = {n: [] for n in calls}
     single: dict[str, list[float]] = {n: [] for n in calls}
+    returned: dict[str, list[float]] = {n: [] for n in calls}
     counts: dict[str, int] = {}
     for turn in range(ROUNDS + 1):
         for name, call in calls.items():
@@ -156,19 +158,25 @@ def in_turn(calls: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float
             took = (time.perf_counter() - start) / count
             start = time.perf_counter()
             kept[0] = call(turn)
+            issued = time.perf_counter() - start
             torch.cuda.synchronize()
             alone = time.perf_counter() - start
             if turn:
                 samples[name].append(1e6 * took)
                 single[name].append(1e6 * alone)
+                returned[name].append(1e6 * issued)
             else:
                 counts[name] = max(5, min(1000, int(ROUND_S / took)))
-    return {n: {"call_us": median(samples[n]), "latency_us": median(single[n])} for n in calls}
+    return {
+        n: {"call_us": median(samples[n]), "latency_us": median(single[n]), "host_us": median(returned[n])}
+        for n in calls
+    }
 
 
-def measured(name: str, budget: float) -> dict[str, Any]:
-    """All forms of one case."""
+def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[str, Any]:
+    """All forms of one case; `rivals`: modes of torch.compile."""
     import tensor_graphs as tg
+    from tensor_graphs.backends.program.program import Program
 
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -183,11 +191,12 @@ def measured(name: str, budget: float) -> dict[str, Any]:
     calls: dict[str, Callable[[int], Any]] = {"eager": lambda i: module(*sets[i % SETS])}
     with torch.no_grad():
         want = [x.clone() for x in (module(*sets[0]),)]
-        for mode in ("default", "reduce-overhead"):
+        for mode in rivals:
             compiled = torch.compile(module, mode=mode, fullgraph=True)
             calls[mode] = lambda i, f=compiled: f(*sets[i % SETS])
         for way in (*WAYS, ""):
-            own = program._of(replace(program.manifest, way=way), program.source, program._weights, None)
+            manifest = replace(program.manifest, way=way)
+            own = Program.from_saved(manifest, program.source, program._weights, None, None)
             calls[way or "chosen"] = lambda i, f=own: f.flat(*sets[i % SETS])
             record.setdefault("own", {})[way or "chosen"] = own
         for label, call in list(calls.items()):
@@ -215,7 +224,7 @@ def shown(record: dict[str, Any]) -> str:
     kernels = ", ".join(f"{n} {us:.1f}" for n, us in record["kernels_us"].items())
     head = f"{record['name']}: {record['kernels']} kernels {record['steps'][:6]}; kernels alone: {kernels} µs; chosen {record['ways'].get('chosen')}"
     forms = [
-        f"  {n:16} {f['call_us']:8.1f} µs a call, {f['latency_us']:8.1f} with the wait"
+        f"  {n:16} {f['call_us']:8.1f} µs a call, {f['latency_us']:8.1f} with the wait, {f['host_us']:6.1f} until it returns"
         for n, f in record["forms"].items()
     ]
     return "\n".join([head, *forms, *(f"  {n}: {what}" for n, what in record["failed"].items())])
@@ -226,12 +235,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget", type=float, default=8.0)
     parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--rivals", nargs="*", default=list(RIVALS), help="modes of torch.compile")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found = []
     for name in options.only:
         try:
-            found.append(measured(name, options.budget))
+            found.append(measured(name, options.budget, options.rivals))
             print(shown(found[-1]), flush=True)
         except Exception:
             traceback.print_exc()

@@ -1,5 +1,7 @@
 """Training under `tg.compile` beside eager: `python -m benchmarks.training [--steps N] [--budget S] [--device D] [--scale small] [names]`.
 
+On a GPU within 100 s: `--device cuda --scale small --budget 4 --no-peer --seconds 80`.
+
 Models: GPT-2 of 4 layers, ResNet-18, ViT-S, each with its loss. Each row: the relative error of all gradients of the first step
 against eager in float64 (programs, eager), the losses of the first and the last step of both curves, the largest difference of each
 from the curve of eager in float64 (relative to the first loss), µs of a training step (forward, backward, optimizer), the operators that are in programs, and what runs
@@ -11,10 +13,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -237,8 +241,10 @@ def trained(
     }  # fmt: skip
 
 
-def timed(name: str, *, scale: str, device: str, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
-    """µs of a training step: eager, under `torch.compile` as it is, and under `tg.compile` as it decides."""
+def timed(
+    name: str, *, scale: str, device: str, dtype: torch.dtype, peer: bool = True, **options: Any
+) -> dict[str, Any]:
+    """µs of a training step: eager, under `torch.compile` as it is (with `peer`), and under `tg.compile` as it decides."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     make, batch = cases(scale)[name]
@@ -256,13 +262,15 @@ def timed(name: str, *, scale: str, device: str, dtype: torch.dtype, **options: 
             torch.cuda.synchronize()
         return 1e6 * (time.perf_counter() - begin)
 
-    forms = {"eager_us": module, "peer_us": torch.compile(module), "us": compiled}
+    forms = {"eager_us": module, "us": compiled}
+    if peer:
+        forms["peer_us"] = torch.compile(module)
+        try:
+            step(forms["peer_us"])
+        except Exception as error:  # no C++ compiler, for example: no figure
+            print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
+            del forms["peer_us"]
     samples: dict[str, list[float]] = {f: [] for f in forms}
-    try:
-        step(forms["peer_us"])
-    except Exception as error:  # no C++ compiler, for example: no figure
-        print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
-        forms["peer_us"] = module
     for _ in range(2 + ROUNDS):
         for form, call in forms.items():
             samples[form].append(step(call))
@@ -274,8 +282,35 @@ def timed(name: str, *, scale: str, device: str, dtype: torch.dtype, **options: 
     }
 
 
+COLUMNS = (
+    "model", "operators in programs", "error of gradients: programs, eager", "first loss", "last loss: programs, eager",
+    "largest difference from float64: programs, eager", "eager step, µs", "torch.compile step, µs", "tg.compile step, µs", "runs",
+)  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows in Markdown; a part of a row that failed or was left out is empty, its error follows the name."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    for row in rows:
+        cells: list[Any] = [" ".join([row["case"], *row.get("failed", ())])]
+        if "losses" in row:
+            ours, eager = row["losses"], row["eager_losses"]
+            cells += [f"{row['in_programs']} of {row['operators']}", f"{row['error']:.2g}, {row['eager_error']:.2g}", f"{ours[0]:.5f}",
+                      f"{ours[-1]:.5f}, {eager[-1]:.5f}", f"{row['apart']:.2g}, {row['eager_apart']:.2g}"]  # fmt: skip
+        else:
+            cells += [""] * 5
+        cells += [
+            row.get("eager_us", ""),
+            row.get("peer_us", ""),
+            row.get("us", ""),
+            row.get("decided", row.get("runs", "")),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """See above."""
+    """Curves of all models, then times of all: what there is after each part is kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="gpt2, resnet18, vit_s; all if none is given")
     parser.add_argument("--steps", type=int, default=50)
@@ -284,28 +319,34 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--scale", choices=("full", "medium", "small", "tiny"), default="full")
     parser.add_argument("--untimed", action="store_true", help="errors and curves only")
+    parser.add_argument("--no-peer", action="store_true", help="do not time torch.compile")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no part begins later than this")
     parser.add_argument("--json", help="file for the rows")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    print("| model | operators in programs | error of gradients: programs, eager | first loss | last loss: programs, eager | "
-          "largest difference from float64: programs, eager | eager step, µs | torch.compile step, µs | tg.compile step, µs | runs |\n|---|---|---|---|---|---|---|---|---|---|")  # fmt: skip
-    rows = []
-    for name in given.names or cases(given.scale):
-        common = {"scale": given.scale, "device": given.device, "dtype": getattr(torch, given.dtype)}
-        try:
-            row = trained(name, steps=given.steps, budget=given.budget, **common)
-            row |= {} if given.untimed else timed(name, budget=given.budget, **common)
-        except Exception as error:  # the other models still have figures
-            print(f"| {name} | {type(error).__name__}: {str(error)[:300]} |", flush=True)
-            continue
-        rows.append(row)
-        ours, eager = row["losses"], row["eager_losses"]
-        print(f"| {name} | {row['in_programs']} of {row['operators']} | {row['error']:.2g}, {row['eager_error']:.2g} | {ours[0]:.5f} | "
-              f"{ours[-1]:.5f}, {eager[-1]:.5f} | {row['apart']:.2g}, {row['eager_apart']:.2g} | {row.get('eager_us', '')} | {row.get('peer_us', '')} | {row.get('us', '')} | "
-              f"{row.get('decided', row['runs'])} |", flush=True)  # fmt: skip
-        if given.json:
-            with open(given.json, "w", encoding="utf-8") as file:
-                json.dump(rows, file, indent=1)
+    names = given.names or list(cases(given.scale))
+    common = {
+        "scale": given.scale,
+        "device": given.device,
+        "dtype": getattr(torch, given.dtype),
+        "budget": given.budget,
+    }
+    rows: dict[str, dict[str, Any]] = {name: {"case": name} for name in names}
+    parts: list[Callable[[str], dict[str, Any]]] = [lambda name: trained(name, steps=given.steps, **common)]
+    parts += [] if given.untimed else [lambda name: timed(name, peer=not given.no_peer, **common)]
+    begin = time.monotonic()
+    for part in parts:
+        for name in names:
+            if time.monotonic() - begin > given.seconds:
+                continue
+            try:
+                rows[name] |= part(name)
+            except Exception as error:  # the other models still have figures
+                rows[name].setdefault("failed", []).append(f"{type(error).__name__}: {str(error)[:300]}")
+            print(f"{time.monotonic() - begin:6.1f} s", *table([rows[name]]).splitlines()[2:], flush=True)
+            if given.json:
+                Path(given.json).write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")
+    print(table(list(rows.values())))
 
 
 if __name__ == "__main__":
