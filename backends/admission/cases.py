@@ -106,7 +106,8 @@ def _operand(kind: Type) -> Operand:
 
 
 def kinds_of(number: int, nan: str) -> tuple[str, ...]:
-    """Kinds of operand values (random, zeros, NaN, ...) for case `number`; `nan`: `Kernel.nan`."""
+    """Kinds of operand values (random, zeros, NaN, ...) for case `number`; `nan`: what the kernel declares of NaN
+    (`Kernel.nan`)."""
     found = KINDS if number < 2 else OTHERS
     return tuple(k for k in found if nan == "propagate" or k not in ("nan", "infinite"))
 

@@ -60,7 +60,7 @@ class SizedTemplate(LibraryKernel):
     def measured_as(self, call: Call) -> tuple[Template, Call]:
         """The kernel and call at the searched sizes, under which the cost store has the time.
 
-        Sizes are no attributes of that call.
+        That call has no sizes among its attributes.
         """
         return self.searched, replace(call, attrs={})
 
@@ -72,9 +72,10 @@ def sized(
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
 ) -> Sized | None:
-    """Form for every size of a C kernel generated at generic sizes.
+    """Form for every size of a C kernel generated at generic sizes; None if it has none.
 
-    None if its text depends on the sizes in another way.
+    `numbers`: size expression of each number of the generic sizes. `searched`: the sizes at which the kernel is priced.
+    `probes`: sizes at which the kernel is generated again: its text must equal the form with these sizes substituted.
     """
     if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None

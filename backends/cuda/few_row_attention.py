@@ -210,7 +210,7 @@ def applies(kernel: Kernel, shape: Shape) -> bool:
 
 
 def few_row_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[FewRowAttentionSchedule]:
-    """At most `count` schedules, best guess first."""
+    """At most `count` schedules, best guess first. `splits`: whether the positions may be split (split-KV)."""
     seen = description(kernel, shape, splits)
     return [] if seen is None else list(_ranked(seen, count))
 

@@ -46,8 +46,9 @@ class Seen(Protocol):
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """Candidate schedules for a kernel description, at most `count`, best rank first.
 
-    About three quarters of them use programmatic dependent launch (`early`), of products with matrices every second one
-    with L2 prefetch (`warm`); the best quarter follows without either. A split reduction beside others has no prefetch.
+    About three quarters of them use programmatic dependent launch (`early`), the remaining places go to the best
+    schedules without it. Every second `early` schedule of a product with matrices also prefetches into L2 (`warm`),
+    unless the reduction is split in a kernel with further reductions.
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():

@@ -223,7 +223,7 @@ def _unwalked(shape: Shape) -> bool:
 
 
 def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SimtSchedule]:
-    """At most `count` schedules, best guess first.
+    """At most `count` schedules, best guess first. `splits`: whether the longest reduction may be split (split-K).
 
     Unfusable if there is a product or a long reduction inside another reduction.
     """
@@ -235,7 +235,10 @@ def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> li
 
 
 def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SkinnyGemmSchedule]:
-    """At most `count` schedules, best guess first; empty unless operands are 16-bit and contiguous along K."""
+    """At most `count` schedules, best guess first; empty unless operands are 16-bit and contiguous along K.
+
+    `splits`: whether the reduction may be split (split-K).
+    """
     few = _few(kernel, shape, splits and _splittable(kernel, shape))
     packed = _packed(kernel, shape, few)
     first = _parsed(packed, count - count // 4) if packed is not None else []

@@ -72,9 +72,10 @@ class Parameter:
 
     `kind`: "number"; "flag" (stored as 1 or not at all); "depths", one number per reduction axis (`k0`, `k1`, …); or
     "sides", one number for any of rows, columns and reduction axes (`tm`, `tn`, `t0`, …). `drops`: a move to 1 removes
-    the parameter and the flags `companions`. `starts`: value that a move gives it, with them, where it is absent. `form`:
-    whether schedules with the parameter are kernels of another form, which similar kernels may not support. `common`:
-    whether a kernel with the parameter is about as fast as one without it, in predictions of prices.
+    the parameter and the flags `companions`. `starts`: the value that a move gives a schedule without the parameter;
+    the move also sets the flags `companions`. None: no move adds the parameter. `form`: whether the parameter selects
+    another form of the kernel (such as loads by TMA), which kernels with equal loops may not support. `common`: whether
+    price predictions treat a kernel with the parameter as about as fast as one without it.
     """
 
     meaning: str
@@ -224,7 +225,7 @@ class Schedule:
 
     @property
     def forms(self) -> frozenset[str]:
-        """Stored names of the schedule's parameters that make the kernel one of another form."""
+        """Stored names of those parameters of the schedule that select another form of the kernel (`Parameter.form`)."""
         names = {p.stored for p in declared(type(self)).values() if p.form and self.__dict__[p.field]}
         return frozenset({*names, self.tag} if self.warp_specialized else names)
 

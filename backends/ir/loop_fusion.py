@@ -71,9 +71,9 @@ def power_of(kernel: Kernel, maximum: Expr) -> str:
 
 @dataclass(frozen=True)
 class Room:
-    """Mask that keeps the elements of an axis with `rest + side * axis >= 0`, where the value is `kept`.
+    """Mask that bounds an axis from one side: where `rest + side * axis >= 0` the value is `kept`, elsewhere neutral.
 
-    `alone`: it has no other condition.
+    `side` is 1 or -1. `mask`: the node that selects. `alone`: whether the inequality is the mask's only condition.
     """
 
     rest: Index
@@ -109,10 +109,10 @@ Bound = tuple[Index, Expr, bool]
 
 
 def up_to(e: Expr, *, hiding: bool = False) -> list[Bound]:
-    """Bounds that a maximum's body has from numbers in memory, as (index, number, strict).
+    """Upper bounds on indices at which a maximum's body may differ from -inf: a list of (index, number, strict).
 
-    The index is at most (strict: less than) the number wherever the body may differ from -inf. With `hiding`, also bounds from
-    conditions that select -inf; those that select something else are always read.
+    The index is at most (`strict`: less than) the number, an integer read from memory such as a sequence's length.
+    `hiding`: also use conditions that select -inf where they hold, besides those that select it where they do not.
     """
     if e.op == "add":
         return [*up_to(e.args[0], hiding=hiding), *up_to(e.args[1], hiding=hiding)]

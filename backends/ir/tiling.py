@@ -291,7 +291,8 @@ def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tile sizes of rows, columns and each reduction axis (the padded size: whole), and launch options."""
+    """Tile sizes of rows, columns and each reduction axis, and launch options. A tile of the padded extent holds the
+    whole axis."""
 
     m: int
     n: int

@@ -1,9 +1,9 @@
-"""Horizontal fusion of concatenated results: whether several results can be computed side by side along a common axis.
+"""Horizontal fusion of concatenated results: whether one kernel can compute several results side by side along an axis.
 
-Results that agree in all axes but one can, if none has size 1 along that axis (such a result would be constant for the
-others' elements). Results of non-overlapping slices of one tensor (queries, keys and values of one product) always can:
-results of one element along an axis, or of equal sizes along the axis with the largest stride in a slice's columns
-(heads).
+It can if the results agree in all other axes, and none has size 1 along that axis (such a result would be constant over
+the others' elements). Results computed from disjoint slices of one tensor (queries, keys and values of one product)
+also qualify: those with one element along an axis, and those with equal sizes along the axis that has the largest
+stride in a slice's columns (the heads).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .op_rules import Reader
 class Beside(NamedTuple):
     """Arrangement of a kernel's results side by side along `axis`.
 
-    If they come from slices of one tensor, also that tensor (`whole`) and its sliced axis (`columns`).
+    `whole`, `columns`: the tensor of whose slices the results are computed, and its sliced axis; None for other
+    results.
     """
 
     axis: int

@@ -64,7 +64,7 @@ def is_jax(x: Any) -> bool:
 
 
 class JaxPrograms(DevicePrograms):
-    """See `DevicePrograms`."""
+    """Emission and calls of programs on JAX arrays."""
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emitted program of a plan (`DevicePrograms.emit`). Outputs are always fresh arrays."""

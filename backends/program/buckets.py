@@ -88,9 +88,10 @@ class BucketForm(Protocol):
 
 
 class AtSizes(NamedTuple):
-    """State of calls at one choice of sizes.
+    """Prepared calls at one choice of sizes.
 
-    `specs`: the inputs there. `quick`: fast marshalling, whose results `form` takes. `program`: for other arguments.
+    `specs`: types of the inputs at these sizes. `form` runs the calls whose arguments `quick` accepts; `program` runs
+    all others.
     """
 
     specs: Sequence[Spec]

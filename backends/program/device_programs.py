@@ -51,7 +51,7 @@ class DevicePrograms:
         return ""
 
     def present(self, place: str) -> str:
-        """Name of the hardware at a place, as `hardware`; "" if programs have no code of its own."""
+        """Name of the hardware at a place that compiled kernels run on; "" if programs of the device have none."""
         return ""
 
     def check_hardware(self, wanted: str, where: str = "") -> None:

@@ -22,7 +22,10 @@ __all__ = ["PROGRAMS", "GpuPrograms"]
 
 
 class GpuPrograms(DevicePrograms):
-    """See `DevicePrograms`. A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors."""
+    """Emission and calls of programs on an NVIDIA GPU.
+
+    A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors.
+    """
 
     helpers = {
         **HELPERS,
@@ -59,7 +62,7 @@ class GpuPrograms(DevicePrograms):
         return gpu.planned_for()
 
     def present(self, place: str) -> str:
-        """Name of the hardware at a place, as `hardware` (`DevicePrograms.present`)."""
+        """Name and compute capability of the GPU at a place; "" for "cpu" (`DevicePrograms.present`)."""
         if place == "cpu":
             return ""
         import torch

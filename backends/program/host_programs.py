@@ -22,7 +22,7 @@ class HostPrograms(DevicePrograms):
         return emit(plan, reuse_outputs=reuse_outputs)
 
     def present(self, place: str) -> str:
-        """See `DevicePrograms`: of C kernels."""
+        """Name of this CPU, for the compiled C kernels of saved programs (`DevicePrograms.present`)."""
         return processor()
 
 

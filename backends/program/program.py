@@ -154,9 +154,9 @@ class Program:
     ) -> Program:
         """Run other plans in some buckets of sizes. Returns itself.
 
-        `plans`: programs of the same inputs and outputs by their names in `buckets`, which hold at least for the sizes
-        of these buckets. `forms`: what runs a bucket of this least size instead, for arguments that it takes.
-        Weights that several plans read are in memory once.
+        `plans`: programs with the same inputs and outputs, by the names of their plans in `buckets`; each must hold for
+        the sizes of its buckets. `forms`: executor by a bucket's least size, which runs in place of the bucket's plan
+        for arguments that its `quick` accepts. Weights that several plans read are in memory once.
         """
         with self._lock:
             self.manifest = replace(self.manifest, buckets=buckets)
@@ -337,11 +337,14 @@ class Program:
         return program.called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """See `buckets.BucketForm`."""
+        """Fast marshalling function for calls with these inputs (`BucketForm.quick`); None without one."""
         return self._exchange.quick(specs, lambda: self._tensors)
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """The results of this plan for arguments in its own form. Errors of the device and of sizes get names."""
+        """Flat outputs of a call with arguments that the function of `quick` returned (`BucketForm.called`).
+
+        Device faults and sizes that the program does not accept raise errors of this package.
+        """
         return self._called(taken)
 
     def _called(self, taken: Sequence[Any]) -> Sequence[Any]:

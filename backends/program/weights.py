@@ -199,7 +199,7 @@ class StoredWeights(Mapping[str, Array]):
         return len(self.specs)
 
     def pool_key(self, key: str) -> Hashable:
-        """See `EvaluatedWeights.pool_key`."""
+        """Sharing key of a weight in a `SharedWeights` pool: its place in the file."""
         return self.path, key
 
     def nbytes(self, key: str) -> int:
@@ -230,7 +230,7 @@ class BorrowedWeights(Mapping[str, Array]):
         return len(self.names) + len(self.own)
 
     def pool_key(self, key: str) -> Hashable:
-        """See `EvaluatedWeights.pool_key`."""
+        """Sharing key of a weight in a `SharedWeights` pool."""
         return self.around.pool_key(self.names[key]) if key in self.names else self.own.pool_key(key)
 
     def nbytes(self, key: str) -> int:

@@ -17,9 +17,10 @@ POLL_S = 0.002  # polling interval; measuring processes poll four times as often
 
 
 class GpuLock:
-    """Context manager that holds the GPU lock; calling the object releases the lock for a while, unless `hurried`.
+    """Context manager that holds the GPU lock of the calling process. For one thread.
 
-    Single-threaded. Call it now and then.
+    Call the object every now and then during long work: it then lets measuring processes have the GPU for a moment,
+    unless `hurried`.
     """
 
     def __init__(self) -> None:

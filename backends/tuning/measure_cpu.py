@@ -359,7 +359,7 @@ class CpuMeasurer:
         self.worker.close()
 
     def rest(self) -> None:
-        """See `Measurer`; nothing is in flight."""
+        """No-op: no measurement stays in flight between calls (`Measurer.rest`)."""
         self.pause()
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Elements whose value depends on the order in which a sum that overflows is taken.
 
-A sum of large terms of both signs is +inf, -inf, NaN or finite in the graph's own dtypes, depending on which partial sums
-overflow: different libraries give different results for the same product of matrices. Runs in the graph's dtypes, each with a
-choice among the results that some order gives, find the elements that depend on it. Sums whose terms have one
-sign, and overflow elsewhere, have one result in every order.
+A sum of large terms of both signs is +inf, -inf, NaN or finite in the graph's own dtypes, depending on which partial
+sums overflow: different libraries give different results for the same product of matrices. The elements are found by
+runs in the graph's dtypes, in each of which every such sum takes one of the results that some order gives. Sums whose
+terms have one sign, and overflow elsewhere, have one result in every order.
 """
 
 from __future__ import annotations

@@ -62,10 +62,9 @@ class LearntFactors:
 
 
 def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | None:
-    """The model of a device's timed keys in a regime; None for too few.
+    """The model of a device's timed keys in a regime; None for fewer than LEAST_ROWS keys or LEAST_KERNELS kernels.
 
-    Required are LEAST_ROWS keys of LEAST_KERNELS kernels: twelve well-tuned kernels alone made predictions of others
-    worse.
+    Few kernels do not suffice: twelve well-tuned kernels alone made predictions of others worse.
     """
     rooflines = Rooflines(snapshot, regime)
     columns, work, ratios = [], [], []

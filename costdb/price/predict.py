@@ -107,7 +107,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A measured time in µs beside its prediction from other kernels."""
+    """A measured time and its prediction from other kernels, in µs, with the kernel's family and device."""
 
     name: str
     family: str
@@ -229,8 +229,7 @@ class Predictor:
         return [abs(error) for _, error in self._residuals(place)]
 
     def held_out_pairs(self) -> list[HeldOut]:
-        """For keys of every family and device (at most 256 each): the measured time and what would be predicted without
-        it."""
+        """Measured times, each beside its prediction from other kernels: at most 256 keys of every family and device."""
         found = []
         for place in sorted(place for place in self._places() if place[0] == "family"):
             for digest, error in self._residuals(place):
@@ -348,7 +347,7 @@ class _Group:
 
 
 def any_of_kind(device: str) -> str:
-    """The device of places for all devices of a kind: "cpu:*", "gpu:*"."""
+    """Device name that groups measurements of all devices of a kind: "cpu:*", "gpu:*"."""
     return device.partition(":")[0] + ANY
 
 

@@ -45,7 +45,8 @@ class CacheUnusable(Exception):
 class LoadedCache:
     """Rows read from a store, with what was refused.
 
-    Names of the good shards, skipped rows by reason, bad shards with reason, path of a damaged cache file.
+    `shards`: names of the good shards. `skipped`: number of skipped rows by reason. `bad`: bad shards with the reason.
+    `set_aside`: new path of a damaged cache file.
     """
 
     snapshot: Snapshot

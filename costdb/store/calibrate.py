@@ -24,9 +24,9 @@ _ORDER = 768
 
 
 def measure(threads: int = 0, *, seconds: float = 0.6) -> list[TimingRow]:
-    """Timings of a large copy, a large read, a copy in cache, a float32 GEMM and a tiny ufunc.
+    """Timings, within `seconds`, of a large copy, a large read, a copy in cache, a float32 GEMM and a tiny ufunc.
 
-    All within `seconds`.
+    `threads`: as for `device_key`.
     """
     random = np.random.default_rng(0)
     large, target = random.random(_LARGE, dtype=np.float32), np.zeros(_LARGE, dtype=np.float32)

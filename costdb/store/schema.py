@@ -113,10 +113,8 @@ class TimingRow(_Row):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRow(_Row):
-    """Row of errors of a kernel's outputs against `reference`.
-
-    Relative Frobenius norm, maximal absolute, relative and ulp error.
-    """
+    """Row of errors of a kernel's outputs against `reference`: relative Frobenius norm, maximal absolute, relative and
+    ulp error."""
 
     rel_fro: float
     max_abs: float = float("nan")

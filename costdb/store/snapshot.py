@@ -76,7 +76,7 @@ class AccuracyRecord:
 
 
 class Snapshot:
-    """In-memory copy of the store's rows, append-only. All answers are independent of the order in which rows arrived.
+    """In-memory copy of the store's rows, append-only. Answers do not depend on the order in which rows arrived.
 
     `learnt`: models that came with shipped rows, for predictions.
     """

@@ -31,7 +31,7 @@ KeyOrDigest: TypeAlias = KernelKey | str
 
 
 def default_root() -> Path:
-    """The default store's folder: the setting `costdb`, otherwise one in the cache folder."""
+    """Folder of the default store: the setting `costdb`, otherwise a folder in the cache folder."""
     configured = settings.current().costdb
     return Path(configured) if configured else settings.home() / "costdb"
 

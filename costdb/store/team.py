@@ -71,12 +71,13 @@ class SharedFolder:
         self.root = root
 
     def find(self) -> Iterator[tuple[str, int]]:
-        """See `Place.find`."""
+        """(path, bytes) of every file under the folder of shards (`Place.find`)."""
         for shard in shards.find(self.root):
             yield shard.path.relative_to(self.root).as_posix(), shard.size
 
     def read(self, path: str, most: int) -> bytes:
-        """See `Place.read`."""
+        """Content of a file of the shared folder (`Place.read`). OSError if it cannot be read or has more than `most`
+        bytes."""
         self._refuse_links(self.root / path)
         try:
             return read_bytes(self.root / path, most)  # what was a file when it was found may be a pipe now
@@ -84,7 +85,7 @@ class SharedFolder:
             raise OSError(str(error)) from None
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Place.write`."""
+        """Create a file in the shared folder (`Place.write`). OSError if it cannot be written."""
         target = self.root / path
         self._refuse_links(target)
         shards.write_by_content(target.parent, content)
@@ -111,7 +112,7 @@ class ObjectStore:
             raise CostStoreError(f"the team's store cannot be reached: {str(error)[:300]}", where=url) from error
 
     def find(self) -> Iterator[tuple[str, int]]:
-        """See `Place.find`."""
+        """(path, bytes) of every file under the folder of shards (`Place.find`)."""
         folder = posixpath.join(self.root, FORMAT)
         with _errors_of_storage():
             self.files.invalidate_cache()
@@ -120,12 +121,13 @@ class ObjectStore:
             yield posixpath.relpath(path, self.root), int(facts.get("size") or 0)
 
     def read(self, path: str, most: int) -> bytes:
-        """See `Place.read`."""
+        """Content of a file of the object store (`Place.read`). OSError if it cannot be read or has more than `most`
+        bytes."""
         with _errors_of_storage(), self.files.open(posixpath.join(self.root, path), "rb") as file:
             return _limited(file.read(most + 1), path, most)
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Place.write`."""
+        """Create a file in the object store (`Place.write`). OSError if it cannot be written."""
         target = posixpath.join(self.root, path)
         with _errors_of_storage():
             self.files.makedirs(posixpath.dirname(target), exist_ok=True)

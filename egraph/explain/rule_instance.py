@@ -30,9 +30,8 @@ def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
 
 
 def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
-    """Whether a rule rewrites `before` to `after`.
-
-    Its left side number `side` matches, and its right side gives `after`.
+    """Whether a rule rewrites `before` to `after`: its left side number `side` matches, and its right side gives
+    `after`.
 
     Both under the same binding. For a rule with several left sides (a merge), variables that this left side leaves
     unbound are bound by matching the right side against `after`. False when `before` and `after` do not bind all

@@ -1,8 +1,8 @@
 """Index maps: which operand element each element of a view reads, as data.
 
 A map is built from an op's attributes and operand shapes, whose sizes may be integers, dimension expressions or solver
-terms. Lowering, region analysis, proofs, loop notation and memory layouts evaluate it on their own kinds of indices. Ops
-whose reads depend on data (gather, scatter) have none.
+terms. Lowering, fusion, proofs, loop rules and memory layouts evaluate it on their own kinds of indices. Ops whose
+reads depend on data (gather, scatter) have none.
 """
 
 from __future__ import annotations

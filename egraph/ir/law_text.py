@@ -111,7 +111,7 @@ def broadcast_text(op: Op, dtype: str) -> Cases:
 
 
 def same_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """The type of the first operand."""
+    """Egglog case of an op whose result has the type of its first operand."""
     yield LawCase(S0, D0)
 
 

@@ -34,7 +34,7 @@ def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def requested_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """The shape of the attribute `shape`, the operand's dtype."""
+    """Egglog case of an op whose result has the shape of the attribute `shape` and the operand's dtype."""
     yield LawCase("a_shape", D0)
 
 

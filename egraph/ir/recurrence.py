@@ -18,7 +18,10 @@ def scan(
     x: Any, state: Any, w: Any, acts: Any, join: Any, cell: str, variant: str, activations: str, hidden: int, width: int,
     layers: int, directions: int,
 ) -> Any:  # fmt: skip
-    """The op `recurrent` on one kind of arrays: `acts` has the activations by name, `join(arrays, axis)` concatenates."""
+    """The op `recurrent` on one kind of arrays: the hidden values of all steps, then the last states, in one vector.
+
+    `acts`: activation functions by name. `join(arrays, axis)` concatenates. Shapes and attributes: `recurrent.layers`.
+    """
     functions = [acts[name] for name in activations.split()]
     rows = hidden * {"lstm": 4, "gru": 3, "plain": 1}[cell]
     steps, batch, size = x.shape

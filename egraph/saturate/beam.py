@@ -16,10 +16,8 @@ from .term_cost import Pricing
 
 
 def kill_rules(ops: Sequence[str]) -> Iterator[str]:
-    """Egglog commands that subsume chosen e-nodes.
-
-    Relations `k_op` (round, operand handles, attributes), filled by row.
-    """
+    """Egglog commands that subsume chosen e-nodes: those listed in the relations `k_op` (round, operand handles,
+    attributes)."""
     yield "(ruleset r_kill)"
     for op in ops:
         sig = signature(op)
@@ -82,9 +80,8 @@ def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_c
 def victims(
     arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing, k: int
 ) -> list[int]:
-    """Rows of the e-nodes that beam pruning drops.
-
-    Neither among the `k` cheapest of their e-class nor the cheapest of their op in it.
+    """Rows of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the cheapest of
+    their op.
 
     Ties are broken by op name, then by row index.
     """

@@ -162,9 +162,8 @@ def contraction_flops(op: Op) -> Cost | None:
 
 
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
-    """Egglog commands for the least tree cost of each e-class.
-
-    They also subsume e-nodes that exceed it by more than `slack`.
+    """Egglog commands for the least tree cost of each e-class, and for subsuming e-nodes that exceed it by more than
+    `slack`.
 
     `r_cost` relaxes `best` downwards to a fixpoint; `r_dom` marks dominated e-nodes, once per round; `r_sub` subsumes
     those that are not protected; `r_reach`, `r_new` and `r_gc` delete new e-nodes that are unreachable from the roots

@@ -84,10 +84,8 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """The binding as environment for attribute expressions.
-
-        Facts in place of e-classes, attribute names without '@'.
-        """
+        """The binding as environment for attribute expressions: facts in place of e-classes, attribute names without
+        "@"."""
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
 

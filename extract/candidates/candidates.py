@@ -49,7 +49,7 @@ def candidate_hypergraph(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
 ) -> Hypergraph:  # fmt: skip
-    """The hypergraph of all kernels of some backends that match a view, without candidates that no root may need.
+    """The hypergraph of all kernels of some backends that match a view and that some root may use.
 
     `types`: storage types of the classes (model/storage_dtypes.py); a cast between classes of equal storage type is a
     view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover the roots.

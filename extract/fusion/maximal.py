@@ -1,6 +1,4 @@
-"""WHOLE: maximal fusion.
-
-All elementwise operations, views and reductions of one extent, cut into as few kernels as possible.
+"""WHOLE: maximal fusion. All elementwise operations, views and reductions of one extent, in as few kernels as possible.
 
 Ordinary fusion groups (groups.py) are small, numerous, and grown from every value. A program of hundreds of small
 operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
@@ -224,8 +222,8 @@ class MaximalPartition:
 class MaximalFusion:
     """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first.
 
-    `rows`: whether reductions are fused. `written`: only parts with unrolled short reductions, and with values of a few
-    times as many elements as others, which the other mode leaves separate.
+    `rows`: whether reductions are fused. `written`: the mode in which short reductions are unrolled and values with a
+    few times as many elements as others are fused; only parts that contain such values are then yielded.
     """
 
     groups: FusionGroups
@@ -300,10 +298,8 @@ class MaximalFusion:
 
     @cached_property
     def unstarted(self) -> set[int]:
-        """Classes at which no ordinary fusion group starts.
-
-        Inside large parts, and not a result of a part or of a small piece.
-        """
+        """Classes inside large parts at which no ordinary fusion group starts: all but results of parts and of small
+        pieces."""
         pieces = [p for members in self.large for p in self.pieces(members, PIECE_WEIGHTS[-1])]
         cut = [r for p in pieces if len(r := self.results(p)) <= MAX_OPEN_RESULTS]
         made = {c for results in (*map(self.results, self.large), *cut) for c in results}
@@ -311,10 +307,8 @@ class MaximalFusion:
 
     @cached_property
     def unread(self) -> set[int]:
-        """Classes that no ordinary fusion group reads.
-
-        Inside large parts, and neither stored by a kernel nor views of stored ones.
-        """
+        """Classes inside large parts that no ordinary fusion group reads: neither stored by a kernel nor views of
+        stored ones."""
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
             if c in self.unstarted and self.values.recomputed.get(c):
@@ -387,12 +381,10 @@ class MaximalFusion:
 
 
 def classes_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
-    """The view without rewritten forms of the values in its large parts.
+    """The view without rewritten e-nodes in the classes that large parts of maximal fusion compute.
 
-    These keep the cheapest and the original e-nodes.
-
-    Classes are unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none of
-    which saves operations.
+    Such classes keep their cheapest e-node and those of the original graph; classes are unchanged. Rewriting finds tens
+    of thousands of forms of hundreds of additions and products, none of which saves operations.
     """
     whole = MaximalFusion(FusionGroups(view, given))
     if not whole.large:

@@ -242,11 +242,9 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
-        """Selection of multi-output groups.
+        """The `MAX_SIDE_CHOICES` groups that read the fewest bytes, and the one with the cheapest operands.
 
-        The `MAX_SIDE_CHOICES` that read the fewest bytes, and the one with the cheapest operands.
-
-        The others may need a kernel for a norm or statistic.
+        The operands of the others may need a kernel of their own, for a norm or a statistic.
         """
         kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
         given, cost = self.groups.given, self.groups.costs
@@ -281,11 +279,9 @@ class MultiOutputFusion:
         return sorted(s for s in found.values() if self._is_model_value(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> DerivedClass | None:
-        """Nearest class that the model needs and that derives from a class.
+        """Nearest class that the model needs among a class, its views, and its sum with a bias, as a derivation.
 
-        The class itself, a view of it, or it plus a bias.
-
-        Within MAX_STEPS_FROM_SLICE e-nodes; None if there is none.
+        None if there is none within MAX_STEPS_FROM_SLICE e-nodes.
         """
         todo = [DerivedClass(cls)]
         for found in todo:

@@ -102,11 +102,9 @@ class RepeatedSubgraphs:
         return found
 
     def image(self, steps: Iterable[OutlineStep], cls: int, other: int) -> dict[int, int] | None:
-        """Corresponding classes of another occurrence of a subgraph.
+        """Map from the classes below `cls` to those below `other`, another occurrence of the same subgraph.
 
-        Those reached by the steps from `cls` -> those below `other`.
-
-        None if there is no correspondence.
+        `steps`: outline of the subgraph. None if the e-nodes below `other` do not correspond.
         """
         found, twins, kids = {cls: other}, self._twins, self._kids
         for here, signature, number, ours in steps:

@@ -15,10 +15,10 @@ MIN_UNROLLED_POSITIONS = 8  # least number of positions of one value for a progr
 
 
 def sequence_slice_classes(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> frozenset[int]:
-    """Classes that are one position of a given value along an axis, of which many positions are used.
+    """Classes that are one position along an axis of a given value, of which at least `MIN_UNROLLED_POSITIONS`
+    positions are used.
 
-    At least `MIN_UNROLLED_POSITIONS`. Also slices with the axis removed, or cast to a dtype with the same storage
-    dtype.
+    Includes slices with the axis removed, or cast to a dtype with the same storage dtype.
     """
     same = {c: c for c in given}  # class -> the given value that it equals up to dtype
     found: dict[int, int] = {}  # class -> the given value of which it is one position

@@ -15,7 +15,7 @@ class EncodedHypergraph:
 
     One class per vertex, and one per bundle of outputs of a multi-output kernel, which its vertices read at no cost. Of
     candidates with equal inputs and outputs only the cheapest is kept; with budgets, the Pareto-optimal ones; with
-    `every`, the cheapest of each template name (operand order makes no other kernel).
+    `every`, the cheapest of each template name.
     """
 
     def __init__(

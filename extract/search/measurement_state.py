@@ -29,11 +29,10 @@ Later = Sequence[tuple[Candidate, bool]]  # (candidate, whether a first look is 
 
 @dataclass(frozen=True)
 class MeasurementRequest:
-    """Candidates to measure now, as indices, and what may follow.
+    """Candidates to measure next.
 
-    Also whether a first look (few schedules) at each is enough.
-
-    Idle compilers may start with the later ones.
+    `now`: their indices. `first_look`: whether a few schedules of each suffice. `later`: (candidate, whether a first
+    look) pairs that a later request may contain, which idle compilers prepare.
     """
 
     now: list[int] = field(default_factory=list)

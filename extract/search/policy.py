@@ -138,10 +138,10 @@ class AcquisitionPolicy:
         return [i for _, i in sorted(found.values())]
 
     def likely(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the cheapest plan at expected prices, as far as these are known well.
+        """Unmeasured candidates of the plan that is cheapest at predicted prices.
 
-        From measurements of the kernel elsewhere, or of its relatives. (The optimistic plan differs from one round to
-        the next.)
+        Only candidates whose prediction rests on measurements of the same kernel elsewhere, or of related kernels.
+        Unlike the optimistic plan, this one changes little from round to round.
         """
         known = {i for i, p in enumerate(prices) if p.origin in ("shipped", "predicted") and p.high <= NARROW * p.low}
         if not known:
@@ -172,9 +172,8 @@ class AcquisitionPolicy:
         return MeasurementRequest(first_look=False)
 
     def first_look_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for first looks with their stakes.
-
-        Unmeasured ones of a plan, and unmeasured alternatives that may be faster.
+        """Candidates for first looks with their stakes: unmeasured ones of a plan, and unmeasured alternatives that may
+        be faster.
 
         Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
         time, that of an alternative the possible saving divided by its rank: only one alternative is used.
@@ -200,9 +199,8 @@ class AcquisitionPolicy:
         return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
 
     def tuning_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for tuning with their stakes.
-
-        Those of a plan with untried schedules, and their nearest alternatives.
+        """Candidates for tuning with their stakes: those of a plan with untried schedules, and their nearest
+        alternatives.
 
         Untried schedules are left after a first look, an interrupted tuning, or a tuning cut off by the cost cutoff.
         """
@@ -231,9 +229,8 @@ class AcquisitionPolicy:
         return _largest_first(found)
 
     def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
-        """Kernels of the pessimistic plan to tune before further first looks.
-
-        Those with the largest stakes, and alternatives.
+        """Kernels of the pessimistic plan to tune before further first looks: those with the largest stakes, and
+        alternatives.
 
         Empty if tuning had its share of the schedules. The shares of tuning and of first looks are proportional to
         their possible gains.

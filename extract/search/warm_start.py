@@ -57,10 +57,8 @@ def candidate_rounds(hypergraph: Hypergraph) -> list[int]:
 
 
 def nested_rounds(age: Sequence[int]) -> list[int]:
-    """Saturation rounds at which smaller problems end.
-
-    The members of NESTED_ROUNDS before the last round, and the last but one.
-    """
+    """Saturation rounds at which smaller problems end: those of NESTED_ROUNDS before the last round, and the last but
+    one."""
     found = sorted(set(age))[:-1]
     return sorted({*found[-1:], *(step for step in NESTED_ROUNDS if step in found)})
 

@@ -84,9 +84,9 @@ def _above(path: Path) -> Path:
 def replacing(path: Path | str, needed: int | None = None) -> Iterator[BinaryIO]:
     """Context manager that yields a file; its content atomically replaces `path` if the block succeeds.
 
-    Else `path` is unchanged. Links are followed; mode and, if permitted, owner of an older file are kept; missing
-    folders are created. Devices, pipes and paths in /dev or /proc (/dev/stdout) are written directly. `needed`: bytes
-    to be written, for the message of UnwritableError. UsageError for a path that no file can have.
+    If the block raises, `path` is unchanged. Links are followed; mode and, if permitted, owner of an older file are
+    kept; missing folders are created. Devices, pipes and paths in /dev or /proc (/dev/stdout) are written directly.
+    `needed`: bytes to be written, for the message of UnwritableError. UsageError for a path that no file can have.
     """
     path, counted = named_path(path), _Counted()
     try:
@@ -220,9 +220,8 @@ def _take_over(descriptor: int, target: Path) -> None:
 
 @contextlib.contextmanager
 def undone_on_failure(path: Path) -> Iterator[None]:
-    """Context manager for replacing `path` and then another file that belongs to it.
-
-    If the block fails, `path` is restored.
+    """Context manager for replacing `path` and then another file that belongs to it: `path` is restored if the block
+    fails.
 
     If the process is killed in the block, `kept_versions` finds the older file.
     """

@@ -41,7 +41,7 @@ class Put:
 
 
 def refusal(kernel: Kernel, axis: Axis) -> str:
-    """Reason why no schedule has the reductions along an axis in fragments; "" if some may."""
+    """Why the reductions along an axis cannot be computed from mma fragments; "" if some schedule may do so."""
     ready = [e for e in kernel.reductions if e.axis == axis]
     if any(e.value[0] != "sum" or e.kind != "float" for e in ready):
         return "a reduction that is no sum beside a product"
@@ -131,7 +131,8 @@ class Fragments(CudaPart):
         return self.repeated(e) or self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
 
     def repeated(self, e: Expr) -> bool:
-        """Whether a load of columns has one value for each vector along K: the scale of a group."""
+        """Whether a load over columns is constant along each vector of K elements, as the scale of a group of weights
+        is."""
         axis, dims = self.frame.groups[self.frame.dim][0], self.frame.spans(e)
         among = self.frame.dim in dims and len(dims) > 1 and "m" not in dims
         return e.op == "load" and not e.args and among and slope(e.value[1], axis, 8) == 0

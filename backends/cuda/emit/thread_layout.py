@@ -132,7 +132,8 @@ def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
 def steady(e: Expr, axis: Axis, width: int) -> bool:
     """Whether a condition has one value in each aligned run of `width` elements along an axis.
 
-    Its bounds are then multiples of `width`.
+    Decided for comparisons of indices, and `and`, `or`, `not` of such: the bound must be a multiple of `width`. False
+    for other conditions.
     """
     if axis not in e.axes:
         return True

@@ -33,7 +33,10 @@ def applies(kernel: Kernel, shape: Shape) -> bool:
 
 
 def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precision) -> list[TiledSchedule]:
-    """At most `count` schedules, best guess first; empty if the kernel cannot be written so."""
+    """At most `count` schedules, best guess first; empty for kernels that this strategy cannot write (`applies`).
+
+    `precision`: the input precision of the products.
+    """
     if not applies(kernel, shape):
         return []
     size, batch = max(a.size for a in shape.inner), prod(a.size for a in shape.batch)

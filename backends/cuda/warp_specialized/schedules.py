@@ -41,7 +41,7 @@ def applies(kernel: Kernel, shape: Shape) -> bool:
 
 
 def gemm_schedules(kernel: Kernel, shape: Shape, count: int) -> list[GemmSchedule]:
-    """At most `count` schedules, best guess first; empty if the kernel cannot be written so."""
+    """At most `count` schedules, best guess first; empty for kernels that this strategy cannot write (`applies`)."""
     if not applies(kernel, shape) or not _written(kernel, shape, PLAIN):
         return []  # tile sizes affect the operand loads only, not the epilogue
     rights = len({d.right for d in shape.dots.values()})

@@ -19,9 +19,10 @@ WIDE_RESULT = 128  # columns beyond which a result is transposed through the sha
 
 @dataclass(eq=False)
 class AttentionPositions(Positions):
-    """Emitter part for positions in attention.
+    """Emitter part for memory positions in attention.
 
-    Those of stores have index variables of their own; origins of TMA boxes are those of the producer.
+    Stores have index variables of their own, since their layout differs; origins of TMA boxes use the producer warp's
+    variables.
     """
 
     frame: AttentionFrame

@@ -115,9 +115,8 @@ def _small(block: Graph) -> bool:
 
 
 def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> Explanation | None:
-    """Rule applications that lead from one expression to the other.
-
-    None if the rules do not prove them equal in the limits.
+    """Rule applications that lead from one expression to the other; None if the rules do not prove them equal in the
+    limits.
 
     Raises UsageError if their types differ.
     """

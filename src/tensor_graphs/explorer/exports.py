@@ -33,7 +33,7 @@ def _tables(explorer: Explorer) -> Iterator[tuple[str, str, Any]]:
 
 
 def arrow_tables(explorer: Explorer) -> dict[str, Any]:
-    """See `Explorer.to_arrow`."""
+    """The e-graph, its kernels, the plan and the model as Arrow tables by name (`Explorer.to_arrow`)."""
     import pyarrow as pa
 
     found: dict[str, dict[str, Any]] = {}
@@ -49,7 +49,7 @@ def arrow_tables(explorer: Explorer) -> dict[str, Any]:
 
 
 def json_tables(explorer: Explorer) -> dict[str, dict[str, list[Any]]]:
-    """See `Explorer.to_json`."""
+    """The same tables as plain data: table -> column -> values (`Explorer.to_json`)."""
     found: dict[str, dict[str, list[Any]]] = {}
     for table, column, values in _tables(explorer):
         plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -128,7 +128,7 @@ def drawn(explorer: Explorer, what: str) -> Drawn:
 
 
 def networkx_graph(explorer: Explorer, what: str) -> Any:
-    """See `Explorer.to_networkx`."""
+    """One of the graphs KINDS as a NetworkX MultiDiGraph (`Explorer.to_networkx`)."""
     found = drawn(explorer, what)
     try:
         import networkx
@@ -141,7 +141,7 @@ def networkx_graph(explorer: Explorer, what: str) -> Any:
 
 
 def dot_text(explorer: Explorer, what: str) -> str:
-    """See `Explorer.to_dot`."""
+    """One of the graphs KINDS in the DOT language of Graphviz (`Explorer.to_dot`)."""
     found = drawn(explorer, what)
     lines = ["digraph {", "  node [shape=box];"]
     for name, attrs in found.nodes.items():

@@ -42,7 +42,10 @@ RULE = "rule:"
 
 @dataclass(frozen=True)
 class KernelChange:
-    """Calls of one kernel that a changed plan has more or fewer of: `us` is the time of one call, `made` its values."""
+    """A kernel of which a changed plan has more or fewer calls.
+
+    `us`: µs of one call. `made`: the values that it computes.
+    """
 
     kernel: str  # selector, "k17"
     name: str

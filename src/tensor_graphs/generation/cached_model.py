@@ -70,7 +70,7 @@ class CachedModel:
         self.computed = 0  # tokens of a row that the last prefill computed, padding included
 
     def forget(self) -> None:
-        """Take the caches for empty: after a failure their contents are not known."""
+        """Treat the caches as empty: after a failure their contents are unknown."""
         self.rows = []
 
     @property

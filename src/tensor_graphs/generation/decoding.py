@@ -82,8 +82,9 @@ class PlainDecoding:
         return [list(column) for column in zip(*found)]
 
     def step_seconds(self) -> float:
-        """Seconds of a decode step, measured once for a model. Afterwards the states are as before, except for keys and values
-        behind each row's length, which the next step overwrites.
+        """Seconds of a decode step, measured once for a model.
+
+        The measurement changes nothing but keys and values behind each row's length, which the next step overwrites.
         """
         model = self.model
         if model.step_s is None:

@@ -22,10 +22,9 @@ def why_program_runs(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
 ) -> str | None:  # fmt: skip
-    """Why the program runs and not the caller's function, by timing both.
+    """Why the program runs and not the caller's function, by timing both: "" if the program is not slower.
 
-    "" if the program is not slower; None if the function is faster by more than noise, both as a `CallerProgram` and
-    by itself.
+    None if the function is faster by more than noise, both as a `CallerProgram` and by itself.
 
     Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
     the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both

@@ -43,9 +43,8 @@ def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (),
 ) -> Choice:  # fmt: skip
-    """The cheapest kernels of a hypergraph within the options' budgets and `limits`.
-
-    Measures as far as the best plan needs.
+    """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
+    needs.
 
     Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
     says so. `share`: fraction of the remaining time.

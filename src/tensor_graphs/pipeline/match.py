@@ -32,9 +32,8 @@ def hypergraph(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """Candidate kernels of an e-graph view as a hypergraph.
-
-    With tolerance "exact" the bitwise-exact ones, where ops have them.
+    """Candidate kernels of an e-graph view as a hypergraph; with tolerance "exact" bitwise-exact ones, where ops have
+    them.
 
     Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
     `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be
@@ -63,9 +62,8 @@ def match_kernels(
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last.
-
-    Of lower effort levels, of the rewritten graph, and of that in 16-bit storage.
+    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of that in 16-bit
+    storage.
 
     As many as time allows. If there is time for none, the hypergraph of the unrewritten graph (`unrewritten`, if
     already made).

@@ -57,11 +57,10 @@ class CostPricer:
         self._variants: dict[tuple[int, int], tuple[list[ScheduleVariant], bool, Candidate]] = {}
 
     def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[ScheduleVariant]:
-        """Schedules of a candidate (one empty schedule if it has none).
+        """Schedules of a candidate, each with its query; one empty schedule for kernels without any.
 
-        All ranked ones with `every`, else only the best-ranked.
-
-        With `every` also the schedules that the store has measured. Cached per call, since candidates share calls.
+        With `every` all ranked ones and those that the store has measured, else only the best-ranked. Cached per call,
+        since candidates share calls.
         """
         place = (id(candidate.template), id(candidate.call))
         made, complete, _ = self._variants.get(place, ([], False, candidate))
@@ -99,9 +98,9 @@ class CostPricer:
         return [_cheapest(variants, prices, failed) for variants in asked]
 
     def errors(self, found: Sequence[Candidate]) -> list[float]:
-        """Relative Frobenius error of each candidate against float64, maximum over its measured schedules.
+        """Relative Frobenius error of each candidate against float64, the maximum over its measured schedules.
 
-        0 for views and unmeasured ones.
+        0 for views and unmeasured candidates.
         """
         asked = [[] if c.is_view else [v.query.key.digest for v in self.variants(c)] for c in found]
         known = self.store.accuracies({digest for digests in asked for digest in digests})

@@ -12,10 +12,7 @@ from ..egraph.ir.graph import Graph
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """Graph with the names and structure of the original model and the values of the optimized form.
-
-    A program's signature.
-    """
+    """The optimized form of a graph under the names and structure of the original model: the signature of a program."""
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 
 

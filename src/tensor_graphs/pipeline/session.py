@@ -112,7 +112,8 @@ class Session:
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing can be measured yet: what forms candidate kernels may go on, whatever is left of the budget."""
+        """Whether nothing can be measured yet. Forming candidate kernels may then go on, whatever is left of the
+        budget."""
         return self.starting() and self.now() - self.start < MAX_STARTING_S
 
     @property

@@ -251,7 +251,8 @@ class TracedGraph:
         raise NoProgram
 
     def bind(self, variant: Variant) -> list[str]:
-        """See `Variant.bind`; the variant becomes one for each bucket of sizes of its programs."""
+        """Load the programs of a variant (`Variant.bind`), and divide it into one variant for each bucket of sizes of
+        its programs."""
         said = variant.bind()
         at = self.variants.index(variant)
         self.variants[at : at + 1] = variant.by_bucket()

@@ -202,11 +202,9 @@ def misplaced(value: Array, reference: Array, original: Array) -> bool:
 
 
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
-    """Largest relative error that the tolerance allows for an output of `dtype`.
+    """Largest relative error that the tolerance allows for an output of `dtype`. UsageError for an invalid tolerance.
 
     `original`: error of the unoptimized graph.
-
-    UsageError for an invalid tolerance.
     """
     if not isinstance(tolerance, bool) and (error := as_float(tolerance)) >= 0:
         return error

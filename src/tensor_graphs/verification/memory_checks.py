@@ -46,7 +46,7 @@ def refuse_too_large_for_gpu(graph: Graph) -> None:
 def run_bytes(graph: Graph, *, float64: bool) -> int:
     """Lower bound in bytes on the memory that the interpreter takes for a graph of known sizes.
 
-    The largest set of live results, without leaves and views.
+    That is the largest set of results that are live at once, without leaves and views.
     """
     roots = expand_all(graph.roots)
     order = topological(roots)

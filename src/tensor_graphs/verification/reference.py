@@ -32,9 +32,8 @@ LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
 def sample_inputs(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
 ) -> dict[str, Array]:
-    """Random values for inputs and states.
-
-    Standard normal floats, fair bools, integers below `bounds[name]` (default 2).
+    """Random values for inputs and states: standard normal floats, fair bools, integers below `bounds[name]` (default
+    2).
 
     Integers are distinct along each sufficiently short axis, because the order of two writes to the same index is
     undefined.
@@ -55,10 +54,8 @@ def sample_inputs(
 
 
 def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Values:
-    """Random values for a graph's inputs.
-
-    Tensors on a Torch device, or arrays if `device` is "" or its memory is insufficient.
-    """
+    """Random values for a graph's inputs: tensors on a Torch device, or arrays if `device` is "" or its memory is
+    insufficient."""
     if not device or not fits_device(device, sum(t.type.nbytes for t in graph.inputs)):
         return sample_inputs(graph.inputs, rng, index_bounds(graph))
     from .on_device import sample_tensors

@@ -71,18 +71,18 @@ def verify(
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
 ) -> Verification:
-    """Verdict on a program: `run` compared with the graph on random inputs.
+    """Verdict on a program: `run` compared with the graph on random inputs; on one if the model is large, else on
+    three.
 
-    On one input if the model is large, else on three, or on `seeds`.
-
-    `run`: maps inputs and states by name to outputs, then updated states. `flops`: of the graph. `references`: cache of
-    (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with rounding
-    noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the caller still accepts an output.
-    `device`: Torch device of the tensors that `run` takes and returns, where everything is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs
-    and outputs are compared in strips if possible (strips.py). `enough()`: polled before each seed but the first; the
-    rest is then skipped and counted in `left_out`. `poll()`: called before every operation of a reference run; Halted
-    raised by it ends the verification, and propagates if no seed is complete. TooLargeError before a reference on the
-    host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
+    `run`: maps inputs and states by name to outputs, then updated states. `seeds`: number of inputs. `flops`: of the
+    graph. `references`: cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`:
+    cache of runs with rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
+    caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
+    is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
+    possible (strips.py). `enough()`: polled before each seed but the first; the rest is then skipped and counted in
+    `left_out`. `poll()`: called before every operation of a reference run; Halted raised by it ends the verification,
+    and propagates if no seed is complete. TooLargeError before a reference on the host whose values exceed the
+    available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)

@@ -1,0 +1,259 @@
+"""CPU seconds of the search of a language model's decode step for a GPU: `python -m benchmarks.decode_search NAMES [--layers N] [--again]`.
+
+The search is that of an H200, without one: backends count as usable, nothing is measured, and kernels are priced from rooflines. Each
+model (`benchmarks/llm.py`) runs in a process of its own. Printed for each stage are the CPU seconds of the process and those of its worker
+processes, then the sizes of e-graph and hypergraph, and the plan's cost with its proven bound. `--again` then builds the program from the
+plan cache in a second process. `--to FILE` writes the figures as JSON.
+
+`--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the plan cache;
+printed are wall-clock seconds by stage and, of the second process, the functions that take the most time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import io
+import json
+import math
+import os
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from .fingerprint import GPU, digest
+from .llm import CONFIGS, LENGTH
+
+NAMES = ("gemma-270m", "llama-1b")
+BUDGET = 40.0  # of the plan that `--again` recalls
+FUNCTIONS = 60  # lines of a profile
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """CPU seconds of this process, and of its living and ended child processes."""
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks, found, below = os.sysconf("SC_CLK_TCK"), dict[int, tuple[int, float]](), {os.getpid()}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15])) / ticks
+    living = 0.0
+    while fresh := {pid for pid, (parent, _) in found.items() if parent in below} - below:
+        living += sum(found[pid][1] for pid in fresh)
+        below |= fresh
+    return own.ru_utime + own.ru_stime, ended.ru_utime + ended.ru_stime + living
+
+
+class Stages:
+    """CPU seconds by stage: (of this process, of its workers)."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a stage."""
+        before = cpu_seconds()
+        yield
+        own, workers = (b - a for a, b in zip(before, cpu_seconds()))
+        self.seconds[name] = round(own, 2), round(workers, 2)
+        print(f"  {name:12} {own:6.2f} {workers:6.2f}", flush=True)
+
+
+def config_of(name: str, layers: int | None) -> dict[str, Any]:
+    """The configuration of a model, with fewer layers on request."""
+    config = dict(CONFIGS[name])
+    if layers:
+        config["num_hidden_layers"] = layers
+        if "layer_types" in config:
+            config["layer_types"] = config["layer_types"][:layers]
+    return config
+
+
+def decode_graph(config: dict[str, Any]) -> Any:
+    """Graph of a decode step with lazy random weights."""
+    from tensor_graphs.generation.cached_model import caches_of
+    from tensor_graphs.generation.programs import step_graph
+    from tensor_graphs.models.huggingface.step import Folder
+    from tensor_graphs.models.zoo import random_checkpoint
+
+    return step_graph(Folder.of(config, random_checkpoint(config)), caches_of(1, LENGTH), 1)
+
+
+def gpu_assumed() -> Any:
+    """A context in which the backends of a GPU count as usable."""
+    from contextlib import ExitStack
+
+    from tensor_graphs.backends.generate.generator import KernelGenerator
+    from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+
+    stack = ExitStack()
+    for backend in (TorchCudaBackend, KernelGenerator):
+        stack.enter_context(mock.patch.object(backend, "unavailable", lambda self: ""))
+    return stack
+
+
+def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
+    """Stages of a search in this process; its plan is stored in the plan cache."""
+    from tensor_graphs.backends.program.emission import emit_for
+    from tensor_graphs.backends.registry import select
+    from tensor_graphs.costdb.store.store import Store
+    from tensor_graphs.extract.search.plan import plan_of
+    from tensor_graphs.options import Options
+    from tensor_graphs.pipeline.choose import choose
+    from tensor_graphs.pipeline.make_report import make_report
+    from tensor_graphs.pipeline.match import hypergraph
+    from tensor_graphs.pipeline.prepare import Task, prepare
+    from tensor_graphs.pipeline.prices import CostPricer
+    from tensor_graphs.pipeline.recall import look_up
+    from tensor_graphs.pipeline.rewrite import as_written, rewrite
+    from tensor_graphs.pipeline.session import Session
+
+    stage = Stages()
+    session = Session(Options(backend="gpu", budget=math.inf, costdb=folder))
+    backends, store = select("gpu"), Store(folder)
+    with stage("load"):
+        graph = decode_graph(config_of(name, layers))
+    with stage("simplify"):
+        task = Task(graph, prepare(session, graph, None), backends)
+    session.lowerings.pool.begin()
+    with stage("rewrite"):
+        rewritten = rewrite(session, task.work)
+    with stage("match"):
+        found = hypergraph(session, rewritten.view, backends)
+    with stage("extract"):
+        choice = choose(session, found, CostPricer(store), None)
+    with stage("plan"):
+        plan = plan_of(choice, task.work)
+    with stage("emit"):
+        text = emit_for(plan).source
+    with stage("store plan"):
+        report = make_report(session.options, task, rewritten, choice, store)
+        report.search_stopped, report.omitted = "measured", []
+        entry = look_up(Session(Options(backend="gpu", budget=BUDGET, costdb=folder)), graph, None, backends).entry
+        why = "" if entry is None else entry.write(plan, report, text, BUDGET, "", folder)
+    with stage("unrewritten"):  # matched beside rewriting by overlapped tuning; here after it, in a state of its own
+        other = Session(Options(backend="gpu", budget=math.inf, costdb=folder))
+        other.lowerings.pool.begin()
+        hypergraph(other, as_written(task.work), backends)
+    return {
+        "stages": stage.seconds, "e_nodes": len(rewritten.view), "candidates": len(found.candidates),
+        "cost_us": round(choice.cost, 3), "bound_us": round(choice.extraction.lower_bound, 3),
+        "method": choice.extraction.method, "kernels": len(choice.chosen), "program": digest(text), "not_stored": why,
+    }  # fmt: skip
+
+
+def recalled(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
+    """Stages of building the program of a stored plan in this process."""
+    stage = Stages()
+    with stage("import"):
+        from tensor_graphs.backends.registry import select
+        from tensor_graphs.options import Options
+        from tensor_graphs.pipeline.prepare import Task, prepare
+        from tensor_graphs.pipeline.recall import _rebuilt, look_up
+        from tensor_graphs.pipeline.search import attach_provenance
+        from tensor_graphs.pipeline.session import Session
+    session, backends = Session(Options(backend="gpu", budget=BUDGET, costdb=folder)), select("gpu")
+    with stage("load"):
+        graph = decode_graph(config_of(name, layers))
+    with stage("look up"):
+        slot = look_up(session, graph, None, backends)
+    assert slot.data is not None, session.plan_cache_notes
+    with stage("simplify"):
+        task = Task(graph, prepare(session, graph, None, begin=False), backends)
+    with stage("rebuild"):
+        _, program, task = _rebuilt(session, task, slot.data)
+    with stage("provenance"):
+        attach_provenance(program, task, as_written=False)
+    own, workers = cpu_seconds()
+    return {"stages": stage.seconds, "process_s": round(own + workers, 2), "program": digest(program.source)}
+
+
+def on_gpu(name: str, budget: float) -> dict[str, Any]:
+    """Wall-clock seconds of making a decode step in this process, and of its parts."""
+    from .llm import generator
+
+    begun = time.perf_counter()
+    made = generator(name, budget)
+    loaded = time.perf_counter()
+    profile = cProfile.Profile()
+    profile.enable()
+    program = made._programs.decode()
+    profile.disable()
+    ready = time.perf_counter()
+    program.flat_near()
+    program.wait("a decode step")
+    first = time.perf_counter()
+    report = program.report
+    assert report is not None
+    if report.from_plan_cache:
+        for order in ("cumulative", "tottime"):
+            text = io.StringIO()
+            pstats.Stats(profile, stream=text).sort_stats(order).print_stats(FUNCTIONS)
+            print(text.getvalue(), flush=True)
+    return {
+        "from_plan_cache": report.from_plan_cache, "weights_s": loaded - begun, "ready_s": ready - loaded, "first_step_s": first - ready,
+        "seconds": {k: round(v, 2) for k, v in report.seconds.items()}, "plan_us": round(report.cost_us, 1),
+        "candidates": report.candidates, "measured": report.measured_now, "measuring": report.measuring,
+        "curve": len(report.curve), "omitted": report.omitted, "cache": report.plan_cache_notes,
+    }  # fmt: skip
+
+
+def part(action: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One part in this process."""
+    if action == "on-gpu":
+        return on_gpu(name, options.budget)
+    os.environ["TENSOR_GRAPHS_GPU"] = GPU
+    with gpu_assumed():
+        return {"search": searched, "again": recalled}[action](name, options.layers, Path(options.store))
+
+
+def main() -> None:
+    """Parse the command line; run each part in a process of its own, with an empty home."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", default=list(NAMES))
+    parser.add_argument("--layers", type=int, help="number of layers, if not the model's")
+    parser.add_argument("--again", action="store_true", help="also recall the plan in a second process")
+    parser.add_argument(
+        "--on-gpu", action="store_true", help="two real searches on a GPU, the second from the plan cache"
+    )
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of a search on a GPU")
+    parser.add_argument("--to", type=Path, help="write the figures as JSON")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps(part(options.part, options.names[0], options)))
+        return
+    found: dict[str, Any] = {}
+    parts = ("on-gpu", "on-gpu") if options.on_gpu else ("search", "again") if options.again else ("search",)
+    for name in options.names:
+        with tempfile.TemporaryDirectory() as home:
+            for n, action in enumerate(parts):
+                print(f"{name}: {action}", flush=True)
+                command = [sys.executable, "-m", "benchmarks.decode_search", name, "--part", action, "--store", home]
+                command += ["--budget", str(options.budget)] + (
+                    ["--layers", str(options.layers)] if options.layers else []
+                )
+                env = {**os.environ, "TENSOR_GRAPHS_HOME": home}
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
+                *lines, last = done.stdout.strip().splitlines()
+                print("\n".join([*lines, last]), flush=True)
+                found[f"{name} {action} {n}"] = json.loads(last)
+    if options.to:
+        options.to.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
