@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
-from ...egraph.ir.ops import Type
+from ...egraph.ir.ops import OPS, Type
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
@@ -24,6 +24,7 @@ from ..generate.template import GeneratedKernel, template_of
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
+from .emit.attention import ROWS as ATTENTION_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
 from .helpers import HELPERS, c_library
 
@@ -32,14 +33,33 @@ if TYPE_CHECKING:
 
 
 def _narrow(t: Tensor) -> bool:
-    """Whether a term is no product, or a product with few rows (judged before lowering)."""
+    """Whether a term is no product, a product with few rows, or one of attention of few rows (judged before lowering)."""
     if t.entry.fusion_role != "product":
         return True
+    if _batched(t):
+        return _few_each(t.args[0].type)
     return t.entry.law in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
+
+
+def _batched(t: Tensor) -> bool:
+    """Whether a term is attention, or a product of several matrices with several others."""
+    return t.entry.law == "attention" or (t.entry.law == "matmul" and t.args[1].rank > 2)
 
 
 def _few(x: Type) -> bool:
     return prod(concrete(x.shape)[:-1]) <= ROWS
+
+
+def _few_each(x: Type) -> bool:
+    """Whether each matrix of an operand has few rows."""
+    return concrete(x.shape)[-2] <= ATTENTION_ROWS
+
+
+def _worth(terms: Sequence[Tensor]) -> bool:
+    """Whether C may compute terms efficiently: all products have few rows, and batched ones occur as attention only."""
+    products = [t for t in topological(terms) if t.entry.fusion_role == "product"]
+    batched = [t for t in products if _batched(t)]
+    return all(map(_narrow, products)) and (not batched or len(batched) > 1 or batched[0].entry.law == "attention")
 
 
 def _writes_alone(template: GeneratedKernel, kernel: Kernel) -> bool:
@@ -60,7 +80,7 @@ class CLowering(Lowering):
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if C can compute it."""
-        if not all(_narrow(t) for t in topological(asked.group.terms)):
+        if not _worth(asked.group.terms):
             return
         template = self._template(asked.group.terms, ())
         found = template.lower(asked.call)
@@ -96,11 +116,17 @@ class C(KernelGenerator):
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """Fusion policies for a view: with products only if it has skinny ones.
+        """Fusion policies for a view: with products only if it has skinny ones, with two products only if it has attention of
+        few rows.
 
         No policy spreads statistics through memory.
         """
-        products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
+        products = 0
+        for n, op in enumerate(view.op):
+            if op in ("matmul", "linear") and len(view.types[view.kids(n)[1]].shape) == 2:
+                products = max(products, int(_few(view.types[view.kids(n)[0]])))
+            elif op == "matmul" or OPS[op].law == "attention":
+                products = max(products, 2 * _few_each(view.types[view.kids(n)[0]]))
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:

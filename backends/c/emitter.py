@@ -13,6 +13,7 @@ from ..generate.schedule import Schedule
 from ..generate.strategy import Strategy, StrategyEmitter
 from ..ir.kernel import PROBE, Expr, Kernel, walk
 from ..ir.tiling import Shape
+from .emit.attention import few_row_attention
 from .emit.kernel import emit
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
@@ -37,6 +38,10 @@ class CLaunch(LaunchBase):
 class NestSchedule(Schedule):
     """Schedule of a C loop nest: no parameters."""
 
+    def tile(self, shape: Shape) -> tuple[int, int]:
+        """(rows, columns) whose common values are computed once: all of attention (emit/attention.py), else one of each."""
+        return (shape.m, shape.n) if shape.kind == "attention" else (1, 1)
+
 
 def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:
     """The single function of a kernel; see emit/kernel.py."""
@@ -48,10 +53,10 @@ def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[La
 
 
 def _efficient(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a plain loop nest is efficient.
-
-    Excluded are products that read operands many times, and reductions inside other reductions.
-    """
+    """Whether the C functions are efficient: attention of few rows, or a plain loop nest without products that read
+    operands many times and without reductions inside other reductions."""
+    if few_row_attention(kernel, shape) is not None:
+        return True
     inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
     return not inside and all(map(_streams, kernel.reductions))
 
@@ -65,7 +70,7 @@ def _streams(e: Expr) -> bool:
 
 NEST = Strategy(
     "loop nest",
-    "C functions: one loop nest, parallel over the outermost axis.",
+    "C functions: one loop nest, parallel over the outermost axis; attention of few rows in one pass over the visible positions.",
     NestSchedule,
     applies=_efficient,
     ranked=lambda asked, count: [NestSchedule()],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from .c_attention import FEW_ROW_SCORES, FEW_ROW_VALUES
 from .c_dots import DOTS
 from .c_lanes import LANES
 
@@ -70,6 +71,8 @@ static inline float from_float8(uint32_t i)
 }""",
     "lanes": LANES,
     "dots_split": DOTS,
+    "few_row_scores": FEW_ROW_SCORES,
+    "few_row_values": FEW_ROW_VALUES,
     "scaled": """/* x * 2**n, in two steps: results may be denormal. */
 static inline float scaled(float x, int32_t n)
 {

@@ -14,7 +14,8 @@ Expensive values of a row that several loops need are kept in a row buffer (`row
 vector lanes (`omp simd reduction`). Products and sums round separately (no FMA contraction by the compiler); NaN,
 infinities and signed zeros behave as in NumPy.
 
-emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function.
+emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function. Attention of
+few rows has loops of its own (emit/attention.py).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from math import prod
 from ...ir.index import Axis
 from ...ir.kernel import Kernel, OutputStore, Unfusable
 from ...ir.op_texts import costly
+from .attention import AttentionWriter, few_row_attention
 from .nest import LoopScope
 from .spelling import TYPES, stored
-from .values import CValues
 
 COSTLY = 8.0  # work of a costly operation, in additions
 #: Work of other operations, in additions; 1 for those that are not named.
@@ -59,15 +60,19 @@ def work(kernel: Kernel) -> float:
     )
 
 
-class FunctionWriter(CValues):
+class FunctionWriter(AttentionWriter):
     """Writer of a kernel's C function."""
 
     def function(self, doc: str) -> str:
         """C text of the function; `doc` is its comment."""
         top = LoopScope(None, None, [self._signature()])
         top.items += self._carried()
-        self.parallel = work(self.kernel) >= PARALLEL and not any(map(self._scattered, self.axes))
-        self._loops(top)
+        attention = few_row_attention(self.kernel)
+        if attention is not None:
+            self.body(attention, top)
+        else:
+            self.parallel = work(self.kernel) >= PARALLEL and not any(map(self._scattered, self.axes))
+            self._loops(top)
         comment = [f"/* {doc.replace('*/', '* /')} */"] if doc else []
         return "\n".join([*comment, *_brace_on_its_own(top.text(0))])
 

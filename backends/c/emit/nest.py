@@ -51,7 +51,7 @@ class LoopScope:
         pad = "    " * depth
         *pragmas, loop = self.head
         yield from (pad + line for line in pragmas)
-        yield f"{pad}{loop} {{"
+        yield f"{pad}{loop} {{" if loop else f"{pad}{{"
         for item in self.items:
             yield from item.text(depth + 1) if isinstance(item, LoopScope) else [f"{pad}    {item}"]
         yield f"{pad}}}"

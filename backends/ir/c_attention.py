@@ -1,0 +1,65 @@
+"""Helpers of C kernels for attention of few rows: scores of a block of positions, and sums of its values by their weights."""
+
+from __future__ import annotations
+
+FEW_ROW_SCORES = """/* The sums of 16 vectors, each over its own elements. */
+static inline floats lanes_sums(const floats *x)
+{
+#if (defined(__GNUC__) && __GNUC__ >= 12) || defined(__clang__)
+#define HALVES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+    floats a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++)
+        a[i] = HALVES(x[i], x[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+             + HALVES(x[i], x[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    for (int i = 0; i < 4; i++)
+        b[i] = HALVES(a[i], a[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+             + HALVES(a[i], a[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (int i = 0; i < 2; i++)
+        c[i] = HALVES(b[i], b[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+             + HALVES(b[i], b[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return HALVES(c[0], c[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+         + HALVES(c[0], c[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+#undef HALVES
+#else
+    floats r;
+    for (int i = 0; i < 16; i++) r[i] = lanes_sum(x[i]);
+    return r;
+#endif
+}
+/* scores[r][p]: product of row r of q and row p of k, rows of `width` numbers; block, width: multiples of 16. */
+static inline __attribute__((always_inline)) void few_row_scores(const float *q, const float *k, float *scores, int rows, int width, int block)
+{
+    for (int p = 0; p < block; p += 16)
+        for (int r = 0; r < rows; r++) {
+            floats sums[16];
+            #pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) sums[i] = lanes(0.0f);
+            for (int d = 0; d < width; d += 16) {
+                const floats x = lanes_f32(q + r * width + d);
+                #pragma GCC unroll 16
+                for (int i = 0; i < 16; i++) sums[i] = lanes_fma(x, lanes_f32(k + (p + i) * width + d), sums[i]);
+            }
+            const floats found = lanes_sums(sums);
+            __builtin_memcpy(scores + r * block + p, &found, 64);
+        }
+}"""
+
+FEW_ROW_VALUES = """/* out[r] = out[r] * fades[r] + the rows of v weighted by weights[r]: rows of `width` numbers, a multiple of 16. */
+static inline __attribute__((always_inline)) void few_row_values(const float *weights, const float *v, const float *fades, float *out,
+                                                                 int rows, int width, int block, int count)
+{
+    for (int c = 0; c < width; c += 16) {
+        floats sums[16]; /* rows: at most 16 */
+        #pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) sums[r] = lanes_f32(out + r * width + c) * lanes(fades[r]);
+        for (int p = 0; p < count; p++) {
+            const floats x = lanes_f32(v + p * width + c);
+            #pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) sums[r] = lanes_fma(lanes(weights[r * block + p]), x, sums[r]);
+        }
+        #pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) __builtin_memcpy(out + r * width + c, &sums[r], 64);
+    }
+}"""
+
+__all__ = ["FEW_ROW_SCORES", "FEW_ROW_VALUES"]
