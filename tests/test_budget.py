@@ -18,6 +18,7 @@ from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
 from tensor_graphs.egraph.ir.composite_ops import layer_norm
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.saturate import saturate
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import accept as accept_stage
@@ -128,6 +129,23 @@ def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
     assert not list((home / remember.FOLDER).glob("*.json")), "a plan that was cut by hand is not remembered"
     if stage in ("glue", "extract"):  # what rewriting has found is not thrown away
         assert cut(made.report)[:1] != ["kernels of"]
+
+
+def test_ctrl_c_without_a_handler_in_rewriting_ends_the_later_stages_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt where a caller has no signal handler that sets `Progress.stopped`."""
+
+    def interrupted(*given: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saturate._Saturation, "rounds", interrupted)
+    progress = Progress()
+    made = run(progress)
+    assert (
+        right(made)
+        and progress.stopped
+        and cut(made.report)[:1] == ["rewriting"]
+        and "measuring" in made.report.omitted
+    )
 
 
 @pytest.mark.parametrize(("at", "verified"), [(1, 0), (2, 0), (3, 1)])

@@ -14,6 +14,7 @@ from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
 from tensor_graphs.verification import comparison, verify
+from tensor_graphs.verification.strips import strips_of
 
 Array = np.ndarray[Any, Any]
 DEVICES = ["", "cpu"]
@@ -305,6 +306,22 @@ def test_right_programs_pass_in_strips(name: str, monkeypatch: pytest.MonkeyPatc
     verdict = judged(graph, fault, tolerance=1e-5 if name in MORE_ROUNDED else "fast")
     assert verdict.passed, verdict.worst.said
     assert "strips" in verdict.note or "argmax" in name  # the index along an axis needs all of the axis
+
+
+@pytest.mark.parametrize("name", [n for n, (graph, _) in FAULTS.items() if strips_of(graph)])
+def test_programs_with_a_fault_are_refused_in_strips(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, fault = FAULTS[name]
+    in_strips(monkeypatch)
+    verdict = judged(graph, fault)
+    assert "strips" in verdict.note and not verdict.passed
+    assert judged(graph, lambda found, values: None).passed
+
+
+def test_without_time_left_strips_are_compared_on_the_ordinary_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, fault = FAULTS["only large numbers are wrong"]
+    in_strips(monkeypatch)
+    verdict = judged(graph, fault, enough=lambda: True)
+    assert verdict.passed and verdict.seeds == 1 and judged(graph, fault, seeds=1).seeds == 1
 
 
 def test_places_that_rounding_decides_are_counted_and_nothing_else_is_exempt() -> None:

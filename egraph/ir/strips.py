@@ -70,8 +70,11 @@ class Axes:
 
 
 def axes_of(root: Tensor) -> Axes | None:
-    """Slicing of a root along its longest axis that allows it; None if no axis does."""
-    (root,) = expand_all([root])
+    """Slicing of a root along its longest axis that allows it; None if no axis does.
+
+    Composite ops are expanded with means in float32, as in a reference of the whole output.
+    """
+    (root,) = expand_all([root], wide_means=True)
     shape = concrete(root.shape)
     for axis in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
         if shape[axis] > 1 and (order := _cut(root, axis)) is not None:

@@ -59,6 +59,8 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
             deadline=deadline, stop=lambda: session.progress.stopped,
         )  # fmt: skip
     ended = [v.report.stopped for v in views]
+    if "interrupted" in ended:  # Ctrl-C that a caller without a signal handler gave: the later stages end as well
+        session.progress.stopped = True
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
     if halted:
         session.omitted.append(f"rewriting of {halted} of {len(views)} blocks")

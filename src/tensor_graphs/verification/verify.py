@@ -92,7 +92,9 @@ def verify(
         from .strips import strips_of, verify_strips
 
         if cuts := strips_of(graph):
-            return verify_strips(graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll)
+            return verify_strips(
+                graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll, seeds=seeds
+            )
     known = references if references is not None else {}
     noise = disturbed if disturbed is not None else {}
     weights = next((d.kept for d in noise.values()), None) or weights_on_device(graph, device)
