@@ -325,7 +325,7 @@ class GpuMeasurer:
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:
-        """Extend an exhausted search by as many schedules again; whether there are any.
+        """Extend an exhausted search by as many schedules again; returns whether any are left.
 
         Searches that ended early are left alone.
         """

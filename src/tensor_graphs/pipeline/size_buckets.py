@@ -90,7 +90,7 @@ def fastest(samples: Mapping[str, Sequence[float]]) -> str:
 def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """Divide a range of sizes by the fastest form: (least, largest size, form).
+    """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
 
     Where it differs at the two ends, the size from which the other one is fastest is found by bisection, up to a
     factor; without `halvings` it is the geometric mean.
