@@ -31,7 +31,8 @@ from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer, Measured, Trial
+from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
+from tensor_graphs.backends.tuning.trials import Measured, Trial
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph

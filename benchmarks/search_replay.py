@@ -49,8 +49,10 @@ from benchmarks.search_rehearsal import (
 from tensor_graphs.backends.tuning import measure_gpu, trials
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_gpu import Event, GpuMeasurer, Measured, Trial
+from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
 from tensor_graphs.backends.tuning.schedule_search import ScheduleSearch
+from tensor_graphs.backends.tuning.trial_pipeline import Ended, Event
+from tensor_graphs.backends.tuning.trials import Measured, Trial
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.price.features import schedule_of
 from tensor_graphs.costdb.store.store import Store
@@ -208,7 +210,7 @@ class VirtualMeasurer(GpuMeasurer):
     def _next(self, later: Iterator[Any]) -> Event:
         self.time_.now = max(self.time_.now, self.queue[0][0])
         if self._ended is not None and self._ended():
-            raise measure_gpu._Ended  # the event stays: the next call may go on with its kernel
+            raise Ended  # the event stays: the next call may go on with its kernel
         event = heappop(self.queue)[2]
         if event.job is not None and event.kernel is not None:
             if event.one is not None:
@@ -230,7 +232,7 @@ class VirtualMeasurer(GpuMeasurer):
                 break
             try:
                 self._over(self._step(self._behind.worth, iter(())))  # type: ignore[attr-defined]
-            except measure_gpu._Ended:
+            except Ended:
                 break
         self.time_.now = max(self.time_.now, until)
 

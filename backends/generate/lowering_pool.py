@@ -197,7 +197,8 @@ class LowerPool:
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Submit a complete batch. Each job is built when it is sent."""
+        """Submit a complete batch of jobs; returns the queue from which the caller takes them. Each job is built when
+        it is sent."""
         found = self.growing()
         for job in jobs:
             found._put(job)

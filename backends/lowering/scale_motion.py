@@ -11,11 +11,10 @@ LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
-    """Share the exponential sums of logsumexp with softmax.
+    """Kernel in which logsumexp shares the exponential sums of softmax.
 
-    exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a)) if the kernel has that.
-
-    Where the maximum is infinite softmax is NaN anyway.
+    exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a)) if the kernel has that. Where the maximum is infinite
+    softmax is NaN anyway.
     """
     b, there = kernel.builder, {e for e in kernel.exprs if e.op == "sub" and _of_itself(e)}
 
@@ -36,11 +35,10 @@ def _of_itself(e: Expr) -> bool:
 
 
 def base_two(kernel: Kernel) -> Kernel:
-    """Kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), a' = a * log2(e).
+    """Kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), a' = a * log2(e), because the hardware's exponential is
+    to base 2.
 
-    The factor is folded into an existing one.
-
-    The hardware's exponential is to base two. Other uses of the maximum read max(a') / log2(e).
+    The factor is folded into an existing one. Other uses of the maximum read max(a') / log2(e).
     """
     b = kernel.builder
     scaled = {
@@ -87,12 +85,10 @@ def _finite(value: float) -> float:
 
 
 def scaled_early(kernel: Kernel) -> Kernel:
-    """Move loop-invariant factors of a product to its loop-invariant side.
+    """Kernel in which loop-invariant factors of a product are moved to its loop-invariant side (the inverse of DEFER).
 
-    Queries are multiplied by their norm and the softmax scale once, not the scores of every tile (the inverse of
-    DEFER).
-
-    A constant factor stays if that side is a plain load: scaling it would round an operand to save one multiplication.
+    Queries are multiplied by their norm and the softmax scale once, not the scores of every tile. A constant factor
+    stays if that side is a plain load: scaling it would round an operand to save one multiplication.
     """
     b, held = kernel.builder, set(kernel.axes)
 

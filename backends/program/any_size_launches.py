@@ -1,11 +1,13 @@
-"""Launches at new sizes, made from launches recorded at other sizes: helper classes of emitted programs with free sizes.
+"""Launches at new sizes, made from launches recorded at other sizes: helper classes of emitted programs with free
+sizes.
 
-A kernel's own interface (Triton's, `CudaKernel`'s) and recording a CUDA graph cost hundreds of microseconds at every new
-size. The function of a kernel and the layout of its parameters are the same at all sizes of a form. So the first call at a
-new size writes the parameters of each launch itself, launches by the driver, and has the launches of later calls.
+A kernel's own interface (Triton's, `CudaKernel`'s) and recording a CUDA graph cost hundreds of microseconds at every
+new size. The function of a kernel and the layout of its parameters are the same at all sizes of a form. So the first
+call at a new size writes the parameters of each launch itself and launches by the driver; later calls repeat these
+launches.
 
-The source of the classes is copied into emitted programs: each may use `ctypes`, `torch`, the helpers of cuda_driver.py and
-gpu_launches.py, and the others only.
+The source of the classes is copied into emitted programs: each may use `ctypes`, `torch`, the helpers of cuda_driver.py
+and gpu_launches.py, and the others only.
 """
 
 from __future__ import annotations

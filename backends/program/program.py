@@ -329,7 +329,7 @@ class Program:
         return self._exchange.hand_out(self.flat_near(*given), given)
 
     def flat_near(self, *given: Any) -> Sequence[Any]:
-        """Run the program on all of its inputs; the outputs stay where they are, on the program's device."""
+        """Flat outputs of a call with all of the program's inputs; they stay on the program's device."""
         specs: Sequence[Any] = self.manifest.inputs
         program = self
         if self.manifest.sizes:

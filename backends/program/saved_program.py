@@ -22,14 +22,14 @@ TRIES = 50  # attempts to read a program that another process replaces
 
 
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
-    """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
+    """A saved program, loaded without optimization. Calls execute its `program.py`: load only what you trust.
 
     The program's `report` is None: `pipeline/load_program.py` reads it. A program for a GPU requires a GPU of the same
     name; `device` ("cuda", "cuda:1") skips that check.
 
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
-    DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or has
-    changed.
+    DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or
+    has changed.
     """
     path = named_path(folder)
     recover(Path(os.path.realpath(path)))

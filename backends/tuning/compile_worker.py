@@ -111,7 +111,10 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
 
 
 def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
-    """Compile a module's CUDA C++ kernels (cuda_helpers.py) without launching them, by NVRTC into cuda-core's cache."""
+    """Resource use of a module's CUDA C++ kernels, compiled by NVRTC into cuda-core's cache without a launch.
+
+    `kernels`: the helper class of cuda_helpers.py. `capability`: 90 is sm_90.
+    """
     binary = kernels.compiled(f"sm_{capability}").code
     registers, spills = resources(binary)
     launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]

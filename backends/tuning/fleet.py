@@ -54,7 +54,7 @@ class FleetWorker:
         self.local = LocalMeasurers(self.sink, device=device, workers=workers, schedules=schedules)
 
     def measure(self, job: Job) -> tuple[bytes, str]:
-        """Measure one job: (its rows as a Parquet table, an error text or "")."""
+        """Result of measuring one job: (its rows as a Parquet table, an error text or "")."""
         found, _, bad = wanted([job], Snapshot(), self.schedules)
         error = bad.get(0, "")
         try:
@@ -91,7 +91,8 @@ def measure_on_fleet(
     workers: int | None = None, schedules: int = SCHEDULES, seconds: float = math.inf,
     say: Callable[[str], None] = lambda message: None, stop: Callable[[], bool] = lambda: False,
 ) -> FleetOutcome:  # fmt: skip
-    """Measure every job without a result in the shards under `root` on a Ray cluster, for at most `seconds`.
+    """Measure every job without a result in the shards under `root` on a Ray cluster, for at most `seconds`; returns
+    counts.
 
     `address`: of a running cluster ("auto": the one of this machine), or "local" for a cluster of this machine's cores
     and GPUs that ends with the call. tensor_graphs must be importable on its machines. Rows are checked before they are

@@ -146,7 +146,7 @@ class Bench:
 
     # ------------------------------------------------------------ one schedule
     def loaded(self, text: KernelText) -> Tried:
-        """Load the kernels of a text on the device without launching them: another process may be timing."""
+        """A trial whose kernels are loaded on the device and not launched: another process may be timing."""
         import torch
 
         if text.generated:
@@ -163,7 +163,10 @@ class Bench:
         return tried
 
     def attempt(self, index: int, tried: Tried) -> dict[str, Any]:
-        """Run a schedule once, check the result, take a few samples. Wrong if the result is incorrect or varies."""
+        """Reply with a few samples of a schedule, which is run once and checked first.
+
+        Wrong if the result is incorrect or varies.
+        """
         import torch
 
         size = tried.text.scratch + 2 * gpu_operands.ZONE

@@ -79,12 +79,12 @@ class GpuProcess:
         return self._hand.submit(self.ask, job, timeout)
 
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
-        """Run, check and roughly time one schedule of a kernel."""
+        """The process's reply to running, checking and roughly timing one schedule of a kernel."""
         with self.clock.running("try"):
             return self._in_context(opening, {"job": "try", "index": index, "text": text.to_json()}, None)
 
     def measure(self, opening: Reply, index: int, text: KernelText | None) -> Reply:
-        """Measure a tried schedule in full."""
+        """The process's reply to measuring a tried schedule in full: all samples, cold and hot, and another check."""
         with self.clock.running("time"):
             return self._in_context(opening, {"job": "time", "index": index}, text)
 

@@ -258,7 +258,7 @@ def measure_jobs(
     schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:  # fmt: skip
-    """Measure every job without a result in the shards under `root`, in order, for at most `seconds`.
+    """Measure every job without a result in the shards under `root`, in order, for at most `seconds`; returns counts.
 
     DeviceUnavailableError if GPU jobs are given and there is no GPU.
     """

@@ -70,7 +70,7 @@ class Sink(Protocol):
     """Destination of rows, such as costdb's Store. Defaults: `SinkBase`."""
 
     def add(self, rows: Iterable[Row]) -> object:
-        """Add rows."""
+        """Add rows; they may become durable only with `flush`."""
         ...
 
     def flush(self) -> object:

@@ -46,7 +46,7 @@ class Disturbed:
     moved: list[Any] = field(default_factory=list)
 
     def further(self) -> bool:
-        """Make one more run; False if there were already `RUNS`."""
+        """Make one more run with rounding noise; returns False, and does nothing, after `RUNS` runs."""
         if self.runs == RUNS:
             return False
         if not self.first:

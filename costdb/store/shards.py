@@ -78,7 +78,7 @@ def write(root: Path, device: str, table: pa.Table) -> Path:
 
 
 def write_by_content(folder: Path, content: bytes) -> Path:
-    """Write `content` durably into `folder` under the name of its sha256, unless the file exists already."""
+    """Write `content` durably into `folder` under the name of its sha256, unless the file exists; returns its path."""
     target = folder / f"{sha256(content).hexdigest()}.parquet"
     if target.is_file() and target.read_bytes() == content:
         return target
@@ -100,7 +100,7 @@ def write_atomically(target: Path, content: bytes) -> None:
 
 
 def copy(shard: ShardFile, folder: Path) -> Path:
-    """Copy another store's shard into `folder` under its own name.
+    """Copy another store's shard into `folder` under its own name; returns the path of the copy.
 
     OSError if it cannot be read or written, or changed since verification.
     """
@@ -193,7 +193,8 @@ def _walk(folder: Path | str, depth: int = _DEPTH) -> Iterator[os.DirEntry[str]]
 
 
 def quarantine(root: Path, path: Path, reason: str) -> bool:
-    """Move a bad shard to the quarantine folder, with the reason in the new name. False if the file system refuses."""
+    """Move a bad shard to the quarantine folder, with the reason in the new name. Returns False if the file system
+    refuses."""
     folder = root / QUARANTINE
     try:
         folder.mkdir(exist_ok=True)

@@ -111,10 +111,11 @@ class StarterFile(StoreReport):
 
 
 def export_starter(root: Path, folder: Path, max_bytes: int = MAX_BYTES) -> list[StarterFile]:
-    """Write one starter file for each CPU and GPU that a store has rows of, of at most `max_bytes` bytes each.
+    """Write one starter file for each CPU and GPU that a store has rows of; returns what was written.
 
-    If a file would be larger, only the fastest schedules of each kernel call are kept. CostStoreError if the store has
-    no such rows, or if a device's file does not fit; UnwritableError if a file cannot be written.
+    A file has at most `max_bytes` bytes: if it would be larger, only the fastest schedules of each kernel call are
+    kept. CostStoreError if the store has no such rows, or if a device's file does not fit; UnwritableError if a file
+    cannot be written.
     """
     by_device: dict[str, list[Record]] = {}
     for record in _records(root):

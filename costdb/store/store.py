@@ -184,7 +184,8 @@ class Store:
     # Writing
 
     def add(self, rows: Iterable[Row]) -> Ack:
-        """Store rows; if the result has `durable`, the rows survive a kill or a power loss.
+        """Store rows; returns how many were kept, which were refused, and whether they are `durable` (survive a power
+        loss).
 
         Invalid rows (NaN or impossible latencies, …) are skipped and counted. If the disk is full or read-only, rows
         are kept in memory with a warning and written with the next `add` or `flush` that succeeds.
@@ -239,7 +240,7 @@ class Store:
     # Keeping
 
     def merge(self, other_root: str | Path) -> MergeReport:
-        """Copy the good shards of another store; bad ones are counted and left in place."""
+        """Copy the good shards of another store; bad ones are counted and left in place. Returns the counts."""
         other = Path(other_root)
         if not other.is_dir():
             raise CostStoreError("there is no store to merge", where=str(other), hint="name the root of a store")
@@ -273,9 +274,10 @@ class Store:
             raise CostStoreError(f"the merge stopped: {error.strerror or error}", where=str(self.root)) from error
 
     def compact(self) -> CompactReport:
-        """Merge the fully valid shards of each device into one; the old ones are deleted once the new one is on disk.
+        """Merge the fully valid shards of each device into one; returns shards and rows before and after.
 
-        Raises CostStoreError if the store cannot be written; nothing is lost then.
+        The old shards are deleted once the new one is on disk. CostStoreError if the store cannot be written; nothing
+        is lost then.
         """
         from filelock import FileLock
 
@@ -309,7 +311,8 @@ class Store:
         return CompactReport(len(before), len(kept), rows_before, table.num_rows)
 
     def check(self) -> CheckReport:
-        """Verify every shard, quarantine bad ones, remove stale temporary files, test the cache."""
+        """Verify every shard, quarantine bad ones, remove stale temporary files and test the cache; returns what was
+        found."""
         bad, skipped = {}, Counter[str]()
         good = rows = 0
         for shard in shards.find(self.root):

@@ -165,7 +165,7 @@ def mirror_of(team: str) -> Path:
 
 # ---------------------------------------------------------------- copying
 def pull(team: str, mirror: Path | None = None) -> TeamReport:
-    """Copy the team's new shards into the mirror, each after its checksum and schema were verified."""
+    """Copy the team's new shards into the mirror, each after its checksum and schema were verified; returns the counts."""
     place, target = place_of(team), mirror or mirror_of(team)
     have = {shard.name for shard in shards.find(target)}
     copied, present, bad, skipped = 0, 0, dict[str, str](), Counter[str]()
@@ -190,7 +190,10 @@ def pull(team: str, mirror: Path | None = None) -> TeamReport:
 
 
 def push(root: Path, team: str) -> TeamReport:
-    """Publish the good shards of a store that the team's place does not have. CostStoreError if none can be written."""
+    """Publish the good shards of a store that the team's place does not have; returns the counts.
+
+    CostStoreError if none can be written.
+    """
     place = place_of(team)
     have = {posixpath.basename(path).removesuffix(".parquet") for path, _ in _shards_of(place, team)}
     copied, present, bad, unwritten = 0, 0, dict[str, str](), ""

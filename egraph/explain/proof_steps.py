@@ -151,7 +151,10 @@ class Unfolding:
         return made if made.type == term.type and is_instance(rule, 0, *sides) else None
 
     def fit(self, pattern: Term, now: Tensor, target: Tensor) -> Chain:
-        """Rewrite a term until it matches a pattern that an equal term (`target`) matches; variables match any subterm."""
+        """Chain from a term to an equal one that matches a pattern; `target` is an equal term that matches the pattern.
+
+        Variables of the pattern match any subterm, so the term is rewritten only as far as needed.
+        """
         if isinstance(pattern, Var):
             return Chain([now])
         self.proofs.closure.add(now)

@@ -48,7 +48,7 @@ def check(
     tolerance: float = 1e-9,
     seed: int = 0,
 ) -> ReplayResult:
-    """Replay every step of an explanation.
+    """Result of replaying every step of an explanation.
 
     Each step must start at the previous step's result, rewrite exactly one subterm, be an instance of its rule (judged
     from the rule alone), and preserve values in float64 on random inputs, once with both signs and once positive.

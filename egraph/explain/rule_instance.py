@@ -53,7 +53,7 @@ def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
 
 
 def bind(pattern: Term, term: Tensor, binding: dict[str, Any], attrs: dict[str, Any]) -> bool:
-    """Match a pattern against one term; adds to `binding` (tensor variables) and `attrs` (attribute variables).
+    """Whether a term matches a pattern; adds to `binding` (tensor variables) and `attrs` (attribute variables).
 
     Computed attributes (`Apply`) are not checked here: `is_instance` checks them by rebuilding the right side.
     """

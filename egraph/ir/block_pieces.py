@@ -121,11 +121,10 @@ def _piece(listing: Listing, names: dict[Any, int], start: int, end: int) -> Blo
 
 
 def merge(listing: Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[BlockPiece]:
-    """Merge adjacent intervals.
+    """Adjacent intervals merged where their kinds always occur together.
 
-    Strongly connected ones up to the limit, then weakly connected ones up to half the limit.
-
-    Merged pieces are then searched for in pieces that occur once, such as a layer's first part after the embedding.
+    Strongly connected ones up to the limit, then weakly connected ones up to half the limit. Merged pieces are then
+    searched for in pieces that occur once, such as a layer's first part after the embedding.
     """
     names: dict[Any, int] = {}
     pieces = [_piece(listing, names, a, b) for a, b in stretches]

@@ -152,7 +152,8 @@ class Engine:
         self.key, self.loaded = "", False
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Load a block (see `program.EgglogProgram.job`) into the declared program."""
+        """Load a block (see `program.EgglogProgram.job`) into the declared program; returns ({"seconds": time taken},
+        no arrays)."""
         begin = time.perf_counter()
         if self.loaded:  # `push` and `pop` restore the e-graph to the state after `declare`
             self.run("(pop)")
@@ -174,7 +175,10 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def declare(self, program: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Create an e-graph with a program's declarations (`EgglogProgram.declaration`), unless already declared."""
+        """Create an e-graph with a program's declarations (`EgglogProgram.declaration`), unless already declared.
+
+        Returns ({"seconds": time taken}, no arrays).
+        """
         begin = time.perf_counter()
         if self.key != program["key"]:
             self.key, self.loaded = "", False  # unset while commands may fail: a half-declared e-graph is never reused
@@ -189,7 +193,7 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def run(self, text: str) -> Any:
-        """Run one egglog command. EngineError carries egglog's message."""
+        """Run one egglog command; returns egglog's report. EngineError carries egglog's message."""
         try:
             return self.egraph.run_program(*self.egraph.parse_program(text))
         except BaseException as error:  # egglog's panics are BaseExceptions

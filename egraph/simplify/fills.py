@@ -29,7 +29,7 @@ def number(x: Tensor) -> float | None:
 
 
 def unit_fill(x: Tensor) -> Tensor:
-    """Shrink a fill to size 1 along every axis."""
+    """The fill with size 1 along every axis."""
     if x.op != "full" or all(isinstance(d, int) and d == 1 for d in x.shape):
         return x
     return fill((1,) * x.rank, x.attr("value"), x.dtype)

@@ -359,7 +359,8 @@ class FusionGroups:
         return found
 
     def tensor(self, node: int, args: tuple[Tensor, ...]) -> Tensor:
-        """Node of an e-node's op over given operands; cached, since repeated layers share attributes."""
+        """An e-node as a tensor over other operands: its op with its attributes. Cached, since repeated layers share
+        attributes."""
         view = self.view
         if (leaf := view.tensors.get(node)) is not None:
             return leaf

@@ -113,7 +113,7 @@ class PlanSolver:
             return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted, nested)
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
-        """Set `chosen` to the cheapest plan at optimistic costs. NoPlanError as for `solve`."""
+        """Set `chosen` to the cheapest plan at optimistic costs and return its extraction. NoPlanError as for `solve`."""
         self.chosen, found = self.solve(costs, limit, self.chosen)
         return found
 
@@ -141,7 +141,10 @@ class PlanSolver:
             return []
 
     def solve_pessimistic(self, prices: Sequence[Priced]) -> bool:
-        """Update `pessimistic`. False if such solves have taken more than their share of the time, or found no plan."""
+        """Update `pessimistic`; returns False if it was not updated.
+
+        That is if such solves have taken more than their share of the time, or found no plan.
+        """
         began = time.monotonic()
         if self.pessimistic_s > PESSIMISTIC_SHARE * (began - self.start):
             return False

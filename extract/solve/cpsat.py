@@ -246,10 +246,10 @@ def solve_cpsat(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Minimize DAG cost over `rows` with CP-SAT within `seconds`, from a solution `start` (rows, children first).
+    """Answer of CP-SAT to minimizing the DAG cost over `rows` within `seconds`, from a solution `start`.
 
-    With `deterministic`, the limit is in CP-SAT's repeatable time units. `limits`: (use of each row, upper limit of the
-    sum over the chosen rows).
+    `start`: rows, children first. With `deterministic`, the limit is in CP-SAT's repeatable time units. `limits`: (use
+    of each row, upper limit of the sum over the chosen rows).
     """
     from ortools.sat.python import cp_model
 

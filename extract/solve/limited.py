@@ -61,7 +61,7 @@ class LimitedReduction:
 
     @classmethod
     def of(cls, problem: Problem, upper: float, pinned: Flags | None = None) -> LimitedReduction:
-        """Reduce a problem, keeping all extractions of cost <= `upper`.
+        """Reduction of a problem that keeps all extractions of cost <= `upper`.
 
         Nodes with nonzero use, or flagged in `pinned`, stay rows.
         """

@@ -26,7 +26,7 @@ class LazyPart:
     compute: Callable[..., Array]
 
     def load(self) -> Array:
-        """Read the stored arrays and compute the part."""
+        """The part as an array, computed from the stored arrays, which are read now."""
         found = self.compute(*map(load_data, self.stored))
         return np.ascontiguousarray(found.astype(dtypes.numpy_dtype(self.dtype), copy=False).reshape(self.shape))
 

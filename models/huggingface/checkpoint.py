@@ -167,7 +167,7 @@ class StackedArray:
         return dtypes.name_of(self.parts[0].dtype)
 
     def load(self) -> np.ndarray[Any, Any]:
-        """Read the parts into one array."""
+        """The parts as one array, read now."""
         whole = np.empty(self.shape, dtypes.numpy_dtype(self.dtype))
         for place, part in zip(whole, self.parts):
             place[...] = load_data(part)

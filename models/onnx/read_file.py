@@ -86,7 +86,7 @@ def opset(model: Any) -> int:
 
 
 def unsupported(model: Any) -> dict[str, int]:
-    """Count everything unsupported that can be found without building: opset versions, operators, dtypes."""
+    """Count of each unsupported thing that can be found without building: opset versions, operators, dtypes."""
     found: Counter[str] = Counter()
     version = opset(model)
     if not OPSETS[0] <= version <= OPSETS[1]:

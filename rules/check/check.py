@@ -181,9 +181,8 @@ class RuleTrial:
         return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 
     def exactly(self) -> bool:
-        """Compare both sides modulo each prime.
-
-        False if the rule or the sampled values are outside of field arithmetic.
+        """Compare both sides modulo each prime; returns False if the rule or the values are outside of field
+        arithmetic.
 
         Raises Refuted for different results.
         """
@@ -221,7 +220,8 @@ class RuleTrial:
                 raise Refuted(f"only the left side can be computed: {error}", f"  {self.found}") from None
 
     def close(self, style: str) -> bool:
-        """Compare both sides in float64 up to rounding; False if the sample tells nothing (overflow, no finite value).
+        """Compare both sides in float64 up to rounding; returns False if the sample tells nothing (overflow, no finite
+        value).
 
         Raises Refuted for different results.
         """
@@ -288,7 +288,7 @@ class RuleTrial:
         return worst
 
     def bitwise(self, style: str) -> bool:
-        """Compare both sides bitwise in their own dtypes (NaN equals NaN); False if the left side cannot be computed.
+        """Compare both sides bitwise in their own dtypes (NaN equals NaN); returns False if the left side has no value.
 
         Raises Refuted for different results.
         """
@@ -448,7 +448,7 @@ def _decided(rule: Rule, found: Instance, seed: int) -> bool:
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Raise RuleError with the counterexample if random tests (`check`) refute a rule."""
+    """Verdict of random tests (`check`) on a rule; RuleError with the counterexample if they refute it."""
     verdict = check(rule, seed=seed, samples=samples)
     if verdict.status == "refuted":
         raise RuleError(

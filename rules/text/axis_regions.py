@@ -99,7 +99,7 @@ class Regions:
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
     def inherit(self, whole: TermAxis, left: TermAxis, right: TermAxis) -> bool:
-        """Exchanges cuts between a concatenated axis and its parts; returns whether any is new."""
+        """Exchange cuts between a concatenated axis and its parts; returns whether any is new."""
         new = [self.add(whole, left.size), *(self.add(whole, p) for p in list(self.places[left]))]
         new += [self.add(whole, left.size + p) for p in list(self.places[right])]
         for p in list(self.places[whole]):
@@ -112,14 +112,17 @@ class Regions:
         return any(new)
 
     def frame(self, whole: TermAxis, part: TermAxis, start: Affine) -> bool:
-        """Exchanges cuts between an axis and one inside of it; the borders become cuts if the inner axis has any."""
+        """Exchange cuts between an axis and one inside of it; the borders become cuts if the inner axis has any.
+
+        Returns whether any cut is new.
+        """
         inside = [p for p in self.places[whole] if self.signs.nonnegative(p - start - 1)]
         new = [self.add(part, p - start) for p in inside if self.signs.nonnegative(start + part.size - p - 1)]
         cuts = [start, start + part.size, *(start + p for p in self.places[part])] if self.places[part] else []
         return any([*new, *(self.add(whole, p) for p in cuts)])
 
     def repeat(self, whole: TermAxis, part: TermAxis, times: int) -> bool:
-        """Exchanges cuts between an axis and another one that it repeats `times` times."""
+        """Exchange cuts between an axis and another one that it repeats `times` times; returns whether any is new."""
         new = [self.add(whole, part.size * j) for j in range(1, times)]
         new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]
         for p in list(self.places[whole]):

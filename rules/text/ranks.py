@@ -54,7 +54,7 @@ class Ranks:
         return first
 
     def set(self, i: int, rank: int) -> int:
-        """Fix a rank variable; NoMeaning if it is already fixed to another value."""
+        """Fix a rank variable and return it; NoMeaning if it is already fixed to another value."""
         i = self.find(i)
         if self.rank.setdefault(i, rank) != rank:
             raise NoMeaning(f"a value would have rank {rank} and rank {self.rank[i]}")

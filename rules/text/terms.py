@@ -92,7 +92,7 @@ class Choices:
         return found
 
     def next(self) -> bool:
-        """Moves to the next combination; False at the end."""
+        """Move to the next combination of answers; returns False at the end."""
         del self.taken[self.at :], self.sizes[self.at :]
         self.at = 0
         while self.taken and self.taken[-1] + 1 == self.sizes[-1]:

@@ -70,7 +70,7 @@ def is_seed(name: str, value: Any) -> None:
 
 
 def are_bounds(name: str, value: Any) -> None:
-    """Accept None or positive integers in ascending order."""
+    """Validator that accepts None or positive integers in ascending order."""
     of_kind("a sequence of integers", Sequence, NoneType)(name, value)
     found = list(value or ())
     if not all(isinstance(n, Integral) and int(n) > 0 for n in found) or found != sorted(set(found)):
@@ -92,25 +92,25 @@ def is_limits(name: str, value: Any) -> None:
 
 
 def is_amount(name: str, value: Any) -> None:
-    """Accept a number from 0 on, infinity included."""
+    """Validator that accepts a number from 0 on, infinity included."""
     if not as_float(value) >= 0:
         raise UsageError(f"{name}={repr(value)[:80]}", hint=f"{name} is a number from 0 on")
 
 
 def is_bound(name: str, value: Any) -> None:
-    """Accept None and a number from 0 on."""
+    """Validator that accepts None or a number from 0 on."""
     if value is not None:
         is_amount(name, value)
 
 
 def is_named(name: str, value: Any) -> None:
-    """Accept None and a mapping whose keys are texts."""
+    """Validator that accepts None or a mapping whose keys are texts."""
     if not isinstance(value, Mapping | NoneType) or not all(isinstance(key, str) for key in value or ()):
         raise UsageError(f"{name}={str(value)[:80]}", hint=f"{name} is a dict by name")
 
 
 def is_rules(name: str, value: Any) -> None:
-    """Accept a list or tuple of rewrite rules."""
+    """Validator that accepts a list or tuple of rewrite rules."""
     from .egraph.ir.rule import Rule
 
     of_kind("a list of tg.Rule(...)", list, tuple)(name, value)
@@ -119,13 +119,13 @@ def is_rules(name: str, value: Any) -> None:
 
 
 def is_progress(name: str, value: Any) -> None:
-    """Accept None and a receiver of messages: `say(stage, message)`, `stopped`."""
+    """Validator that accepts None or a receiver of messages: `say(stage, message)`, `stopped`."""
     if value is not None and not (callable(getattr(value, "say", None)) and hasattr(value, "stopped")):
         raise UsageError(f"{name}={value!r}", hint=f"{name} is a tg.Progress(...)")
 
 
 def is_quantization(name: str, value: Any) -> None:
-    """Accept a form of quantized weights or None."""
+    """Validator that accepts a form of quantized weights or None."""
     if value is not None:
         from .models.common.quantization import check_form
 

@@ -25,9 +25,10 @@ from tensor_graphs.backends.generate.schedule import Move
 from tensor_graphs.backends.tuning import gpu_context, gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
+from tensor_graphs.backends.tuning.kernel_searches import AGAIN, ALIKE
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import SinkBase, Timing
-from tensor_graphs.backends.tuning.measure_gpu import AGAIN, ALIKE, GpuMeasurer  # fmt: skip
+from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
 from tensor_graphs.backends.tuning.schedule_search import key_of_schedule
 from tensor_graphs.backends.tuning.trials import Measured, Trial, rows_of
 from tensor_graphs.costdb.store.calibrate import calibration_rows
@@ -466,17 +467,17 @@ def alike(name: str) -> Candidate:
 
 def test_a_search_begins_with_what_was_best_in_kernels_like_it(measurer: GpuMeasurer) -> None:
     first, second = alike("generated.first"), alike("generated.second")
-    assert not measurer._search(first.template, first.call).like  # type: ignore[union-attr]
+    assert not measurer.searches.of(first.template, first.call).like  # type: ignore[union-attr]
     measurer.measure([first])
-    known = measurer._alike["one kind"]
-    search = measurer._search(second.template, second.call)
+    known = measurer.searches.alike["one kind"]
+    search = measurer.searches.of(second.template, second.call)
     assert search is not None and not search.known and 3 < len(known) <= measurer.schedules
     assert [known[key_of_schedule(s)] for s in search.like] == sorted(known.values())[:ALIKE]
     known |= {(("BLOCK", 1 << i),): math.inf for i in range(20, 40)}  # a search ends before where moves lead nowhere
-    again = measurer._search(second.template, second.call)
+    again = measurer.searches.of(second.template, second.call)
     assert again is not None and again.count == AGAIN, "a kernel like it was searched to the end"
     other = candidate(template())
-    assert not measurer._search(other.template, other.call).like  # type: ignore[union-attr]
+    assert not measurer.searches.of(other.template, other.call).like  # type: ignore[union-attr]
 
 
 def test_a_search_that_has_measured_all_it_may_can_go_on(tmp_path: Path) -> None:
@@ -497,7 +498,7 @@ def test_kernels_that_are_alike_wait_for_each_other_while_there_is_enough_to_com
     held: deque[Candidate] = deque()
     try:
         measurer._under_way, measurer.pool = [under], SimpleNamespace(workers=4, close=lambda: None)  # type: ignore[assignment]
-        measurer._alike.pop("one kind", None)
+        measurer.searches.alike.pop("one kind", None)
         for look in (False, True):
             source = iter([b, c])
             assert measurer._following(source, held, look) is c and list(held) == [b]
@@ -505,7 +506,7 @@ def test_kernels_that_are_alike_wait_for_each_other_while_there_is_enough_to_com
             under.pending = 3
             assert measurer._following(source, held, look) is b and not held
             under.pending = 4
-        measurer._alike["one kind"] = {(): 1.0}
+        measurer.searches.alike["one kind"] = {(): 1.0}
         assert measurer._following(iter([b]), held, True) is b, "what a first look begins with is known"
         assert measurer._following(iter([b]), held, False) is None and list(held) == [b]
     finally:
@@ -705,8 +706,8 @@ def test_the_device_is_calibrated_after_the_first_kernels(tmp_path: Path, monkey
                     f"torch.add{m}", "torch", "x + y", "torch.add({x}, {y}, out={out})  # 5.0", version=f"{m}{n}"
                 )
                 measurer.measure([candidate(add)])
-                if measurer._calibrating is not None:
-                    measurer._calibrating.result()
+                if measurer.calibration.running is not None:
+                    measurer.calibration.running.result()
             measurer.measure([])
         assert jobs.count("calibrate") == expected and jobs[0] == "open"
         assert len(store.predictor("cold").rooflines.measured()) == min(n, 1)

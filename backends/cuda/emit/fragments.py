@@ -150,7 +150,7 @@ class Fragments(CudaPart):
         return [x for a in e.args for x in self.sources(a)]
 
     def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
-        """Declare registers for vectors along K of dimensions `dims`."""
+        """Declare registers for vectors along K of dimensions `dims`; returns the register value."""
         frame = self.frame
         if frame.dim not in dims or dtype not in FRAGMENT_DTYPES:
             raise Unfusable("a load that is no fragment")

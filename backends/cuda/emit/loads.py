@@ -68,7 +68,7 @@ class ThreadLoads(CudaPart):
         )
 
     def load(self, e: Expr) -> Local:
-        """Emit a load of the thread's elements, vectorized where they are contiguous."""
+        """Emit a load of the thread's elements, vectorized where they are contiguous; returns the register value."""
         frame = self.frame
         operand, at, steps, dtype = e.value
         dims = frame.spans(e)
@@ -108,7 +108,8 @@ class ThreadLoads(CudaPart):
         return together(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
 
     def kept(self, e: Expr) -> Local:
-        """Emit the computation of an expression into registers, for use in several loop nests."""
+        """Emit the computation of an expression into registers, for use in several loop nests; returns the register
+        value."""
         frame = self.frame
         dims = frame.spans(e)
         count = frame.count(dims)

@@ -121,10 +121,11 @@ class Generator:
         return [self._programs, *([] if self._draft is None else [self._draft.programs])]
 
     def bandwidth_share(self, step_us: float) -> float:
-        """Share of the device's memory bandwidth that reading all weights once in this time of a token takes.
+        """Share of the device's memory bandwidth used if a token that takes `step_us` µs reads all weights once; nan
+        without a time.
 
-        The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An embedding
-        table of its own is not counted: few of its rows are read. nan without a time.
+        The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An
+        embedding table of its own is not counted: few of its rows are read.
         """
         if not step_us > 0:
             return float("nan")

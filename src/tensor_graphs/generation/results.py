@@ -51,10 +51,10 @@ class Row:
     given: int = 0
 
     def add(self, number: int, token: int, last: bool, ends: frozenset[int], texts: tuple[str, ...]) -> Piece:
-        """Add a token to the row; `ends` and `texts` end the row, of which a text is cut off.
+        """Add a token to the row; returns the piece to hand out. A token of `ends` or a text of `texts` ends the row.
 
-        The piece has no characters that may begin one of `texts`: they come with a later piece, so that all pieces together
-        are the row's text.
+        A text that ends the row is cut off. The piece has no characters that may begin one of `texts`: they come with a
+        later piece, so that all pieces together are the row's text.
         """
         self.tokens.append(token)
         self.end = "stop" if token in ends else "length" if last else ""

@@ -76,11 +76,12 @@ def propose(
     briefs: Sequence[Brief], command: str, folder: Path, *, seconds: float = 120.0, stopped: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[Proposal]:  # fmt: skip
-    """Run a command for each brief, with the brief on its standard input, and check the file of kernels that it prints.
+    """Outcome for each brief of running a command with the brief on its standard input, and checking the kernels that
+    it prints.
 
-    Accepted kernels pass all checks, compute the brief's reference (up to rewriting) and are faster than today's kernels.
-    `folder` receives `proposal-N.py`, refused ones included. `seconds`: limit of one command, which is then killed with its
-    children. `stopped`: polled; ends the work. UsageError for an empty command.
+    Accepted kernels pass all checks, compute the brief's reference (up to rewriting) and are faster than today's
+    kernels. `folder` receives `proposal-N.py`, refused ones included. `seconds`: limit of one command, which is then
+    killed with its children. `stopped`: polled; ends the work. UsageError for an empty command.
     """
     words = shlex.split(command)
     if not words:

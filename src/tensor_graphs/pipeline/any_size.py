@@ -72,7 +72,10 @@ class Symbolic:
 
     @staticmethod
     def of(graph: Graph, searched: Mapping[str, int], *, exact: bool, backends: Sequence[Backend] = ()) -> Symbolic:
-        """Prepare a graph for a size-polymorphic search. ShapeError if no generic sizes satisfy its constraints."""
+        """Size-polymorphic search of a graph; ShapeError if no generic sizes satisfy the graph's constraints.
+
+        `searched`: sizes that the caller names, at which plans are priced.
+        """
         searched = {name: searched[name] for name in graph.free_dims}
         graph = within(graph, searched)
         work = simplify(graph, exact=exact)

@@ -65,7 +65,7 @@ class Caller:
         return not self.kwargs and all(hasattr(a, "shape") for a in self.args)
 
     def call(self, given: Sequence[Any]) -> Any:
-        """Call the function with `given` in place of the example tensors or arrays."""
+        """Return value of the function, called with `given` in place of the example tensors or arrays."""
         if self.plain:
             return self.function(*given)
         left = iter(given)
@@ -147,7 +147,7 @@ class CallerProgram(Program):
         return made
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Program:
-        """Bind weights (`Program.bind`).
+        """Bind weights and return this program (`Program.bind`).
 
         After binding other weights the compiled plan runs, because the caller's function has its own weights.
         """
@@ -188,7 +188,8 @@ class CallerProgram(Program):
         return True
 
     def save(self, folder: str | Path) -> Path:
-        """Write the compiled plan (see Program.save). Warns that the folder does not contain the caller's function."""
+        """Write the compiled plan and return its path (`Program.save`). Warns that the folder lacks the caller's
+        function."""
         if self.caller is None:
             return super().save(folder)
         warnings.warn(f"the compiled plan is saved, not the caller's function: {self.said}", stacklevel=2)

@@ -15,7 +15,7 @@ REPORT = "report.json"
 
 
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
-    """Load a saved program, without optimization. Calls execute its `program.py`: load only what you trust.
+    """A saved program, loaded without optimization. Calls execute its `program.py`: load only what you trust.
 
     The program's `report` is that of its optimization, None if the folder has none; a RuntimeWarning if that file is
     damaged. A program for a GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.

@@ -1,9 +1,10 @@
 """Plans by size: in which ranges of a free dimension a program runs a plan chosen there, or the caller's own function.
 
 A program for all sizes is chosen at one size. Whole calls of it are timed at other sizes, beside those of the caller's
-function. For each bucket of sizes another plan is searched at a size in the middle, where the plan for all sizes lags
-most first, and with the largest share of the remaining budget. At the ends of a bucket the fastest form is measured; where it is not the same at both, the bucket is divided. Buckets in
-which the plan for all sizes is as fast as any get no plan of their own.
+function. For each bucket of sizes another plan is searched at a size in the middle. The bucket in which the plan for
+all sizes is slowest, relative to the caller's function, comes first and gets the largest share of the remaining budget.
+Then the fastest form at both ends of a bucket is measured; where they differ, the bucket is divided. Buckets in which
+the plan for all sizes is as fast as any get no plan of their own.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def fastest(samples: Mapping[str, Sequence[float]]) -> str:
 def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """Divide a range of sizes by the fastest form: (least, largest size, form).
+    """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
 
     Where it differs at the two ends, the size from which the other one is fastest is found by bisection, up to a
     factor; without `halvings` it is the geometric mean.

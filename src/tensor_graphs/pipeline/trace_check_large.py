@@ -47,7 +47,7 @@ def lacking_memory(graph: Graph) -> str:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore the global random generators of Python and NumPy afterwards."""
+    """Context manager that restores the global random generators of Python and NumPy at its end."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -59,11 +59,9 @@ def random_state_kept() -> Iterator[None]:
 def compare_large(
     title: str, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
 ) -> str:  # fmt: skip
-    """Compare a graph with one call of its function on random inputs, in some strips of each output.
+    """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Returns what was compared.
-
-    Raises TraceError through `judge`. The text says why, if nothing was compared.
+    Some strips of each output are compared. Raises TraceError through `judge`.
     """
     cuts = strips_of(graph)
     if cuts is None:

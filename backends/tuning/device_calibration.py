@@ -1,0 +1,57 @@
+"""Calibration of a GPU's roofline by a device process: when to measure the limits of the device, and storing them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from ...costdb.keys.device import gpu_machine
+from ...costdb.store.calibrate import calibration_rows
+from ...costdb.store.schema import Row
+from ...errors import WorkerError
+from .compile_pool import Reply
+from .gpu_process import START_S, GpuProcess
+from .measure_cpu import CUT, Sink
+
+CALIBRATE_S = 0.7
+
+
+class DeviceCalibration:
+    """Calibration beside measuring: at most once, and only if the sink lacks the limits of the device.
+
+    `wanted`: False if limits that the sink lacks are not measured either.
+    """
+
+    def __init__(self, sink: Sink, *, wanted: bool) -> None:
+        self.sink = sink
+        self.running: Future[Reply] | None = None  # the measurement in flight
+        self._considered = not wanted
+
+    def begin(self, process: GpuProcess) -> None:
+        """Start measuring the limits in a device process, unless that was considered before."""
+        if self._considered:
+            return
+        self._considered = True
+        if not self.sink.calibrated(gpu_machine().device):
+            self.running = process.ask_later({"job": "calibrate", "seconds": CALIBRATE_S}, START_S)
+
+    def take(self) -> None:
+        """Store finished results. WorkerError if calibration failed."""
+        if self.running is None or not self.running.done():
+            return
+        reply, self.running = self.running.result(), None
+        if reply["ok"] or reply["status"] != CUT:
+            self._store(reply)
+
+    def measured(self, process: GpuProcess, seconds: float) -> list[Row]:
+        """Rows of the limits, measured now for about `seconds` and stored. WorkerError on failure."""
+        return self._store(process.ask({"job": "calibrate", "seconds": seconds}, START_S))
+
+    def _store(self, reply: Reply) -> list[Row]:
+        if not reply["ok"]:
+            raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
+        rows = calibration_rows(reply["probes"])
+        self.sink.add(rows)
+        return rows
+
+
+__all__ = ["DeviceCalibration"]
