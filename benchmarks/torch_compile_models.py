@@ -3,7 +3,9 @@
 Each architecture runs in a process of its own, with limits of time and memory; rows are appended to FILE, and architectures that are
 in it are skipped. A row is right if all results have eager's types and an error against eager in float64 that rounding explains:
 at most eight times eager's own plus 1e-5, relative to the norm (where eager has no float64 form: against eager, at most 1e-5); integers may differ in ties only. Programs run for this comparison
-even where they are slower; the column "would run" is the decision from measured times (on this machine, small sizes).
+even where they are slower; the column "would run" is the decision from measured times (on this machine, small sizes). Then the
+architecture is compiled again as users do, called until `tg.compile` has chosen, and calls are timed beside the module's own: CPU
+time of the one thread, calls in turn, inputs at other addresses than before; "time" is the ratio of the lower quartiles, less than 1 if faster.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -34,6 +36,9 @@ from .torch_transformers import transformers
 
 SECONDS, MEMORY = 240, 9 << 30  # limits of an architecture: wall clock, address space
 OPTIONS = {"wait": True, "budget": 2, "effort": 0, "measure": False, "verify": True, "cache": False}
+DECIDING = 40  # calls until whole calls are decided
+FEWEST, TIMED_S = 9, 3.0  # timed calls of each form at least, and seconds of them
+NOISE = 0.03  # share by which calls may be slower than the module's own: no difference
 
 
 def architectures() -> dict[str, Make]:
@@ -121,6 +126,33 @@ def recorded(name: str, make: Make, **options: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def whole_calls(make: Make, **options: Any) -> dict[str, Any]:
+    """Times of calls as `tg.compile` decides beside calls of the module: `time_ratio`, `eager_us` (CPU time), `calls` (what it chose)."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = make[0]().eval()
+    given = [make[1]() for _ in range(3)]
+    compiled = tg.compile(module, **{**OPTIONS, **options})
+    taken: tuple[list[int], list[int]] = ([], [])
+    with torch.no_grad():
+        for i in range(DECIDING):
+            compiled(*given[i % 3])
+        begin = time.perf_counter()
+        while len(taken[0]) < FEWEST or time.perf_counter() - begin < TIMED_S:
+            turn, args = len(taken[0]) % 2, given[len(taken[0]) % 3]
+            for i in (turn, 1 - turn):
+                start = time.thread_time_ns()
+                (module, compiled)[i](*args)
+                taken[i].append(time.thread_time_ns() - start)
+    own, ours = (quantiles(ns, n=4)[0] / 1000 for ns in taken)
+    report = tg.torch_compile.last_report()
+    return {
+        "time_ratio": round(ours / own, 3),
+        "eager_us": round(own, 1),
+        "calls": "" if report is None else report.calls,
+    }
+
+
 def in_child(name: str, make: Make, seconds: float, options: dict[str, Any]) -> dict[str, Any]:
     """The row of an architecture, computed in a forked process with limits."""
     read, write = os.pipe()
@@ -131,6 +163,7 @@ def in_child(name: str, make: Make, seconds: float, options: dict[str, Any]) -> 
         os.close(read)
         try:
             row = recorded(name, make, **options)
+            row |= whole_calls(make, **options)
         except BaseException as failure:
             last = traceback.format_exc(limit=-3)
             row = {
@@ -168,12 +201,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     right = sum(r["right"] for r in rows)
     operators, inside = (sum(r.get(k, 0) for r in rows) for k in ("operators", "in_programs"))
     whole = sum(r.get("operators", 0) == r.get("in_programs", -1) for r in rows)
+    ratios = sorted(r["time_ratio"] for r in rows if "time_ratio" in r)
+    slower = [r["name"] for r in rows if r.get("time_ratio", 0) > 1 + NOISE]
+    breaks = sum(r.get("breaks", 0) > 0 for r in rows)
     lines = [
         "# Architectures under tg.compile", "", __doc__.split("\n\n", 1)[1].strip(), "",
         f"{len(rows)} architectures, {right} right ({100 * right / max(len(rows), 1):.1f} %). {inside} of {operators} operators are in "
-        f"programs ({100 * inside / max(operators, 1):.1f} %); of {whole} architectures all are.", "",
-        "| architecture | right | operators | in programs | graphs | graph breaks | error against float64 | eager's | would run | not in programs |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"programs ({100 * inside / max(operators, 1):.1f} %); of {whole} architectures all are. {breaks} have graph breaks.", "",
+        f"Calls of {len(ratios)} architectures were timed: the median takes {median(ratios or [0]):.2f} of eager's time, {len(slower)} take more "
+        f"than {1 + NOISE:.2f} of it{': ' if slower else ''}{', '.join(slower)}.", "",
+        "| architecture | right | operators | in programs | graphs | graph breaks | error against float64 | eager's | would run | time | eager, µs | not in programs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in rows:
         why = (
@@ -182,7 +220,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             .replace("\n", " ")[:200]
         )
         cells = [r["name"], "yes" if r["right"] else "**no**", r.get("operators", ""), r.get("in_programs", ""), r.get("graphs", ""),
-                 r.get("breaks", ""), *(f"{r[k]:.1e}" if k in r else "" for k in ("error", "eager_error")), r.get("faster", ""), why]  # fmt: skip
+                 r.get("breaks", ""), *(f"{r[k]:.1e}" if k in r else "" for k in ("error", "eager_error")), r.get("faster", ""),
+                 r.get("time_ratio", ""), r.get("eager_us", ""), why]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

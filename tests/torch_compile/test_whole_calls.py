@@ -66,6 +66,20 @@ def test_calls_go_to_the_faster_callable() -> None:
     assert own > 40 and "the module itself:" in report.calls
 
 
+def test_equal_times_take_more_calls_and_then_go_to_the_module_itself() -> None:
+    calls, trial = whole_calls.WholeCalls(print, len, whole_calls.CompileBackend()), whole_calls.CallTrial(print, len)
+    for us, typical in zip(trial.us, (10.0, 10.1)):
+        us += [500.0, *[typical, typical, typical, 90.0] * (whole_calls.CALLS // 4)]
+    assert not trial.ended
+    for us, typical in zip(trial.us, (10.0, 10.1)):
+        us += [typical] * (whole_calls.MOST_CALLS - whole_calls.CALLS)
+    assert trial.ended and trial.times() == (10.0, 10.1)
+    calls._end("equal", trial)
+    trial.us[0][:] = [500.0, *[8.0, 20.0, 8.0, 20.0] * whole_calls.CALLS]  # disturbed half of the time
+    calls._end("faster", trial)
+    assert calls._chosen == {"equal": len, "faster": print}
+
+
 def test_calls_without_programs_go_to_the_module_itself() -> None:
     assert chosen(EAGER, 0.0, 0.0)[1:] == (1, 59)
     assert chosen(SEARCHING, 0.0, 0.0)[1:] == (60, 0)

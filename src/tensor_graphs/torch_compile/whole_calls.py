@@ -6,7 +6,8 @@ dtypes, modes) go
 
 - to the caller's own module or function if no graph runs a program: the guards would be all that is added;
 - with gradients, to the compiled callable: the decision about its graphs covers the backward pass, which a call does not;
-- else alternately to both for a few calls, which are timed, and from then on to the faster one.
+- else alternately to both for a few calls, which are timed, and from then on to the compiled one if it is faster by more than noise,
+  else to the caller's own. A form's time is the lower quartile of its calls, since other processes only make calls longer.
 
 No call is repeated, so side effects happen once; both callables give the caller's results.
 """
@@ -17,17 +18,19 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
 from .compiled_graph import CompiledGraph, compile_graph, options_of
+from .judge import NOISE
 from .report import EAGER
 
-#: Timed calls of each callable, and seconds after which FEWEST are enough; signatures that are remembered.
-CALLS, FEWEST, MOST_S, KEPT = 12, 3, 2.0, 64
+#: Timed calls of each callable: at least, and at most where times differ by less than CLOSE; seconds after which FEWEST are enough.
+CALLS, MOST_CALLS, FEWEST, MOST_S = 12, 48, 3, 2.0
+CLOSE = 0.15
+KEPT = 64  # signatures that are remembered
 
 
 class CompileBackend:
@@ -68,11 +71,21 @@ class CallTrial:
         self.us[turn].append(1e6 * (time.perf_counter() - begin))
         return found
 
+    def times(self) -> tuple[float, float]:
+        """µs of a call of the compiled callable and of the caller's own: lower quartiles, without the first call of each."""
+        compiled, own = (sorted(us[1:])[(len(us) - 1) // 4] for us in self.us)
+        return compiled, own
+
     @property
     def ended(self) -> bool:
         """Whether both callables were called often enough; their first calls do not count."""
         count = len(self.us[1]) - 1
-        return count >= CALLS or (count >= FEWEST and sum(map(sum, self.us)) > 1e6 * MOST_S)
+        if count < FEWEST:
+            return False
+        if sum(map(sum, self.us)) > 1e6 * MOST_S or count >= MOST_CALLS:
+            return True
+        compiled, own = self.times()
+        return count >= CALLS and abs(compiled - own) > CLOSE * min(compiled, own)
 
 
 class WholeCalls:
@@ -130,8 +143,8 @@ class WholeCalls:
             self._trials[key] = CallTrial(self.compiled, self.own)
 
     def _end(self, key: Any, trial: CallTrial) -> None:
-        compiled, own = (median(us[1:]) for us in trial.us)
-        faster = compiled <= own
+        compiled, own = trial.times()
+        faster = compiled < (1 - NOISE) * own
         said = f"go to {'the compiled one' if faster else 'the module itself'}: {compiled:.1f} µs compiled, {own:.1f} µs the module itself"
         self._choose(key, self.compiled if faster else self.own, said)
         self._trials.pop(key, None)
