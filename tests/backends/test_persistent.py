@@ -19,9 +19,11 @@ from tensor_graphs.backends.cuda.backend import Cuda
 from tensor_graphs.backends.library.torch_cuda import BACKEND as TORCH
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.program.emission import executed
+from tensor_graphs.backends.program.emit_cpu import EmittedProgram
 from tensor_graphs.backends.program.emit_gpu import emit_cuda
 from tensor_graphs.backends.program.emit_gpu_persistent import PersistentEmitter
 from tensor_graphs.backends.program.stage_order import Accesses, Span, StageOrder, check_order, order_of
+from tensor_graphs.backends.program.weights import EvaluatedWeights
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
@@ -114,8 +116,7 @@ def planned(name: str) -> Plan:
             backend="generated",
             measure=False,
             verify=False,
-            deterministic=True,
-            budget=20,
+            budget=3,
         )
     assert program.plan is not None
     return program.plan
@@ -155,9 +156,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
 
 
-def run(source: str, weights: dict[str, Any], states: dict[str, Any], inputs: list[Any]) -> list[Any]:
+def run(emitted: EmittedProgram, params: dict[str, Any], states: dict[str, Any], inputs: list[Any]) -> list[Any]:
     """Results of a program on the CPU."""
-    space = executed(source, "persistent")
+    space = executed(emitted.source, "persistent")
+    weights = EvaluatedWeights(emitted.weights, params, emitted.plain)
     kernels = space["CudaKernel"]
 
     def whole(self: Any, kernel: Any, places: list[int], maps: list[Any]) -> None:
@@ -168,11 +170,7 @@ def run(source: str, weights: dict[str, Any], states: dict[str, Any], inputs: li
         self.modules.setdefault(aligned, kernels.compiled("sm_90", aligned)).get_kernel(self.name),
         SimpleNamespace(grid=self.grid, block=self.block),
     )
-    program = (
-        space["bind"](weights, states, "cpu", graph=False)
-        if states
-        else space["bind"](weights, None, "cpu", graph=False)
-    )
+    program = space["bind"](weights, states or None, "cpu", graph=False)
     found = [program(*inputs) for _ in range(2)]  # counters are zero again: it can run twice
     return [x for one in found for x in one]
 
@@ -185,16 +183,16 @@ def test_results_are_those_of_separate_kernels(name: str, parts: bool, monkeypat
     plan = split(planned(name)) if parts else planned(name)
     weights, inputs = given(name)
     emitter = PersistentEmitter(plan, False)
-    source = emitter.emit().source
+    emitted = emitter.emit()
     (steps,) = emitter.runs.values()
-    assert len(steps) == plan.kernels and not emitter.refused and source.count("__global__") == 1
+    assert len(steps) == plan.kernels and not emitter.refused and emitted.source.count("__global__") == 1
     keys = torch.zeros((1, 1, 16, 64), dtype=torch.bfloat16)
     states = {"keys": keys.clone()} if plan.updates else {}
-    want = run(emit_cuda(plan).source, weights, states, inputs)
+    want = run(emit_cuda(plan), weights, states, inputs)
     for blocks, seed in ((1, 1), (3, 2), (4, 3), (7, 4)):
         monkeypatch.setattr(Turns, "blocks", blocks)
         monkeypatch.setattr(Turns, "seed", seed)
         own = {"keys": keys.clone()} if plan.updates else {}
-        got = run(source, weights, own, inputs)
+        got = run(emitted, weights, own, inputs)
         assert all(map(torch.equal, got, want)), (blocks, seed)
         assert all(torch.equal(own[n], states[n]) for n in own)
