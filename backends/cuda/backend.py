@@ -53,7 +53,9 @@ def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Laun
     kernels, layouts, shapes = _laid_out(found, s)
     if len(kernels) == 1:
         return [emit(kernels[0], layouts[0], name, shapes[0], found.constant)]
-    return [emit_joined(*kernels, (layouts[0], layouts[1]), name, (shapes[0], shapes[1]), found.constant)]
+    first, second = kernels
+    pairs = (layouts[0], layouts[1]), (shapes[0], shapes[1])
+    return [emit_joined(first, second, pairs[0], name, pairs[1], found.constant)]
 
 
 def _tile_of_threads(found: Lowered, s: ThreadSchedule, name: str) -> TileFunction:

@@ -50,7 +50,7 @@ class ThreadFrame(Writer[CudaScope]):
         self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, block: BlockText = ALONE,
         constant: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
-        self.kernel, self.layout, self.name, self.shape, self.block = kernel, layout, name, shape, block
+        self.kernel, self.layout, self.name, self.shape, self.block_text = kernel, layout, name, shape, block
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
         self.spelling = SPELLINGS[self.wide]
         self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
@@ -167,7 +167,7 @@ class ThreadFrame(Writer[CudaScope]):
         `__restrict__` allows the read-only cache, but not under programmatic dependent launch, where the previous
         kernel may still write, nor in a persistent kernel, of which other blocks write.
         """
-        plain = self.layout.early or name.startswith("part") or self.block is not ALONE
+        plain = self.layout.early or name.startswith("part") or self.block_text is not ALONE
         return (
             f"{'' if written else 'const '}{CTYPES[buffer.dtype]}* {'' if plain else '__restrict__ '}{self.param[name]}"
         )

@@ -245,7 +245,7 @@ class SimtEmitter(CudaPart):
         tile = f" + program % {tiles}" if tiles > 1 else ""
         own = [d for d in frame.order if d not in ("m", "n", *frame.walked) and frame.along[d].threads > 1]
         return [
-            f"    if (!{frame.block.is_last}counters{tile}, {parts})) return;",
+            f"    if (!{frame.block_text.is_last}counters{tile}, {parts})) return;",
             *(f"    const int {d}_0 = {frame.thread(d)};" for d in own), *frame.top.lines,
         ]  # fmt: skip
 
@@ -253,9 +253,9 @@ class SimtEmitter(CudaPart):
         """Emit the block's tile, the values of batch axes, and this thread's coordinates."""
         frame, s = self.frame, self.shape
         batch = math.prod(a.size for a in s.batch)
-        self.line(f"const int thread = {frame.block.thread};")
-        if tiles_m * tiles_n * batch > 1 and frame.block.program:
-            self.line(f"const int program = {frame.block.program};")
+        self.line(f"const int thread = {frame.block_text.thread};")
+        if tiles_m * tiles_n * batch > 1 and frame.block_text.program:
+            self.line(f"const int program = {frame.block_text.program};")
         tile = "program"
         if batch > 1:
             first = "program"
