@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +17,15 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends import gpu, registry
 from tensor_graphs.backends.cuda.backend import Cuda
+from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.generate.template import launches
 from tensor_graphs.backends.library.torch_cuda import BACKEND as TORCH
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
-from tensor_graphs.backends.program.emission import executed
+from tensor_graphs.backends.program.emission import emit_for, executed
 from tensor_graphs.backends.program.emit_cpu import EmittedProgram
 from tensor_graphs.backends.program.emit_gpu import emit_cuda
 from tensor_graphs.backends.program.emit_gpu_persistent import PersistentEmitter
+from tensor_graphs.backends.program.launching import OVERLAPPING, overlapping
 from tensor_graphs.backends.program.stage_order import Accesses, Span, StageOrder, check_order, order_of
 from tensor_graphs.backends.program.weights import EvaluatedWeights
 from tensor_graphs.egraph.ir import composite_ops as c
@@ -196,3 +200,33 @@ def test_results_are_those_of_separate_kernels(name: str, parts: bool, monkeypat
         got = run(emitted, weights, own, inputs)
         assert all(map(torch.equal, got, want)), (blocks, seed)
         assert all(torch.equal(own[n], states[n]) for n in own)
+
+
+# ---------------------------------------------------------------- overlapping launches
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("parts", [False, True], ids=["", "split"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_overlapping_kernels_read_their_weights_before_they_wait(name: str, parts: bool) -> None:
+    """And nothing else; the first kernel begins when all before the program has ended. Results are the same."""
+    plan = split(planned(name)) if parts else planned(name)
+    weights, inputs = given(name)
+    changed = overlapping(plan)
+    first, *others = [s for s in changed.steps if not s.is_view]
+    assert not first.call.constant and not first.call.schedule.get("early")
+    assert all(s.call.schedule["early"] for s in others)
+    held = 0
+    for step in others:
+        (launch,) = launches(step.template, step.call)  # type: ignore[arg-type]
+        assert isinstance(launch, CudaLaunch)
+        head, wait, _ = launch.text.partition("await_previous();")
+        read = re.findall(
+            r"(?:read(?:_once)?(?:_if)?<\d+>|fetch)\(.*?\b(x\d+|part\d*|out\d*) \+|(\bx\d+)\[", head.partition("{")[2]
+        )
+        names = {a or b for a, b in read}
+        assert wait and names <= step.call.constant
+        held += bool(names)
+    assert held
+    states = [{"keys": torch.zeros((1, 1, 16, 64), dtype=torch.bfloat16)} if plan.updates else {} for _ in range(2)]
+    want = run(emit_cuda(plan), weights, states[0], inputs)
+    got = run(emit_for(replace(plan, launching=OVERLAPPING)), weights, states[1], inputs)
+    assert all(map(torch.equal, got, want)) and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
