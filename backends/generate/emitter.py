@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from ...egraph.ir.graph import Tensor
 from ..ir.index import Axis
-from ..ir.kernel import Kernel, if_fusable
+from ..ir.kernel import Kernel, Unfusable, if_fusable
 from ..ir.precision import Precision
+from ..ir.tile_function import TileFunction
 from ..ir.tiling import Shape
 from ..lowering.split_reduction import split
 from .schedule import Move, Numbers, Schedule
@@ -123,6 +124,10 @@ class Emitter(Protocol):
         """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
         ...
 
+    def tile(self, found: Lowered, schedule: Numbers, name: str) -> TileFunction:
+        """The kernel as a function of one tile, for persistent kernels. Unfusable, with the reason, if there is none."""
+        ...
+
     def masked(self, schedule: Numbers) -> bool:
         """Whether the text emitted for sizes above a tile is also right for sizes below it.
 
@@ -159,6 +164,10 @@ class EmitterBase:
         """The emitter's version (`Emitter.version_of`)."""
         return self.version
 
+    def tile(self, found: Lowered, schedule: Numbers, name: str) -> TileFunction:
+        """No function of one tile: Unfusable (`Emitter.tile`)."""
+        raise Unfusable("a kernel that is not CUDA C++")
+
     def masked(self, schedule: Numbers) -> bool:
         """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""
         return False
@@ -189,6 +198,7 @@ class Lowered:
     kernel: Kernel
     shape: Shape
     space: tuple[Numbers, ...]  # candidate schedules in stored form, best guess first
+    constant: frozenset[str] = frozenset()  # operands that may be read before the previous kernel has ended
     # kernel name -> launches
     made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
     # number of parts -> kernels of the split reduction

@@ -16,7 +16,9 @@ from .emit_any_size import renamed_sizes
 from .emit_cpu import EmittedProgram
 from .emit_gpu import emit_cuda
 from .emit_gpu_any_size import SizedCudaEmitter
+from .emit_gpu_persistent import emit_persistent
 from .gpu_helpers import HELPERS
+from .launching import OVERLAPPING, PERSISTENT, overlapping
 
 __all__ = ["PROGRAMS", "GpuPrograms"]
 
@@ -38,7 +40,9 @@ class GpuPrograms(DevicePrograms):
         """Emitted program of a plan (`DevicePrograms.emit`)."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
-        return emit_cuda(plan, reuse_outputs=reuse_outputs)
+        if plan.launching == PERSISTENT:
+            return emit_persistent(plan, reuse_outputs=reuse_outputs)
+        return emit_cuda(overlapping(plan) if plan.launching == OVERLAPPING else plan, reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Exchange:
         """Marshalling of arguments and results (`DevicePrograms.exchange`)."""

@@ -59,6 +59,7 @@ class Call:
     schedule: Mapping[str, int] = field(default_factory=dict)
     more: tuple[Operand, ...] = ()  # outputs beyond the first: "out1", "out2" in the source
     tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # operand -> shape for which weights are packed
+    constant: frozenset[str] = frozenset()  # operands that nothing writes between calls of the program: weights
 
     @property
     def outputs(self) -> tuple[Operand, ...]:

@@ -11,6 +11,7 @@ from ...ir.index import Axis, index
 from ...ir.kernel import Buffer, Expr, Kernel, Unfusable
 from ...ir.scopes import SourceScope, Writer
 from ...ir.tiling import Shape
+from .block_text import ALONE, BlockText
 from .spelling import CTYPES, SPELLINGS
 from .thread_layout import DimensionThreads, ThreadLayout
 
@@ -41,11 +42,15 @@ class ThreadFrame(Writer[CudaScope]):
     """A kernel in a thread layout, and the text emitted so far.
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
-    not cover and that are therefore looped over sequentially. `wide` is the compute dtype.
+    not cover and that are therefore looped over sequentially. `wide` is the compute dtype. `block` spells the threads of the
+    block. Operands in `constant` are read before the wait for the previous kernel.
     """
 
-    def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape) -> None:
-        self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
+    def __init__(
+        self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, block: BlockText = ALONE,
+        constant: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.kernel, self.layout, self.name, self.shape, self.block_text = kernel, layout, name, shape, block
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
         self.spelling = SPELLINGS[self.wide]
         self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
@@ -63,6 +68,8 @@ class ThreadFrame(Writer[CudaScope]):
             raise Unfusable("a value along two dimensions that share threads")
         bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
         self.scope = self.top = CudaScope(1, bound)
+        self.ahead = CudaScope(1, set(bound))  # statements before the wait for the previous kernel
+        self.constant = constant if layout.early else frozenset()
         self.shared = 0
         self.fresh_loads = False  # whether loads read partial results of other blocks (must bypass L1)
         self.long = kernel.long
@@ -70,7 +77,7 @@ class ThreadFrame(Writer[CudaScope]):
         self.stages = self._stages()
         self.counts: dict[str, int] = {}  # elements per accumulator
         self.place: dict[str, str] = {}  # text of the block's tile index along rows and columns
-        self.rings: list[str] = []  # declarations of shared-memory prefetch rings
+        self.rings: list[tuple[str, str, int]] = []  # shared-memory prefetch rings: (type, name, elements)
         self.ring_bytes = 0
         self.warm: list[str] = []  # statements before the wait for the previous kernel
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
@@ -129,6 +136,10 @@ class ThreadFrame(Writer[CudaScope]):
             raise Unfusable(f"more than {WRITTEN} operations in its loops together")
         return found
 
+    def before_wait(self, e: Expr) -> bool:
+        """Whether a load is issued before the wait for the previous kernel."""
+        return e.value[0] in self.constant and all(a.op in ("const", "index") for a in e.args)
+
     def is_safe(self, e: Expr) -> bool:
         """Whether a maximum is known not to be -inf."""
         return any(e in scope.safe for scope in self.scope.outward())
@@ -154,9 +165,9 @@ class ThreadFrame(Writer[CudaScope]):
         """Parameter declaration.
 
         `__restrict__` allows the read-only cache, but not under programmatic dependent launch, where the previous
-        kernel may still write.
+        kernel may still write, nor in a persistent kernel, of which other blocks write.
         """
-        plain = self.layout.early or name.startswith("part")
+        plain = self.layout.early or name.startswith("part") or self.block_text is not ALONE
         return (
             f"{'' if written else 'const '}{CTYPES[buffer.dtype]}* {'' if plain else '__restrict__ '}{self.param[name]}"
         )

@@ -44,7 +44,7 @@ class ThreadLoads(CudaPart):
                     self.need(a)
             home = frame.home(x)
             if x.op == "load":
-                with self.inside(home):
+                with self.inside(frame.ahead if home is frame.top and frame.before_wait(x) else home):
                     home.known[x] = self.load(x)
             elif home is frame.top and (
                 x in few or (costly(x.op) and frame.stages.get(x, 0) > 1 and self._held(x) > 1)
@@ -143,7 +143,7 @@ class ThreadLoads(CudaPart):
         name, whole = self.fresh("v"), f"Pack<{CTYPES[dtype]}, {frame.along[lanes].vector}>"
         ring, local = f"ring{name[1:]}", Local(name, dims, dtype, lanes)
         frame.ring_bytes += 16 * (self.layout.ahead + 1) * count * threads
-        frame.rings.append(f"    __shared__ {whole} {ring}[{(self.layout.ahead + 1) * count * threads}];")
+        frame.rings.append((whole, ring, (self.layout.ahead + 1) * count * threads))
         for scope in (fetched, inner):
             with self.inside(scope):
                 nest = ThreadNest(frame, dims, lanes)
@@ -170,6 +170,8 @@ class ThreadLoads(CudaPart):
         frame = self.frame
         found = dict.fromkeys(x for body in bodies for x in nest_of(body))
         matrices = [x for x in found if x.op == "load" and not x.args and {"n", dim} <= {*frame.spans(x)}]
+        if dim not in frame.walked:  # others are in registers by then
+            matrices = [x for x in matrices if not frame.before_wait(x)]
         size, step = frame.extent[dim], frame.along[dim].block
         for e in matrices:
             operand, at, _, dtype = e.value

@@ -76,6 +76,7 @@ class ThreadLoops(CudaPart):
             for x in dict.fromkeys(x for body in bodies.values() for x in nest_of(body)):
                 if x.op == "load" and not x.args and {"n", dim} <= {*frame.spans(x)}:
                     self.loads.fetch(x, inner, fetched)
+        first = frame.ahead if all(map(frame.before_wait, inner.known)) else outer
         with self.inside(inner):
             for e in ready:
                 for x in nest_of(bodies[e]):
@@ -93,7 +94,7 @@ class ThreadLoops(CudaPart):
                 if (maximum := rolls_on(e)) in scales:
                     self.accumulators.rescale(acc, scales[maximum])
                 self.accumulators.accumulate(e, bodies[e], dim, acc)
-        self.walk(dim, inner, outer, fetched if fetched.lines else None, self._end(ready, dim))
+        self.walk(dim, inner, outer, (first, fetched) if fetched.lines else None, self._end(ready, dim))
         alone = [e for e in ready if e not in scales and rolls_on(e) not in scales]
         for monoid in dict.fromkeys(e.value[0] for e in alone):
             self.accumulators.exchange([names[e] for e in alone if e.value[0] == monoid], monoid, dim)
@@ -125,24 +126,30 @@ class ThreadLoops(CudaPart):
         raise Unfusable("no mask that ends the loop")
 
     def walk(
-        self, dim: str, inner: CudaScope, outer: CudaScope, fetched: CudaScope | None = None, end: str = ""
+        self,
+        dim: str,
+        inner: CudaScope,
+        outer: CudaScope,
+        fetched: tuple[CudaScope, CudaScope] | None = None,
+        end: str = "",
     ) -> None:
         """Write the sequential loop over a dimension around the statements of scope `inner`, into scope `outer`.
 
-        `fetched`: loads of an iteration, which are prefetched `ahead` iterations earlier (cp.async). `end`: text of the
-        index at which the loop ends; empty for the end of the dimension.
+        `fetched`: loads of an iteration, which are prefetched `ahead` iterations earlier (cp.async), as the scope of the
+        first of them and their text. `end`: text of the index at which the loop ends; empty for the end of the dimension.
         """
         frame = self.frame
         size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead
         first = f"const int {dim}_0 = {at}{plus(frame.thread(dim))};"
         if fetched is not None:
-            self.line(f"auto fetch_round = [&](int {at}, int round) {{", outer)
-            self.line(f"    if ({at} >= {size}) return;", outer)
-            self.line(f"    {first}", outer)
-            outer.lines += fetched.lines
-            self.line("};", outer)
+            begin, loads = fetched
+            self.line(f"auto fetch_round = [&](int {at}, int round) {{", begin)
+            self.line(f"    if ({at} >= {size}) return;", begin)
+            self.line(f"    {first}", begin)
+            begin.lines += loads.lines
+            self.line("};", begin)
             self.line(
-                f"for (int round = 0; round < {ahead}; ++round) fetch_round(round * {step}, round), end_round();", outer
+                f"for (int round = 0; round < {ahead}; ++round) fetch_round(round * {step}, round), end_round();", begin
             )
         more = ", round = 0" if fetched is not None else ""
         turn = f", round = (round + 1) % {ahead + 1}" if fetched is not None else ""

@@ -70,11 +70,12 @@ class Reductions(CudaPart):
                 self.line(f"across_warp<{COMBINE[monoid]}, {stride}, {threads}>({name});")
             return
         if frame.scope is not frame.top:
-            self.line("__syncthreads();")
+            self.line(frame.block_text.wait)
         place = f"shared + {frame.shared}" if frame.shared else "shared"
         frame.shared += self.layout.threads // lanes * sum(frame.counts[n] for n in names)
         kind = f"{COMBINE[monoid]}, {stride}, {threads}, {self.layout.threads}"
-        self.line(f"across<{kind}>({place}, {', '.join(names)});")
+        function, first = frame.block_text.across
+        self.line(f"{function}<{kind}>({first}{place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
         """One iteration of a running maximum (online softmax).

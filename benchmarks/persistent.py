@@ -1,0 +1,123 @@
+"""Ways to launch the kernels of a decode step: `python -m benchmarks.persistent [NAMES] [--budget S] [--backend B] [--ways W]`.
+
+Searches a decode step of benchmarks/llm.py at random weights, and runs its plan in each way of backends/program/launching.py,
+side by side in turn. Prints a JSON row per way (µs of a step, kernels, persistent kernels and their stages, the largest
+difference of logits from the first way) and a table of the stages: tiles, threads, stages that it waits for, predicted µs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tensor_graphs.backends.program.emit_gpu_persistent import PersistentEmitter
+from tensor_graphs.backends.program.launching import WAYS
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.stage_order import order_of
+from tensor_graphs.extract.model.plan import Plan
+from tensor_graphs.generation import Generator
+from tensor_graphs.models.huggingface.step import Folder
+from tensor_graphs.models.zoo import random_checkpoint
+
+from .llm import CONFIGS, LENGTH, Repeated, kernel_table
+from .llm_time import timed
+
+
+def made(name: str, budget: float, backend: str | None) -> tuple[Generator, Program]:
+    """A generator of a model at random weights, and its decode program."""
+    config = CONFIGS[name]
+    weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
+    generator = Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH, backend=backend)
+    return generator, generator._programs.decode()
+
+
+def stages(plan: Plan) -> list[dict[str, Any]]:
+    """The steps of a plan: those of persistent kernels with their tiles, others with the reason why they are not."""
+    emitter = PersistentEmitter(plan, False)
+    emitter.emit()
+    rows = []
+    for run in emitter.runs.values():
+        order = order_of([emitter._accesses(s) for s in run])
+        for i, step in enumerate(run):
+            f = emitter.functions[step.output]
+            rows.append({
+                "step": step.template.name, "type": str(plan.values[step.output].type), "tiles": f.tiles, "threads": f.threads,
+                "room": f.room, "waits": list(order.waits[i]), "us": round(step.cost.us, 2), "schedule": dict(step.call.schedule),
+            })  # fmt: skip
+    for step in plan.steps:
+        if step.output in emitter.refused:
+            rows.append({"step": step.template.name, "us": round(step.cost.us, 2), "refused": emitter.refused[step.output],
+                         "type": str(plan.values[step.output].type)})  # fmt: skip
+    return rows
+
+
+def measured(generator: Generator, first: Program, ways: list[str]) -> list[dict[str, Any]]:
+    """A row per way, timed in turn."""
+    programs = generator._programs
+    assert first.plan is not None
+    runs: dict[str, Program] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    want = None
+    for way in ways:
+        begun = time.perf_counter()
+        rows[way] = {"way": way or "as measured", "us": []}
+        try:
+            program = first if way == first.plan.launching else Program(replace(first.plan, launching=way))
+            if program is not first:
+                program.share(programs.states, programs.weights)
+            programs.set("length", [LENGTH // 2], "int64")
+            program.flat_near()
+            program.wait("a decode step")
+        except Exception as error:
+            rows[way]["error"] = f"{type(error).__name__}: {error}"[:2000]
+            continue
+        logits = programs.get("logits")
+        want = logits if want is None else want
+        rows[way] |= {
+            "difference": float(np.abs(logits - want).max()), "largest": float(np.abs(want).max()),
+            "ready_s": round(time.perf_counter() - begun, 2),
+        }  # fmt: skip
+        runs[way] = program
+    for _ in range(5):
+        for way, program in runs.items():
+            programs.set("length", [LENGTH // 2], "int64")
+            rows[way]["us"].append(round(timed(program.flat_near, lambda p=program: p.wait("a decode step")), 1))  # type: ignore[misc]
+    for row in rows.values():
+        row["median_us"] = median(row["us"]) if row["us"] else None
+    return list(rows.values())
+
+
+def main() -> None:
+    """Print the rows of some models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["gemma-270m"])
+    parser.add_argument("--budget", type=float, default=40.0)
+    parser.add_argument("--backend", default=None)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    options = parser.parse_args()
+    for name in options.names:
+        begun = time.perf_counter()
+        generator, program = made(name, options.budget, options.backend)
+        assert program.plan is not None and program.report is not None
+        print(json.dumps({
+            "model": name, "backend": options.backend, "kernels": program.plan.kernels, "plan_us": round(program.plan.cost, 1),
+            "search_s": round(time.perf_counter() - begun, 1), "finalists": [(f.kernels, f.predicted_us, f.measured_us, f.chosen) for f in program.report.finalists],
+        }), flush=True)  # fmt: skip
+        for row in measured(generator, program, options.ways.split(",")):
+            print(json.dumps(row), flush=True)
+        for row in kernel_table(program.report, 4.1e6):
+            print(json.dumps(row), flush=True)
+        for row in stages(program.plan):
+            print(json.dumps(row), flush=True)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
