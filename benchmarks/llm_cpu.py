@@ -43,11 +43,16 @@ SHAPES = {"q": (896, 896), "k": (128, 896), "gate": (4864, 896), "down": (896, 4
 FORMS = ("int4", "int8", "bfloat16")
 STEPS = (*FORMS, "float32")
 LENGTH, BYTES = 1024, 200_000_000  # positions of the caches; bytes of weights that a kernel's runs rotate through
+SETTLED, RUNS = 0.1, 3  # of a turn with several threads: seconds before it, runs that count
 Call = Callable[[], object]
 
 
 def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1) -> dict[str, float]:
-    """µs of the fastest run of each call, which take turns for some seconds: of one thread CPU time, of several wall-clock time."""
+    """µs of the fastest run of each call, which take turns for some seconds: of one thread CPU time, of several wall-clock time.
+
+    Idle threads of ONNX Runtime, OpenBLAS and ggml keep their cores busy for up to 25 ms. So with several threads each turn waits
+    until they sleep, and its first run, which wakes those of its own library, does not count.
+    """
     clock = time.process_time if threads == 1 else time.perf_counter
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
@@ -55,9 +60,13 @@ def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1) -> dict[s
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         for name, call in calls.items():
-            begun = clock()
-            call()
-            best[name] = min(best[name], clock() - begun)
+            if threads > 1:
+                time.sleep(SETTLED)
+                call()
+            for _ in range(1 if threads == 1 else RUNS):
+                begun = clock()
+                call()
+                best[name] = min(best[name], clock() - begun)
     return {name: 1e6 * s for name, s in best.items()}
 
 

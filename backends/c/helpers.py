@@ -101,7 +101,7 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
     for _ in range(3):
         try:
             read_sealed(path, name=path.name)
-            return ctypes.CDLL(str(path))
+            return c_opened(path)
         except (OSError, ValueError) as error:
             problem = error
         c_clean(path.parent)
@@ -118,6 +118,13 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
                 os.fsync(file.fileno())
             whole.replace(path)
     raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")
+
+
+def c_opened(path: Path) -> Any:
+    """The library in a file; the threads of the first one that has some are visible to others, which use them too."""
+    library = ctypes.CDLL(str(path))
+    shared = hasattr(library, "tensor_graphs_region_1")
+    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if shared else library
 
 
 def c_clean(folder: Path, seconds: float = 600.0) -> None:
@@ -145,7 +152,7 @@ def c_kept(binary: bytes | None, threads: bool = True) -> Any:
         path = Path(own) / "kernels.so"
         path.write_bytes(binary)
         try:
-            return ctypes.CDLL(str(path))  # a loaded library needs no file
+            return c_opened(path)  # a loaded library needs no file
         except OSError:
             return None
 
@@ -182,6 +189,7 @@ __all__ = [
     "c_kept",
     "c_library",
     "c_loaded",
+    "c_opened",
     "c_output",
     "c_threads",
 ]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ..ir import c_math
 from .any_size_helpers import SIZED_HELPERS
+from .c_threads import THREADS
+
+#: Of functions of a library whose names others see: they call one another, whatever has the same name elsewhere.
+PROTECTED = '__attribute__((visibility("protected")))'
 
 #: Helper name -> source. Emitted source includes the helpers it uses and, transitively, those that they use.
 HELPERS: dict[str, str] = {
@@ -60,14 +65,24 @@ def pointer(x):
         except (TypeError, ValueError):  # read-only, bfloat16, not contiguous
             pass
     return address(x)''',
+    "table": '''def table(*given):
+    """Addresses of arguments of C kernels as an array, which keeps the arguments alive."""
+    places = [x.value if isinstance(x, ctypes.c_void_p) else ctypes.addressof(x) for x in given]
+    found = (ctypes.c_void_p * len(given))(*places)
+    found.given = given
+    return found''',
     **SIZED_HELPERS,
 }  # fmt: skip
 
 
-def library_text(functions: Mapping[str, str], threads: bool = True) -> str:
-    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name."""
+def library_text(functions: Mapping[str, str], threads: bool = True, own_threads: bool = False) -> str:
+    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name. `own_threads`: loops
+    are shared by the threads of `c_threads`, not by those that OpenMP shares with Torch."""
     body = "\n\n".join(functions.values())
-    source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
+    first = [THREADS] if threads and own_threads and "#pragma omp parallel" in body else []
+    if first:
+        body = re.sub(r"^(?=void \w+\()", f"{PROTECTED} ", body, flags=re.MULTILINE)
+    source = "\n".join([c_math.HEAD, *first, *(f"{text}\n" for text in c_math.needed(body)), body])
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
     given = "" if threads else ", threads=False"
     return (

@@ -31,6 +31,7 @@ from ..runtime.views import has_torch_view, torch_view
 from ..user.templates import UserKernel
 from . import memory_plan as memory
 from .cpu_helpers import HELPERS, library_text
+from .joined_calls import JoinedCalls
 
 LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memory
 
@@ -70,6 +71,7 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
                    weights=dict(zip(plan.weights, terms)))  # fmt: skip
 
 
+SHARED_BYTES = 1 << 16  # least size of what Torch's elementwise kernels compute with several threads
 POOLED = ("contraction", "conv", "attention")  # template families whose NumPy kernels use BLAS threads
 CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "pointer"}  # operand kind -> helper that converts to it
 
@@ -105,6 +107,7 @@ class ProgramEmitter:
     helpers: set[str] = field(default_factory=set)
     definitions: dict[str, str] = field(default_factory=dict)  # generated kernels: name -> source
     in_c: dict[str, str] = field(default_factory=dict)  # generated C kernels: name -> source
+    made_once: dict[str, str] = field(default_factory=dict)  # line of `run` -> the call whose addresses never change
     setups: set[tuple[str, str]] = field(default_factory=set)
     # result that a kernel allocates -> its variables
     loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
@@ -348,7 +351,11 @@ class ProgramEmitter:
             text = self._written(step, names)
             if kind == "address" and not any(map(self._dynamic, (*step.outputs, *(v for _, v in step.inputs)))):
                 name, _, rest = text.partition("(")
-                text = f"{self._once(f'partial({name}, {rest}', f'{name}_')}()"  # its addresses never change
+                call, text = (
+                    text,
+                    f"{self._once(f'partial({name}, {rest}', f'{name}_')}()",
+                )  # its addresses never change
+                self.made_once[text] = call
             self.each += STATEMENTS.split(text)
 
     def _scratch(self, step: Step, kind: str) -> str:
@@ -472,20 +479,43 @@ class ProgramEmitter:
         from .helper_functions import helper_source
 
         if self.in_c:
+            self._join_calls()
             self.helpers |= {"c_library", "c_function", "c_kept"}
         function = self._function()
         if self._takes_tensors():
             function = ["TENSORS = True  # inputs may be tensors of the CPU, too", "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:
-            own = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
-            defined.append(library_text(self.in_c, threads=not own))
+            blas = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
+            alone = not any(map(self._in_torch_threads, self.plan.steps))
+            defined.append(library_text(self.in_c, threads=not blas, own_threads=alone))
         imports = imports_of("\n".join([*function, *defined]))
         lines = [
             f'"""{title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",
             *(f"\n{d}\n" for d in defined), "", *function, "",
         ]  # fmt: skip
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
+
+    def _in_torch_threads(self, step: Step) -> bool:
+        """Whether a step may run in the threads of Torch's OpenMP library."""
+        sizes = [self._bytes(v) for v in (*step.outputs, *(v for _, v in step.inputs))]
+        kernel = not step.is_view and operand_kind(step.template) == "torch"
+        return kernel and (step.template.family in POOLED or max(sizes) >= SHARED_BYTES)
+
+    def _join_calls(self) -> None:
+        """Replace consecutive calls of C kernels at fixed addresses by one call of a C function."""
+        before = {*self.each}
+        join = JoinedCalls(self.made_once, self.in_c, lambda base: identifier(base, self.taken), self._once)
+        self.each = join.joined(self.each)
+        gone = before - {*self.each}
+        if gone & self.made_once.keys():
+            self._use("table")
+            single = {
+                f"{n.removesuffix('()')} = partial({c.replace('(', ', ', 1)}"
+                for n, c in self.made_once.items()
+                if n in gone
+            }
+            self.once = [line for line in self.once if line not in single]
 
     def _takes_tensors(self) -> bool:
         """Whether calls use inputs by their addresses only, so that arrays and tensors are the same to them."""

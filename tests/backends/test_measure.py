@@ -27,6 +27,7 @@ from tensor_graphs.backends.tuning.cpu_worker import (
     decode,
     drawn,
     encode,
+    shown,
     timed,
 )
 from tensor_graphs.backends.tuning.keys import key_of
@@ -277,3 +278,18 @@ def test_a_kernel_with_a_large_operand_is_checked_in_strips(monkeypatch: pytest.
             check(wrong)
     with pytest.raises(Wrong, match="strides"):
         check(np.asfortranarray(right))
+
+
+def test_a_kernel_that_ends_at_a_number_is_timed_on_all_positions() -> None:
+    """The last position, in the layout and within the dtype of the operand; other operands are those that were checked."""
+    at = t.input("at", (2,), "int64")
+    seen = t.le(t.iota((2, 300), 1), t.reshape(at, (2, 1)))
+    root = t.where(seen, t.input("x", (2, 300)), t.full((1, 1), 0.0))
+    made = backend("c").template([root])
+    operand = lambda kind: Operand(kind, contiguous(kind.shape))
+    call = Call({"at": operand(at.type), "x": operand(root.type)}, operand(root.type), {})
+    given = drawn(output_terms(made, call), call)
+    operands = {n: _values(n, *given[n]) for n in call.operands}
+    found = shown(operands, given, call)
+    assert found["at"].tolist() == [299, 299] and found["x"] is operands["x"]
+    assert not shown(operands, {"x": given["x"]}, call)
