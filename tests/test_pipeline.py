@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.registry import backend
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import timing
 from tensor_graphs.pipeline.match import hypergraph
@@ -644,3 +647,38 @@ def test_a_linear_layer_is_recognised_between_casts() -> None:
     product = (x.astype("float32") @ w.astype("float32")).astype("bfloat16")
     explorer = tg.saturate((product.astype("float32") + b.astype("float32")).astype("bfloat16"), backend="numpy")
     assert "linear" in explorer.view.op
+
+
+@pytest.mark.parametrize("name", ["torch", "c", "numpy"])
+def test_products_over_nothing_are_zero(name: str) -> None:
+    """MKL and oneDNN cannot pack weights without elements: a bias was lost, or the call raised an error."""
+    if name == "torch":
+        pytest.importorskip("torch")
+    w, b, x = tg.param("w", (0, 5)), tg.param("b", (5,)), tg.input("x", (3, 0))
+    params = {"w": normal(0, 5), "b": normal(5)}
+    sums = {
+        "linear": tg.relu(x @ w + b),
+        "residual": x @ w + tg.input("r", (3, 5)),
+        "sum": x.sum(axis=1),
+        "prod": tg.prod(x, 1),
+    }
+    made = tg.optimize(sums, params=params, backend=name, budget=2, measure=False, verify=False)
+    found = made(normal(3, 0), np.full((3, 5), 2.0, np.float32))
+    want = {
+        "linear": np.tile(np.maximum(params["b"], 0), (3, 1)),
+        "residual": np.full((3, 5), 2.0),
+        "sum": np.zeros(3),
+        "prod": np.ones(3),
+    }
+    for output, value in want.items():
+        np.testing.assert_allclose(found[output], value)
+
+
+def test_packed_products_take_no_empty_operands() -> None:
+    pytest.importorskip("torch")
+    mkl = next(k for k in backend("torch").templates if k.name == "torch.mkl")
+    for inner, taken in ((4, True), (0, False)):
+        types = {"x": Type((3, inner), "float32"), "w": Type((inner, 5), "float32")}
+        operands = {n: Operand(kind, contiguous(kind.shape)) for n, kind in types.items()}
+        assert mkl.applies is not None
+        assert mkl.applies(Call(operands, Operand(Type((3, 5), "float32"), (5, 1)), {})) == taken

@@ -27,7 +27,9 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 1
 STARRED = ((), (1,), (3,), (2, 5), (1, 4, 3), (2, 1, 3, 2))  # sizes of starred axes
 CASES = 8  # choices of sizes
 DRAWS = 20_000  # attempts to draw them
+SMALL = 200  # attempts among which every second case has small sizes
 MOST_ELEMENTS, MOST_WORK = 1 << 19, 1 << 24  # of an operand; product of all sizes
+MOST_INTERPRETED = 1 << 10  # the same two in Triton's interpreter, which takes milliseconds for a program of the grid
 KINDS = ("normal", "wide", "zeros", "large", "tiny", "negative", "nan", "infinite")
 OTHERS = ("normal", "wide")  # kinds for the third choice of sizes and further ones
 
@@ -44,9 +46,13 @@ class Case:
         return f"{sizes} ({', '.join(f'{n}: {o.type}' for n, o in self.call.places.items())})"
 
 
-def cases_of(template: UserKernel, count: int = CASES) -> list[Case]:
-    """Up to `count` cases: the smallest sizes that the kernel takes, then random ones. KernelError if none is found."""
-    found = list(islice(_drawn(template), count))
+def cases_of(template: UserKernel, count: int = CASES, *, interpreted: bool = False) -> list[Case]:
+    """Up to `count` cases: small sizes, the smallest first, and random ones of any size in turn. KernelError if none is found.
+
+    `interpreted`: the kernel runs in Triton's interpreter, where sizes stay small.
+    """
+    limits = (MOST_INTERPRETED, MOST_INTERPRETED) if interpreted else (MOST_ELEMENTS, MOST_WORK)
+    found = list(islice(_drawn(template, limits), count))
     if not found:
         raise KernelError(
             f"no sizes were found that the kernel {template.kernel.name!r} applies to", where=str(template.file.path),
@@ -55,7 +61,7 @@ def cases_of(template: UserKernel, count: int = CASES) -> list[Case]:
     return found
 
 
-def _drawn(template: UserKernel) -> Iterator[Case]:
+def _drawn(template: UserKernel, limits: tuple[int, int]) -> Iterator[Case]:
     kernel, rng = template.kernel, np.random.default_rng(0)
     ranks = dict(template.form.ranks)
     stars = {a[1:] for s in kernel.inputs.values() for a in s.axes if isinstance(a, str) and a[0] == "*"}
@@ -67,20 +73,26 @@ def _drawn(template: UserKernel) -> Iterator[Case]:
     constants = {n: list(v) for n, v in kernel.constants.items()}
     seen: set[str] = set()
     for draw in range(DRAWS):
-        largest = max(1, min(len(SIZES), 1 + draw // 4))  # small sizes first
-        known = {n: v[int(rng.integers(min(len(v), largest) if draw < 100 else len(v)))] for n, v in options.items()}
+        largest = max(1, min(len(SIZES), 1 + draw // 4))  # the smallest sizes first
+        small = draw < SMALL and len(seen) % 2 == 0
+        known = {n: v[int(rng.integers(min(len(v), largest) if small else len(v)))] for n, v in options.items()}
         attrs = {n: v[int(rng.integers(len(v)))] for n, v in constants.items()}
-        case = _case(template, known, attrs)
+        case = _case(template, known, attrs, limits)
         if case is not None and str(case) not in seen:
             seen.add(str(case))
             yield case
 
 
-def _case(template: UserKernel, known: Mapping[str, Any], constants: Mapping[str, Any]) -> Case | None:
-    """The case of some sizes; None if the kernel does not apply, or if it is large."""
+def _case(
+    template: UserKernel, known: Mapping[str, Any], constants: Mapping[str, Any], limits: tuple[int, int]
+) -> Case | None:
+    """The case of some sizes; None if the kernel does not apply, or if it is large.
+
+    `limits`: of the elements of an operand, and of the product of all sizes.
+    """
     kernel = template.kernel
     shapes = {n: s.shape(known) for n, s in kernel.inputs.items()}
-    if max(map(prod, shapes.values())) > MOST_ELEMENTS or prod(_numbers(known)) > MOST_WORK:
+    if max(map(prod, shapes.values())) > limits[0] or prod(_numbers(known)) > limits[1]:
         return None
     types = {n: Type(shapes[n], known.get(s.dtype, s.dtype)) for n, s in kernel.inputs.items()}
     operands = {n: _operand(t) for n, t in types.items()}
@@ -91,7 +103,7 @@ def _case(template: UserKernel, known: Mapping[str, Any], constants: Mapping[str
         return None
     first, *more = [_operand(t.type) for t in terms]
     call = Call({n: operands[n] for n in template.operands}, first, attrs, more=tuple(more))
-    if prod(concrete(terms[0].shape)) > MOST_ELEMENTS or template.applies is None or not template.applies(call):
+    if prod(concrete(terms[0].shape)) > limits[0] or template.applies is None or not template.applies(call):
         return None
     return Case(call, {**known, **constants})
 

@@ -39,6 +39,8 @@ from .memory import OTHER_POISON, SharedMemory, places_of
 HARMLESS = ("wrong", "modified-input", "nondeterministic", "error", "malformed")
 LOAD_S, BIND_S, RUN_S = 60.0, 120.0, 10.0  # seconds for executing a file, for compiling a kernel, for one run
 
+INTERPRET = "TRITON_INTERPRET"  # environment variable with which Triton kernels run in its interpreter
+
 
 @dataclass(frozen=True)
 class AdmissionVerdict:
@@ -152,7 +154,12 @@ class Checker:
         self.say(kernel.name)
         try:
             for index, template in there:
-                for number, case in enumerate(cases_of(template, min(CASES, max(3, 24 // len(there))))):
+                slow = template.backend == "triton" and "1" in (
+                    self.environment.get(INTERPRET),
+                    os.environ.get(INTERPRET),
+                )
+                cases = cases_of(template, min(CASES, max(3, 24 // len(there))), interpreted=slow)
+                for number, case in enumerate(cases):
                     for schedule in _schedules(template, case):
                         for _ in self._checked(
                             index, template, replace(case, call=replace(case.call, schedule=schedule)), number
@@ -174,6 +181,9 @@ class Checker:
             )
         except KernelError as error:
             return AdmissionVerdict(kernel.name, kernel.language, "malformed", error.message)
+        except (TypeError, ValueError, ArithmeticError) as error:  # values of constants that the reference cannot have
+            why = f"its reference cannot be computed: {type(error).__name__}: {error}"[:400]
+            return AdmissionVerdict(kernel.name, kernel.language, "malformed", why, where)
         return AdmissionVerdict(kernel.name, kernel.language, "admitted", cases=passed)
 
     def _reload(self) -> None:

@@ -22,7 +22,7 @@ from ..user.files import KernelFile, file_of, kernel_file
 from ..user.templates import UserKernel, templates_of
 from .checks import AdmissionVerdict, Checker
 
-FORMAT = 1  # raise it when the checks change
+FORMAT = 2  # raise it when the checks change
 LASTING = ("admitted", "unavailable", "wrong", "out-of-bounds", "modified-input", "nondeterministic", "malformed")
 Say = Callable[[str], None]
 _templates: dict[KernelFile, list[UserKernel]] = {}

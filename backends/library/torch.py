@@ -37,6 +37,7 @@ from .torch_calls import (
     channels_last,
     dtypes_of,
     extents,
+    filled,
     flat_code,
     half_pads,
     heads_fit,
@@ -221,10 +222,10 @@ def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
 
 def _products() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "contraction"}
-    packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(SINGLE, two_d, bias_line)}
+    packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(SINGLE, two_d, bias_line, filled)}
     onednn: dict[str, Any] = {
         **packed,
-        "applies": _all(_packs, two_d, bias_line),
+        "applies": _all(_packs, two_d, bias_line, filled),
         "prep": {"w": _packed("onednn_pack")},
         "setup": ("onednn_pack",),
     }
@@ -260,7 +261,7 @@ def _products() -> list[LibraryKernel]:
                 row(f"onednn{suffix}_{name}", epilogue.format(pattern), _onednn_linear(act, algorithm, bias), **onednn)
             )
         add = f"torch.ops.mkldnn._linear_pointwise.binary({{x}}, {{r}}, {{w}}, {b}, 'add')"
-        residual = {**onednn, "applies": _all(_packs, two_d, bias_line, residual_fits)}
+        residual = {**onednn, "applies": _all(_packs, two_d, bias_line, filled, residual_fits)}
         rows += [
             row(f"onednn{suffix}_residual", f"{pattern} + r", add, **residual),
             row(f"onednn{suffix}_residual_left", f"r + {pattern}", add, **residual),
@@ -342,7 +343,7 @@ def _convolutions() -> list[LibraryKernel]:
         spelled = {"{}": ("none", ""), "relu({})": ("relu", ""), "silu({})": ("swish", "")}
         for (epilogue, (act, algorithm)), copied in product(spelled.items(), (False, True)):
             name = "_" + epilogue.partition("(")[0] if act != "none" else ""
-            style = {**onednn, "applies": _all(SINGLE, planar, one_block, *base)}
+            style = {**onednn, "applies": _all(SINGLE, planar, one_block, filled, *base)}
             style |= {} if copied else {"layout": channels_last}
             rows.append(
                 row(f"onednn_conv{suffix}{name}{'_rows' if copied else ''}", epilogue.format(pattern),
@@ -354,7 +355,7 @@ def _convolutions() -> list[LibraryKernel]:
         ):
             style = {
                 **onednn,
-                "applies": _all(SINGLE, planar, one_block, residual_fits_last, *base),
+                "applies": _all(SINGLE, planar, one_block, filled, residual_fits_last, *base),
                 "layout": channels_last,
             }
             name = f"onednn_conv{suffix}_residual{side}{'_relu' if act == 'relu' else ''}"

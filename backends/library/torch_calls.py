@@ -46,6 +46,11 @@ def extents(operand: Operand) -> tuple[int, ...]:
     return operand.type.shape  # type: ignore[return-value]
 
 
+def filled(call: Call) -> bool:
+    """Condition on calls: no operand and no result is empty (MKL and oneDNN do not pack empty weights)."""
+    return all(size != 0 for o in call.places.values() for size in extents(o))
+
+
 def some_axes(call: Call) -> bool:
     """Condition on calls: the reduction has axes (an empty tuple means all axes to Torch)."""
     return call.attrs.get("axes") != ()

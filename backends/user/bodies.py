@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
@@ -93,7 +94,7 @@ class Body:
         outputs = output_names(len(call.outputs))
         if self.kernel.language in PYTHON:
             known = self.known(call)
-            given = [f"{n}={call.names.get(n) or repr(known[n])}" for n in self.kernel.parameters]
+            given = [f"{n}={call.names.get(n) or _literal(known[n])}" for n in self.kernel.parameters]
             found = f"user_kernel({str(self.file.path)!r}, {self.file.digest!r}, {self.kernel.name!r})"
             return f"{found}({', '.join(given)})"
         operands = ", ".join(call.names[n] for n in (*self.kernel.inputs, *outputs))
@@ -102,7 +103,15 @@ class Body:
             return f"{name}({operands})"
         launch = self.launch(call)
         options = {**launch.constants, "num_warps": launch.warps, "num_stages": launch.stages}
-        return f"{name}[{_tuple(launch.grid)}]({operands}, {', '.join(f'{n}={v!r}' for n, v in options.items())})"
+        return (
+            f"{name}[{_tuple(launch.grid)}]({operands}, {', '.join(f'{n}={_literal(v)}' for n, v in options.items())})"
+        )
+
+
+def _literal(value: Any) -> str:
+    """Python text of a size, type, constant or choice."""
+    odd = isinstance(value, float) and not math.isfinite(value)
+    return f'float("{float(value)}")' if odd else repr(value)
 
 
 def _strides(call: Call) -> list[Any]:

@@ -177,6 +177,11 @@ def _check(one: Kernel) -> None:
     for name, allowed in one.types.items():
         if not allowed or any(dtypes.check(d) != d for d in allowed):
             refuse(f"the type {name} stands for no dtypes")
+    if not callable(one.reference) and not isinstance(one.reference, str):
+        refuse(f"its reference has the type {type(one.reference).__name__}", hint="a function of tensors, or a text")
+    for name, tested in one.constants.items():
+        if not tested:
+            refuse(f"the constant {name} has no test values")
     for part in (one.sizes, one.choices):
         for name, values in part.items():
             if not values or any(type(v) is not int or v < 0 for v in values):

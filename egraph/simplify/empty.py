@@ -1,4 +1,4 @@
-"""Removal of empty tensors (0 elements) and of reductions over them, so that kernels never see either."""
+"""Removal of empty tensors (0 elements), of reductions over them and of products with them, so that kernels never see these."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from ..ir import dtypes
 from ..ir.dims import Dim
 from ..ir.graph import Graph, Tensor, make, rebuild
 
+#: Op -> its result over 0 elements.
+OVER_NOTHING = {"sum": 0, "prod": 1, "matmul": 0, "conv": 0}
+
 
 def without_empty(graph: Graph) -> Graph:
-    """The graph (concrete sizes) with fills for every empty value and every max or min over 0 elements.
+    """The graph (concrete sizes) with fills for every empty value and every reduction or contraction over 0 elements.
 
     The max over 0 elements is -inf (or the smallest integer), the min is inf (or the largest integer). Kernels do not
-    handle empty operands: NumPy and Torch raise an error for such reductions.
+    handle empty operands: NumPy and Torch raise an error for such extremes, MKL and oneDNN cannot pack empty weights.
     """
     return graph.with_roots(rebuild(graph.roots, _change))
 
@@ -23,6 +26,8 @@ def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         return _full(node, 0)
     if node.op in ("max", "min") and any(_none(a.shape) for a in args):
         return _full(node, dtypes.least(node.dtype) if node.op == "max" else dtypes.greatest(node.dtype))
+    if node.op in OVER_NOTHING and any(_none(a.shape) for a in args):
+        return _full(node, OVER_NOTHING[node.op])
     return None
 
 

@@ -90,6 +90,8 @@ def operand(dtype: str, *shape: int) -> Operand:
         ("@declare(reference=lambda x, y: x * 'no')\ndef one(): return ''", "cannot be used"),
         ("@declare(reference='x * y * full(value=c, shape=s, dtype=d)')\ndef one(): return ''", "has no test values"),
         ("@declare(reference=lambda x, y: x * y + np.arange(3.0)[:1])\ndef one(): return ''", "make it an input"),
+        ("@declare(reference=3)\ndef one(): return ''", "has the type int"),
+        ("@declare(reference='x * y', constants={'c': ()})\ndef one(): return ''", "no test values"),
         ("x = 1", "declares no kernels"),
         ("1 / 0", "ZeroDivisionError"),
     ],
@@ -161,6 +163,7 @@ HOSTILE = {
     "wrong": (f'return c("wrong", f"{LOOP} out[i] = x[i] * y[i] + 1.001f;")', "wrong"),
     "beyond": (f'return c("beyond", f"{LOOP.replace("<", "<=")} out[i] = x[i] * y[i] + 1;")', "out-of-bounds"),
     "multiples": (f'return c("multiples", f"{LOOP} if (i < {{M * N // 8 * 8}}) out[i] = x[i] * y[i] + 1;")', "wrong"),
+    "large_ones": (f'return c("large_ones", f"{LOOP} out[i] = x[i] * y[i] + (i < 300 ? 1 : 1.001f);")', "wrong"),
     "one_shape": (f'return c("one_shape", f"{LOOP} out[i] = {{int(N == 64)}} ? x[i] * y[i] + 1 : 0;")', "wrong"),
     "changes": (f'return c("changes", f"{LOOP} {{{{ out[i] = x[i] * y[i] + 1; x[i] = 0; }}}}")', "modified-input"),
     "chance": (
@@ -175,6 +178,7 @@ HOSTILE = {
 IN_PYTHON = {
     "raises": ("raise SystemExit(3)", "error"),
     "remembers": ("seen.setdefault(out.shape, x * y + 1); out[...] = seen[out.shape]", "wrong"),
+    "nan_in_large": ("z = x * y + 1; out[...] = z if z.size < 99 else np.nan_to_num(z)", "wrong"),
     "without_nan": ("out[...] = np.nan_to_num(x * y + 1)", "wrong"),
     "starts_another": ("import subprocess; subprocess.Popen(['sleep', '1000']); import time; time.sleep(60)", "timeout"),
 }  # fmt: skip
@@ -224,6 +228,27 @@ def fused(x, y, out):
     np.multiply(x, y, out=out)
     out += 1.0
 """
+
+
+MASKED = """
+@declare("numpy", reference=lambda x, y, *, c=1.0: tg.where(x < y, x, c), constants={"c": (float("-inf"), 2.0)})
+def one(x, y, c, out): out[...] = np.where(x < y, x, c)
+
+
+@declare("numpy", reference=lambda x, y, *, c=1.0: x * y + c, constants={"c": ("three",)})
+def two(x, y, c, out): out[...] = x * y + c
+"""
+
+
+def test_constants_may_be_infinite_and_must_be_numbers_of_the_reference(file: File) -> None:
+    one, two = Checker(kernel_file(file(MASKED))).verdicts()
+    assert one.admitted, str(one)
+    assert two.status == "malformed" and "cannot be computed" in two.message
+
+
+def test_cases_have_small_and_large_sizes(file: File) -> None:
+    sizes = [c.known["N"] for c in cases_of(declared(GOOD.replace(', sizes={"N": (8, 1000)}', ""), file)[0])]
+    assert min(sizes) == 1 and max(sizes) >= 500 and len(sizes) == 8
 
 
 def test_verdicts_are_kept_by_content(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
