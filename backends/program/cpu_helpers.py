@@ -38,13 +38,18 @@ HELPERS: dict[str, str] = {
         self.array, seen = array, array.__array_interface__
         self.__array_interface__ = {**seen, "data": (seen["data"][0], False)}''',
     "tensor": '''def tensor(x):
-    """The same memory as a Torch tensor."""
+    """The same memory as a Torch tensor; a tensor is returned as it is."""
+    if x.__class__ is not np.ndarray:
+        return x
     if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
         x = np.asarray(Place(x)).view(x.dtype)
-    return tensor_of(x)''',
+    try:
+        return torch.from_numpy(x)
+    except (TypeError, ValueError):  # bfloat16, an axis of one element of what runs backwards
+        return tensor_of(x)''',
     "tensor_of": '''def tensor_of(x):
-    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
-    if min(x.strides, default=0) < 0:  # an axis of one element of what runs backwards: Torch wants no such stride
+    """The same memory as a Torch tensor, where Torch takes no such array; bfloat16 by way of its bits."""
+    if min(x.strides, default=0) < 0:
         x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
@@ -71,6 +76,9 @@ def pointer(x):
     found = (ctypes.c_void_p * len(given))(*places)
     found.given = given
     return found''',
+    "argument": '''def argument(x):
+    """Memory address of an array or tensor as an argument of a C kernel that ends before anything lets go of x."""
+    return pointer(x) if x.__class__ is np.ndarray else ctypes.c_void_p(x.data_ptr())''',
     **SIZED_HELPERS,
 }  # fmt: skip
 

@@ -112,6 +112,7 @@ class ProgramEmitter:
     # result that a kernel allocates -> its variables
     loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     key_names: set[str] = field(default_factory=set)
+    offered: dict[int, str] = field(default_factory=dict)  # output whose memory a call may give -> its variable
     taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
 
     alignment = memory.ALIGNMENT
@@ -220,7 +221,8 @@ class ProgramEmitter:
             return self._view(value, kind)
         if kind != home:
             source = self.ref(value, home)
-            return f"{self._use(CONVERSIONS[kind])}({source})"
+            passing = kind == "address" and self._dynamic(value)  # what `run` refers to until it returns
+            return f"{self._use('argument' if passing else CONVERSIONS[kind])}({source})"
         if v.origin == "weight":
             self.plain.add(self._key(value) if self.plan.weights[value].op != "full" else "")
             return self._weight(value)
@@ -420,18 +422,42 @@ class ProgramEmitter:
     def _finish(self) -> None:
         given: set[int] = set()
         results = []
+        takes_tensors = self._takes_tensors()
         for v in self.plan.outputs:
-            name, r = self._result(v), self.root[v]
+            r = self.root[v]
             handed = r in self.fresh or r in self.fresh_outputs
             own = (handed and r not in given) or (self.reuse_outputs and self.plan.values[r].origin == "kernel")
             given.add(r)
-            if not own:
-                fresh = identifier(f"result{v}", self.taken)
-                self.each.append(f"{fresh} = {self._copy(name)}")
-                name = fresh
-            results.append(name)
+            if own:
+                results.append(self._tensor_or_array(v) if takes_tensors else self._result(v))
+            else:
+                name = self._result(v)
+                results.append(identifier(f"result{v}", self.taken))
+                self.each.append(f"{results[-1]} = {self._copy(name)}")
         self._update_states()
         self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
+        if self._takes_tensors():
+            self._offer_results()
+
+    def _offer_results(self) -> None:
+        """Let calls give the memory of outputs that kernels write, where it is used as addresses and tensors only."""
+        for i, v in enumerate(self.plan.outputs):
+            name = self.names.get((v, "numpy"), "")
+            made = f"{name} = np.empty("
+            lines = [n for n, line in enumerate(self.each) if line.startswith(made)]
+            if v in self.fresh_outputs and len(lines) == 1 and self._uses_in_other_ways(name) == 1:
+                self.each[lines[0]] += f" if {name} is None else {name}"
+                self.offered[i] = name
+
+    def _tensor_or_array(self, value: int) -> str:
+        """An output that is returned without a copy: for inputs that are tensors the tensor, if a kernel made or used one."""
+        home = self._home(value)
+        name = self.ref(value, home)
+        tensor = name if home == "torch" else self.names.get((value, "torch"))
+        if tensor is None:
+            return name
+        array = f"{self._use('array')}({tensor})" if home == "torch" else name
+        return f"{tensor} if {next(iter(self.inputs.values()))}.__class__ is torch.Tensor else {array}"
 
     def _update_states(self) -> None:
         states = {v.name: v.id for v in self.plan.values if v.origin == "state"}
@@ -483,7 +509,9 @@ class ProgramEmitter:
             self.helpers |= {"c_library", "c_function", "c_kept"}
         function = self._function()
         if self._takes_tensors():
-            function = ["TENSORS = True  # inputs may be tensors of the CPU, too", "", *function]
+            offered = tuple(self.offered)
+            said = [f"RESULTS = {offered}  # outputs whose memory calls may give, behind the inputs"] if offered else []
+            function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:
             blas = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
@@ -518,12 +546,18 @@ class ProgramEmitter:
             self.once = [line for line in self.once if line not in single]
 
     def _takes_tensors(self) -> bool:
-        """Whether calls use inputs by their addresses only, so that arrays and tensors are the same to them."""
-        lines = "\n".join(self.each)
-        return all(
-            len(re.findall(rf"\b{name}\b", lines)) == lines.count(f"= pointer({name})\n")
-            for name in self.inputs.values()
-        )  # fmt: skip
+        """Whether calls use inputs as addresses and tensors only, so that arrays and tensors are the same to them."""
+        return bool(self.inputs) and not any(map(self._uses_in_other_ways, self.inputs.values()))
+
+    def _uses_in_other_ways(self, name: str) -> int:
+        """How often `run` uses a variable other than as an address or a tensor, and other than to return it."""
+        lines = "\n".join(line for line in self.each if not line.startswith(("# ", "return ")))
+        uses = rf"\b{re.escape(name)}\b"
+        return len(re.findall(uses, lines)) - len(re.findall(rf"= (?:argument|tensor)\({uses}\)\n", lines))
+
+    def _parameters(self) -> list[str]:
+        """Parameters of `run`."""
+        return [*self.inputs.values(), *(f"{name}=None" for name in self.offered.values())]
 
     def _guarded(self) -> list[str]:
         """The decorator of `run` that silences NumPy's warnings, if there are NumPy kernels."""
@@ -538,7 +572,7 @@ class ProgramEmitter:
             f"def bind({parameters}):",
             f'    """Makes the program for given weights{" and states, which run() updates" if "," in parameters else ""}."""',
             *indented([*fixed, *self.once], 4), "",
-            *indented(self._guarded(), 4), f"    def run({', '.join(self.inputs.values())}):",
+            *indented(self._guarded(), 4), f"    def run({', '.join(self._parameters())}):",
             f'        """{signature(self.plan)}"""', *indented(self.each, 8), "", "    return run",
         ]  # fmt: skip
 

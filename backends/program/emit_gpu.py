@@ -136,6 +136,10 @@ class GpuProgramEmitter(ProgramEmitter):
     def _assign(self, place: str, name: str) -> str:
         return f"{place}.copy_({name})"
 
+    def _takes_tensors(self) -> bool:
+        """False: this is about tensors in place of arrays."""
+        return False
+
     def _finish(self) -> None:
         super()._finish()
         copied = (*self.plan.outputs, *self.plan.updates.values())

@@ -31,6 +31,7 @@ from ...wording import counted
 from ...writing import named_path, recover, replacing_folder
 from ..device import HOST
 from ..runtime.arguments import unfolded
+from ..runtime.cpu_tensors import LARGE, TensorCalls
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
 from .binaries import Binaries, collected, write_binaries
@@ -105,7 +106,7 @@ class Program:
         self._run: Callable[..., Sequence[Any]] | None = None
         self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
         self._space: Mapping[str, Any] = {}  # namespace of the executed source, while bound
-        self._tensors = False  # whether the bound program takes tensors of the CPU as they are
+        self._tensors: TensorCalls | None = None  # how the bound program takes tensors of the CPU
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], AtSizes] = {}  # shapes of a call -> what it needs
@@ -181,7 +182,7 @@ class Program:
     def _bind(self) -> None:
         self.check_room()
         space = executed(self.source, self.manifest.name, self._usable())
-        self._space, self._tensors = space, bool(space.get("TENSORS"))
+        self._space, self._tensors = space, self._tensor_calls(space)
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
         weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange)
@@ -309,7 +310,8 @@ class Program:
             if inputs is None:
                 raise
             found = self._flat((), inputs)
-        return filled(self.manifest.structure, found)
+        structure = self.manifest.structure
+        return found[0] if structure is None else filled(structure, found)
 
     def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""
@@ -323,8 +325,7 @@ class Program:
                 called = form.called
             if quick is not None and (found := quick(args)) is not None:
                 taken, converted = found
-                results = called(taken)
-                return results if converted is None else converted(results)
+                return called(taken) if converted is None else converted(called(taken))
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         return self._exchange.hand_out(self.flat_near(*given), given)
 
@@ -338,7 +339,14 @@ class Program:
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """Fast marshalling function for calls with these inputs (`BucketForm.quick`); None without one."""
-        return self._exchange.quick(specs, lambda: self._tensors)
+        return self._exchange.quick(specs, lambda: None if self._run is None else self._tensors)
+
+    def _tensor_calls(self, space: Mapping[str, Any]) -> TensorCalls:
+        """How the executed source takes tensors of the CPU: the names TENSORS and RESULTS of its namespace."""
+        outputs: Sequence[Any] = self.manifest.outputs
+        own = [i for i in space.get("RESULTS", ()) if bytes_of(outputs[i]) < LARGE]
+        own = own if own == list(space.get("RESULTS", ()))[: len(own)] else []  # they are given by position
+        return TensorCalls(bool(space.get("TENSORS")), [outputs[i] for i in own], len(own) == len(outputs))
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
         """Flat outputs of a call with arguments that the function of `quick` returned (`BucketForm.called`).
@@ -351,10 +359,12 @@ class Program:
         """Run the program on arguments in its own form; errors get names."""
         try:
             with self._lock:
-                if self._run is None:
+                run = self._run
+                if run is None:
                     self._bind()
-                assert self._run is not None
-                return self._run(*taken)
+                    run = self._run
+                    assert run is not None
+                return run(*taken)
         except LookupError as error:
             if type(error).__name__ == "NotStored":
                 return self._compiled_again(taken, str(error))

@@ -16,22 +16,32 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...errors import ShapeError, UsageError
 from ...wording import with_article
+from .cpu_tensors import (
+    Spec,
+    Taken,
+    TensorCalls,
+    array_of,
+    as_arrays,
+    as_tensors,
+    handed_out,
+    is_plain,
+    is_torch,
+    tensor_guard,
+    tensor_of,
+)
 
 Array = np.ndarray[Any, Any]
-Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
-#: Positional arguments -> the program's arguments and a converter of its results (None: they are handed out as they are);
-#: None where an argument must be converted, copied or refused.
-Taken = tuple[Sequence[Any], Callable[[Sequence[Any]], Sequence[Any]] | None]
+Takes = Callable[[], TensorCalls | None]
 Quick = Callable[[Sequence[Any]], Taken | None]
 
 
 class Exchange(Protocol):
     """Argument marshalling for one device."""
 
-    def quick(self, specs: Sequence[Spec], tensors: Callable[[], bool] = lambda: False) -> Quick | None:
+    def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
         """Fast marshalling function for calls with these inputs; None without one.
 
-        `tensors()`: whether the program takes tensors of the CPU as they are.
+        `tensors()`: how the program takes tensors of the CPU; None until it is bound.
         """
         ...
 
@@ -63,50 +73,27 @@ class Exchange(Protocol):
 class OnCpu:
     """Argument marshalling of programs on NumPy arrays."""
 
-    def quick(self, specs: Sequence[Spec], tensors: Callable[[], bool] = lambda: False) -> Quick:
+    def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick:
         """Fast marshalling of arrays or tensors on the CPU that are contiguous."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
-        direct: list[
-            Any
-        ] = []  # torch.Tensor and (shape, dtype) of the inputs, where the program takes tensors as they are
-
-        def converted(results: Sequence[Array]) -> Sequence[Any]:
-            from_numpy, found = sys.modules["torch"].from_numpy, []
-            for x in results:
-                try:
-                    found.append(from_numpy(x) if x.flags.writeable else tensor_of(x))
-                except (TypeError, ValueError):  # bfloat16, negative strides
-                    found.append(tensor_of(x))
-            return found
+        guard: Callable[..., bool] | None = None  # whether tensors are like those of an earlier call
+        form: Callable[[Sequence[Any]], Taken] = as_arrays  # the arguments of a call with such tensors
 
         def of_tensors(given: Sequence[Any]) -> Taken | None:
-            if not direct:
-                torch = sys.modules.get("torch")
-                if torch is None:
-                    return None
-                if filled and tensors():
-                    direct[:] = torch.Tensor, [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
+            nonlocal guard, form
             try:
-                if direct:
-                    tensor, kinds = direct
-                    for x, (shape, dtype) in zip(given, kinds):
-                        if type(x) is not tensor or x.dtype is not dtype or x.shape != shape:
-                            return None
-                        if not x.is_cpu or not x.is_contiguous() or x.requires_grad or x.is_neg():
-                            return None
-                    return given, converted
-                tensor, found = sys.modules["torch"].Tensor, []
-                for x, (shape, kind) in zip(given, wanted):
-                    if type(x) is not tensor:
-                        return None
-                    a = x.numpy()
-                    if a.shape != shape or a.dtype != kind or not a.flags.c_contiguous:
-                        return None
-                    found.append(a)
-            except (TypeError, RuntimeError):  # on another device, with gradients, negated lazily, sparse, bfloat16
+                if guard is not None and guard(*given):
+                    return form(given)
+                if "torch" not in sys.modules or not all(map(is_plain, given, specs)):
+                    return None
+                calls = tensors()
+                form = as_tensors(calls) if filled and calls is not None and calls.direct else as_arrays
+                found = form(given)
+                guard = None if calls is None else tensor_guard(given)  # what an unbound program takes is not known
+            except (TypeError, RuntimeError):  # bfloat16, with gradients
                 return None
-            return found, converted
+            return found
 
         def arguments(given: Sequence[Any]) -> Taken | None:
             if len(given) != count:
@@ -132,7 +119,7 @@ class OnCpu:
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
         """Results in the form of the inputs `given`."""
-        return [tensor_of(r) for r in results] if any(map(is_torch, given)) else results
+        return handed_out(results) if any(map(is_torch, given)) else results
 
     def near(self, x: Any) -> Array:
         """An array or tensor moved to the program's device."""
@@ -161,7 +148,7 @@ class OnTensors:
         self.device = device
         self.kind = device.partition(":")[0]
 
-    def quick(self, specs: Sequence[Spec], tensors: Callable[[], bool] = lambda: False) -> Quick | None:
+    def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
         """Fast marshalling of tensors on the program's kind of device."""
         import torch
 
@@ -245,43 +232,4 @@ def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
     return ShapeError(f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}")
 
 
-def is_torch(x: Any) -> bool:
-    """Whether a value is a Torch tensor."""
-    return not isinstance(x, np.ndarray) and (type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach"))
-
-
-def array_of(x: Any) -> Array:
-    """Array with a tensor's values; it shares memory if the tensor is on the CPU.
-
-    UsageError for a tensor that no array holds: sparse, quantized, or without data.
-    """
-    if str(x.layout) != "torch.strided" or x.is_quantized or x.device.type == "meta":
-        raise UsageError(f"a tensor of {x.dtype} and layout {x.layout} on {x.device} has no array",
-                         hint="give a dense tensor: x.to_dense(), x.dequantize()")  # fmt: skip
-    x = x.detach().cpu().resolve_conj().resolve_neg()
-    if str(x.dtype) == "torch.bfloat16":
-        import torch
-
-        bits: Array = x.contiguous().view(torch.int16).numpy()
-        return bits.view(dtypes.numpy_dtype("bfloat16"))
-    found: Array = x.numpy()
-    return found
-
-
-def tensor_of(x: Array) -> Any:
-    """Tensor over an array's memory; a copy if the array is read-only or has negative strides."""
-    import torch
-
-    if not x.flags.writeable:
-        x = x.copy()
-    try:
-        return torch.from_numpy(x)
-    except ValueError:  # negative strides
-        return torch.from_numpy(x.copy())
-    except TypeError:
-        if x.dtype.name != "bfloat16":
-            raise
-        return torch.from_numpy((x.copy() if min(x.strides, default=0) < 0 else x).view(np.int16)).view(torch.bfloat16)
-
-
-__all__ = ["Exchange", "OnCpu", "OnTensors", "array_of", "is_torch", "tensor_of"]
+__all__ = ["Exchange", "OnCpu", "OnTensors", "Quick", "Spec", "array_of", "is_torch", "tensor_of"]

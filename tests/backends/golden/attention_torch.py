@@ -37,25 +37,33 @@ def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
 
 
 def tensor(x):
-    """The same memory as a Torch tensor."""
+    """The same memory as a Torch tensor; a tensor is returned as it is."""
+    if x.__class__ is not np.ndarray:
+        return x
     if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
         x = np.asarray(Place(x)).view(x.dtype)
-    return tensor_of(x)
+    try:
+        return torch.from_numpy(x)
+    except (TypeError, ValueError):  # bfloat16, an axis of one element of what runs backwards
+        return tensor_of(x)
 
 
 def tensor_of(x):
-    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
-    if min(x.strides, default=0) < 0:  # an axis of one element of what runs backwards: Torch wants no such stride
+    """The same memory as a Torch tensor, where Torch takes no such array; bfloat16 by way of its bits."""
+    if min(x.strides, default=0) < 0:
         x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)
 
 
+TENSORS = True  # inputs may be tensors of the CPU, too
+RESULTS = (0,)  # outputs whose memory calls may give, behind the inputs
+
 def bind(weights):
     """Makes the program for given weights."""
 
-    def run(q, k, v):
+    def run(q, k, v, v5=None):
         """(q: float32[1, 2, 4, 8], k: float32[1, 2, 4, 8], v: float32[1, 2, 4, 8]) -> (output: float32[1, 4, 16])"""
         q_t = tensor(q)
         k_t = tensor(k)
@@ -64,10 +72,10 @@ def bind(weights):
         v3 = sdpa(q_t, k_t, v_t, None, 0.25, True)
         v4 = v3.permute((0, 2, 1, 3))
         # reshape: float32[1, 4, 16]
-        v5 = np.empty((1, 4, 16), np.float32)
+        v5 = np.empty((1, 4, 16), np.float32) if v5 is None else v5
         v5_t = tensor(v5)
         v5_t.view((1, 4, 2, 8)).copy_(v4)
         del v3, v4
-        return v5,
+        return v5_t if q.__class__ is torch.Tensor else v5,
 
     return run

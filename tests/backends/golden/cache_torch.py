@@ -44,15 +44,20 @@ def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: st
 
 
 def tensor(x):
-    """The same memory as a Torch tensor."""
+    """The same memory as a Torch tensor; a tensor is returned as it is."""
+    if x.__class__ is not np.ndarray:
+        return x
     if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
         x = np.asarray(Place(x)).view(x.dtype)
-    return tensor_of(x)
+    try:
+        return torch.from_numpy(x)
+    except (TypeError, ValueError):  # bfloat16, an axis of one element of what runs backwards
+        return tensor_of(x)
 
 
 def tensor_of(x):
-    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
-    if min(x.strides, default=0) < 0:  # an axis of one element of what runs backwards: Torch wants no such stride
+    """The same memory as a Torch tensor, where Torch takes no such array; bfloat16 by way of its bits."""
+    if min(x.strides, default=0) < 0:
         x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)

@@ -1,0 +1,151 @@
+"""Torch tensors of the CPU and NumPy arrays over the same memory: conversion, and calls of programs on arrays with tensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...errors import UsageError
+from ...extract.model.kernel import contiguous
+
+Array = np.ndarray[Any, Any]
+Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+#: Positional arguments -> the program's arguments and a converter of its results (None: they are handed out as they are);
+#: None where an argument must be converted, copied or refused.
+Taken = tuple[Sequence[Any], Callable[[Sequence[Any]], Sequence[Any]] | None]
+LARGE = 1 << 20  # bytes from which NumPy allocates results: it asks for large pages
+
+
+class TensorCalls(NamedTuple):
+    """How a program on arrays is called with tensors of the CPU: as they are (`direct`), or as arrays over their memory.
+
+    `results`: outputs whose memory such calls give, as tensors behind the inputs; all outputs if `complete`.
+    """
+
+    direct: bool = False
+    results: Sequence[Spec] = ()
+    complete: bool = False
+
+
+def is_torch(x: Any) -> bool:
+    """Whether a value is a Torch tensor."""
+    return not isinstance(x, np.ndarray) and (type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach"))
+
+
+def array_of(x: Any) -> Array:
+    """Array with a tensor's values; it shares memory if the tensor is on the CPU.
+
+    UsageError for a tensor that no array holds: sparse, quantized, or without data.
+    """
+    if str(x.layout) != "torch.strided" or x.is_quantized or x.device.type == "meta":
+        raise UsageError(f"a tensor of {x.dtype} and layout {x.layout} on {x.device} has no array",
+                         hint="give a dense tensor: x.to_dense(), x.dequantize()")  # fmt: skip
+    x = x.detach().cpu().resolve_conj().resolve_neg()
+    if str(x.dtype) == "torch.bfloat16":
+        import torch
+
+        bits: Array = x.contiguous().view(torch.int16).numpy()
+        return bits.view(dtypes.numpy_dtype("bfloat16"))
+    found: Array = x.numpy()
+    return found
+
+
+def tensor_of(x: Array) -> Any:
+    """Tensor over an array's memory; a copy if the array is read-only or has negative strides."""
+    import torch
+
+    if not x.flags.writeable:
+        x = x.copy()
+    try:
+        return torch.from_numpy(x)
+    except ValueError:  # negative strides
+        return torch.from_numpy(x.copy())
+    except TypeError:
+        if x.dtype.name != "bfloat16":
+            raise
+        return torch.from_numpy((x.copy() if min(x.strides, default=0) < 0 else x).view(np.int16)).view(torch.bfloat16)
+
+
+def is_plain(x: Any, spec: Spec) -> bool:
+    """Whether a value is a tensor of the CPU with a shape and dtype, whose memory holds its values row by row.
+
+    False for subclasses, for tensors with gradients, and for those whose values are conjugated or negated when read.
+    """
+    torch, (_, shape, dtype) = sys.modules["torch"], spec
+    if type(x) is not torch.Tensor or x.dtype is not getattr(torch, dtype) or x.shape != shape:
+        return False
+    strided = x.is_cpu and x.layout is torch.strided and x.is_contiguous()
+    return strided and not (x.requires_grad or x.is_neg() or x.is_conj())
+
+
+def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
+    """Function of as many tensors: whether each has the type, dtype, device, shape, strides, `requires_grad` and dispatch keys
+    (negation, inference mode and others) of the tensor at its place in `given`.
+
+    PyTorch's own check for Dynamo, in C; None for a PyTorch without it, and if a tensor occurs twice.
+    """
+    guards = _dynamo_guards("TensorGuards")
+    if guards is None:
+        return None
+    sizes, strides = [list(x.shape) for x in given], [list(x.stride()) for x in given]
+    check = guards.TensorGuards(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check if check(*given) else None
+
+
+def _dynamo_guards(wanted: str) -> Any:
+    """PyTorch's module of functions in C that serve Dynamo; None if it has none of this name."""
+    found = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "guards", None)
+    return found if hasattr(found, wanted) else None
+
+
+def as_arrays(given: Sequence[Any]) -> Taken:
+    """Tensors as arrays over their memory. TypeError or RuntimeError for those that have none."""
+    return [x.numpy() for x in given], handed_out
+
+
+def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
+    """Function of tensors that gives them to a program as they are, with fresh tensors for the results that it writes."""
+    torch, guards = sys.modules["torch"], _dynamo_guards("_empty_strided_cpu")
+    slow: Callable[..., Any] = lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device="cpu"
+    )
+    make = slow if guards is None else guards._empty_strided_cpu
+    results = [partial(make, shape, contiguous(shape), getattr(torch, dtype)) for _, shape, dtype in calls.results]
+    converted = None if calls.complete else handed_out
+    if len(results) == 1:
+        (result,) = results
+        return lambda given: ((*given, result()), converted)
+    return lambda given: ((*given, *[result() for result in results]), converted)
+
+
+def handed_out(results: Sequence[Any]) -> Sequence[Any]:
+    """Results of a program on the CPU as tensors, over the same memory where that is possible."""
+    torch, found = sys.modules["torch"], []
+    tensor, from_numpy = torch.Tensor, torch.from_numpy
+    for x in results:
+        try:
+            found.append(x if type(x) is tensor else from_numpy(x) if x.flags.writeable else tensor_of(x))
+        except (TypeError, ValueError):  # bfloat16, negative strides
+            found.append(tensor_of(x))
+    return found
+
+
+__all__ = [
+    "LARGE",
+    "Spec",
+    "Taken",
+    "TensorCalls",
+    "array_of",
+    "as_arrays",
+    "as_tensors",
+    "handed_out",
+    "is_plain",
+    "is_torch",
+    "tensor_guard",
+    "tensor_of",
+]
