@@ -41,6 +41,12 @@ def overlapping(plan: Plan) -> Plan:
     return replace(plan, steps=tuple(steps))
 
 
+def overlaps(plan: Plan) -> bool:
+    """Whether `overlapping` changes a plan; False for plans with free sizes, which have other launches."""
+    pairs = () if plan.sizes else zip(plan.steps, overlapping(plan).steps, strict=True)
+    return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
+
+
 def _early(step: Step) -> Iterator[Mapping[str, int]]:
     """Schedules of a step with programmatic dependent launch, the preferred one first."""
     yield {**step.call.schedule, "early": 1, "warm": 1}
