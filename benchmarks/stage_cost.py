@@ -3,7 +3,8 @@
 `python -m benchmarks.stage_cost [--layers 18]` on a GPU of compute capability 9.0. A chain has the products of a decode step of
 Gemma-3-270M (cold weights, or with `small` one product whose weights stay in L2). Ways to run it:
 
-- `graph`: one kernel a product; `pdl`: with programmatic dependent launch, weights loaded to registers before the wait;
+- `graph`: one kernel a product; `pdl_plain`: with programmatic dependent launch; `pdl_warm`: with a prefetch of weights into
+  L2 before the wait; `pdl`: with weights loaded into registers before the wait;
 - `counters`: one persistent kernel, a counter of finished blocks per stage; `prefetch`: also the weights of the next stage to L2;
 - `flags`: one persistent kernel whose values carry the number of the launch, so that a reader polls the data itself.
 
@@ -96,11 +97,14 @@ template <int K, int N, int MODE> struct Product {
         }
     }
 };
-template <int K, int N, bool EARLY> __device__ void alone(const uint4* w, const void* x, void* y) {
+template <int K, int N, int EARLY> __device__ void alone(const uint4* w, const void* x, void* y) {
     __shared__ float staged[2048 + WARPS];
     Product<K, N, 0> p;
-    if (EARLY) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); p.load(w); asm volatile("griddepcontrol.wait;" ::: "memory"); }
-    else p.load(w);
+    if (EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    if (EARLY == 2) p.warm(w);
+    if (EARLY == 3) p.load(w);
+    if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (EARLY != 3) p.load(w);
     p.finish(staged, x, y, 0);
 }
 template <int K, int N, int MODE, bool HELD> __device__ __forceinline__ void stage(float* staged, const Stage* s, u32* done, int i, u32 epoch) {
@@ -137,7 +141,7 @@ def source(products: tuple[tuple[int, int], ...], prefix: str) -> str:
     """CUDA C++ of all ways to run a chain of these products."""
     found = []
     for j, (k, n) in enumerate(products):
-        for early in ("false", "true"):
+        for early in EARLY.values():
             found.append(ALONE.format(name=f"{prefix}alone{j}_{early}", k=k, n=n, early=early))
     kinds = len(products)
     for name, mode, held, far in (
@@ -159,6 +163,7 @@ def source(products: tuple[tuple[int, int], ...], prefix: str) -> str:
     return "".join(found)
 
 
+EARLY = {"graph": 0, "pdl_plain": 1, "pdl_warm": 2, "pdl": 3}
 WAYS = ("counters", "held", "prefetch", "prefetch2", "flags", "flags_prefetch", "flags_prefetch3")
 
 
@@ -234,7 +239,7 @@ def chain(
     ]
     row: dict[str, Any] = {"stages": count, "products": len(products), "cold": cold}
     results = {}
-    for way in ("graph", "pdl", *WAYS):
+    for way in (*EARLY, *WAYS):
         wide = 2 if way.startswith("flags") else 1
         values = [torch.zeros(4096 * wide, device="cuda") for _ in range(count + 1)]
         start = torch.linspace(-1, 1, 4096, device="cuda")
@@ -260,14 +265,10 @@ def chain(
             launches: Any = launches,
             wide: int = wide,
         ) -> None:
-            if way in ("graph", "pdl"):
+            if way in EARLY:
                 for i, addresses in enumerate(table):
-                    kernels.launch(
-                        f"{prefix}alone{i % len(products)}_{'true' if way == 'pdl' else 'false'}",
-                        132,
-                        addresses,
-                        early=way == "pdl",
-                    )
+                    name = f"{prefix}alone{i % len(products)}_{EARLY[way]}"
+                    kernels.launch(name, 132, addresses, early=EARLY[way] > 0)
                 return
             if wide == 2:  # the first values carry the number of this launch
                 values[0].view(torch.int32).view(-1, 2)[:, 1] = launches[0] + 1
