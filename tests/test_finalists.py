@@ -160,7 +160,7 @@ class Overlapping(SimulatedProgram):
 @pytest.fixture
 def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (time_finalists, time_launching):
-        monkeypatch.setattr(module, "overlaps", lambda plan: True)
+        monkeypatch.setattr(module, "changes", lambda plan, launching: True)
     monkeypatch.setattr(time_launching, "_difference", lambda *programs: "")
 
 

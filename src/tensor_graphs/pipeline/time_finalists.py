@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.program.launching import overlaps
+from ..backends.program.launching import OVERLAPPING, changes
 from ..backends.program.program import Program
 from ..extract.search.alternatives import finalists
 from ..extract.search.search import Choice
@@ -55,7 +55,7 @@ def fastest_finalist(
         others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
         runnable = [(choice, program)]
         ended = lambda: session.now() >= until or session.progress.stopped
-        ways = (plan := getattr(program, "plan", None)) is not None and overlaps(plan)
+        ways = (plan := getattr(program, "plan", None)) is not None and changes(plan, OVERLAPPING)
         try:
             if others or ways:
                 values = _inputs(session, task, program)

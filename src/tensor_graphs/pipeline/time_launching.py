@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ..backends.program.launching import overlaps
+from ..backends.program.launching import OVERLAPPING, changes
 from ..backends.program.program import Program
 from ..extract.search.search import Choice
 from ..report.report import FinalistReport
@@ -32,12 +32,12 @@ def fastest_launching(
     tried, and the session's list of omitted work says so. A program whose results are not equal bit for bit is left out, with a
     warning. `sample` times programs in turn, `fastest` is the index of what is surely faster than the first.
     """
-    if program.plan is None or not overlaps(program.plan):
+    if program.plan is None or not changes(program.plan, OVERLAPPING):
         return choice, program
     if session.left - session.verification_s < AGAIN * compiled_s:
         session.omitted.append(OMITTED)
         return choice, program
-    other_choice = replace(choice, launching="overlapping")
+    other_choice = replace(choice, launching=OVERLAPPING)
     other = build(other_choice)
     if problem := _difference(program, other, values):
         session.warnings.append(f"kernels do not overlap: {problem}")
