@@ -108,7 +108,8 @@ def main() -> None:
         assert program.plan is not None and program.report is not None
         print(json.dumps({
             "model": name, "backend": options.backend, "kernels": program.plan.kernels, "plan_us": round(program.plan.cost, 1),
-            "search_s": round(time.perf_counter() - begun, 1), "finalists": [(f.kernels, f.predicted_us, f.measured_us, f.chosen) for f in program.report.finalists],
+            "search_s": round(time.perf_counter() - begun, 1), "seconds": {k: round(v, 1) for k, v in program.report.seconds.items()}, "omitted": program.report.omitted,
+                    "launching": program.plan.launching, "finalists": [(f.kernels, f.predicted_us, f.measured_us, f.chosen) for f in program.report.finalists],
         }), flush=True)  # fmt: skip
         for row in measured(generator, program, options.ways.split(",")):
             print(json.dumps(row), flush=True)

@@ -3,9 +3,11 @@
 `python -m benchmarks.stage_cost [--layers 18]` on a GPU of compute capability 9.0. A chain has the products of a decode step of
 Gemma-3-270M (cold weights, or with `small` one product whose weights stay in L2). Ways to run it:
 
-- `graph`: one kernel a product; `pdl`: with programmatic dependent launch, weights loaded to registers before the wait;
+- `graph`: one kernel a product; `pdl_plain`: with programmatic dependent launch; `pdl_warm`: with a prefetch of weights into
+  L2 before the wait; `pdl`: with weights loaded into registers before the wait;
 - `counters`: one persistent kernel, a counter of finished blocks per stage; `prefetch`: also the weights of the next stage to L2;
-- `flags`: one persistent kernel whose values carry the number of the launch, so that a reader polls the data itself.
+- `flags`: one persistent kernel whose values carry the number of the launch, so that a reader polls the data itself;
+- `..._ring`: weights of further stages are on their way to shared memory while a stage waits.
 
 Prints µs of the chain and of a stage, and the largest difference of results from those of `graph`.
 """
@@ -46,6 +48,24 @@ template <int K, int N, int MODE> struct Product {
                 const int row = warp + r * BLOCKS * WARPS, word = lane + 32 * i;
                 if (row < N && word < K / 8) held[r][i] = once(w + row * (K / 8) + word);
             }
+    }
+    // The same words by way of shared memory, each thread its own.
+    __device__ __forceinline__ static void fetch(uint4* ring, const uint4* w) {
+        const int warp = threadIdx.x / 32 * BLOCKS + blockIdx.x, lane = threadIdx.x % 32;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) {
+                const int row = warp + r * BLOCKS * WARPS, word = lane + 32 * i;
+                if (row < N && word < K / 8)
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(ring + (r * WORDS + i) * THREADS + threadIdx.x)), "l"(w + row * (K / 8) + word) : "memory");
+            }
+    }
+    __device__ __forceinline__ void take(const uint4* ring) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) held[r][i] = ring[(r * WORDS + i) * THREADS + threadIdx.x];
     }
     __device__ __forceinline__ void warm(const uint4* w) {
         const int warp = threadIdx.x / 32 * BLOCKS + blockIdx.x, lane = threadIdx.x % 32;
@@ -96,12 +116,27 @@ template <int K, int N, int MODE> struct Product {
         }
     }
 };
-template <int K, int N, bool EARLY> __device__ void alone(const uint4* w, const void* x, void* y) {
+template <int K, int N, int EARLY> __device__ void alone(const uint4* w, const void* x, void* y) {
     __shared__ float staged[2048 + WARPS];
     Product<K, N, 0> p;
-    if (EARLY) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); p.load(w); asm volatile("griddepcontrol.wait;" ::: "memory"); }
-    else p.load(w);
+    if (EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    if (EARLY == 2) p.warm(w);
+    if (EARLY == 3) p.load(w);
+    if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (EARLY != 3) p.load(w);
     p.finish(staged, x, y, 0);
+}
+template <int K, int N, int MODE, int DEEP> __device__ __forceinline__ void ring_stage(float* staged, const Stage* s, u32* done, int i, u32 epoch, const uint4* ring) {
+    Product<K, N, MODE> p;
+    if (MODE != 2 && i) {
+        if (threadIdx.x == 0) while ((int)(acquire(done + 32 * (i - 1)) - epoch * 132) < 0);
+        __syncthreads();
+    }
+    asm volatile("cp.async.wait_group %0;" :: "n"(DEEP - 1) : "memory");
+    p.take(ring);
+    p.finish(staged, s[i].x, s[i].y, epoch);
+    __syncthreads();
+    if (MODE != 2 && threadIdx.x == 0) release(done + 32 * i);
 }
 template <int K, int N, int MODE, bool HELD> __device__ __forceinline__ void stage(float* staged, const Stage* s, u32* done, int i, u32 epoch) {
     Product<K, N, MODE> p;
@@ -128,6 +163,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) {name}(const Stage* sta
     if (threadIdx.x == 0 && atomicAdd(launches + 1, 1) == 131) {{ launches[1] = 0; __threadfence(); *(volatile u32*)launches = epoch; }}
 }}
 """
+RING = r"""
+extern "C" __global__ void __launch_bounds__(THREADS, 1) {name}(const Stage* stages, int count, u32* done, u32* launches) {{
+    __shared__ float staged[2048 + WARPS];
+    extern __shared__ uint4 rings[];
+    const u32 epoch = *(volatile u32*)launches + 1;
+    for (int i = 1 - {deep}; i < count; ++i) {{
+        const int next = i + {deep} - 1;
+        if (next < count) {{
+            uint4* const ring = rings + next % {deep} * 8 * THREADS;
+            switch (next % {kinds}) {{ {fetches} }}
+        }}
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (i < 0) continue;
+        const uint4* const ring = rings + i % {deep} * 8 * THREADS;
+        switch (i % {kinds}) {{ {cases} }}
+    }}
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(launches + 1, 1) == 131) {{ launches[1] = 0; __threadfence(); *(volatile u32*)launches = epoch; }}
+}}
+"""
 ALONE = r"""
 extern "C" __global__ void __launch_bounds__(THREADS, 1) {name}(const uint4* w, const void* x, void* y) {{ alone<{k}, {n}, {early}>(w, x, y); }}
 """
@@ -137,7 +192,7 @@ def source(products: tuple[tuple[int, int], ...], prefix: str) -> str:
     """CUDA C++ of all ways to run a chain of these products."""
     found = []
     for j, (k, n) in enumerate(products):
-        for early in ("false", "true"):
+        for early in EARLY.values():
             found.append(ALONE.format(name=f"{prefix}alone{j}_{early}", k=k, n=n, early=early))
     kinds = len(products)
     for name, mode, held, far in (
@@ -156,10 +211,23 @@ def source(products: tuple[tuple[int, int], ...], prefix: str) -> str:
             )
             warm = f"if (i + {far} < count) switch ((i + {far}) % {kinds}) {{ {warms} }}"
         found.append(PERSISTENT.format(name=prefix + name, kinds=kinds, cases=cases, warm=warm))
+    for name, (mode, deep) in RINGS.items():
+        fetches = " ".join(
+            f"case {j}: Product<{k}, {n}, {mode}>::fetch(ring, stages[next].w); break;"
+            for j, (k, n) in enumerate(products)
+        )
+        cases = " ".join(
+            f"case {j}: ring_stage<{k}, {n}, {mode}, {deep}>(staged, stages, done, i, epoch, ring); break;"
+            for j, (k, n) in enumerate(products)
+        )
+        found.append(RING.format(name=prefix + name, deep=deep, kinds=kinds, fetches=fetches, cases=cases))
     return "".join(found)
 
 
-WAYS = ("counters", "held", "prefetch", "prefetch2", "flags", "flags_prefetch", "flags_prefetch3")
+EARLY = {"graph": 0, "pdl_plain": 1, "pdl_warm": 2, "pdl": 3}
+#: name -> (0: counters, 2: flags; stages whose weights are in shared memory or on their way)
+RINGS = {"counters_ring": (0, 3), "flags_ring2": (2, 2), "flags_ring3": (2, 3)}
+WAYS = (*RINGS, "counters", "held", "prefetch", "prefetch2", "flags", "flags_prefetch", "flags_prefetch3")
 
 
 class Kernels:
@@ -170,17 +238,24 @@ class Kernels:
 
         Device(0).set_current()
         self.module = Program(text, "c++", ProgramOptions(std="c++17", arch="sm_90a")).compile("cubin")
+        self.ready: set[str] = set()
 
     def launch(self, name: str, grid: int, given: list[int], early: bool = False, whole: bool = False) -> None:
         """Launch a kernel of 512 threads; `early`: programmatic dependent launch, `whole`: all blocks at once."""
         from cuda.bindings import driver
 
+        room = 3 * 8 * 16 * 512 if "ring" in name else 0
+        if room and name not in self.ready:
+            what = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (failed,) = driver.cuKernelSetAttribute(what, room, self.module.get_kernel(name).handle, driver.CUdevice(0))
+            assert not failed, failed
+            self.ready.add(name)
         numbers = [ctypes.c_uint64(p) for p in given]
         arguments = (ctypes.c_void_p * len(given))(*(ctypes.addressof(n) for n in numbers))
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = 512, 1, 1
-        config.sharedMemBytes, config.hStream = 0, driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        config.sharedMemBytes, config.hStream = room, driver.CUstream(torch.cuda.current_stream().cuda_stream)
         attributes = []
         if early or whole:
             attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
@@ -234,7 +309,7 @@ def chain(
     ]
     row: dict[str, Any] = {"stages": count, "products": len(products), "cold": cold}
     results = {}
-    for way in ("graph", "pdl", *WAYS):
+    for way in (*EARLY, *WAYS):
         wide = 2 if way.startswith("flags") else 1
         values = [torch.zeros(4096 * wide, device="cuda") for _ in range(count + 1)]
         start = torch.linspace(-1, 1, 4096, device="cuda")
@@ -260,14 +335,10 @@ def chain(
             launches: Any = launches,
             wide: int = wide,
         ) -> None:
-            if way in ("graph", "pdl"):
+            if way in EARLY:
                 for i, addresses in enumerate(table):
-                    kernels.launch(
-                        f"{prefix}alone{i % len(products)}_{'true' if way == 'pdl' else 'false'}",
-                        132,
-                        addresses,
-                        early=way == "pdl",
-                    )
+                    name = f"{prefix}alone{i % len(products)}_{EARLY[way]}"
+                    kernels.launch(name, 132, addresses, early=EARLY[way] > 0)
                 return
             if wide == 2:  # the first values carry the number of this launch
                 values[0].view(torch.int32).view(-1, 2)[:, 1] = launches[0] + 1

@@ -21,7 +21,7 @@ from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.alternatives import finalists
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline import time_finalists, timing
+from tensor_graphs.pipeline import time_finalists, time_launching, timing
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.time_finalists import fastest_finalist
 from tensor_graphs.report.report import FinalistReport, Report
@@ -145,3 +145,44 @@ def test_finalists_that_fail_or_do_not_fit_are_left_out(choice: Choice) -> None:
 def test_nothing_is_timed_without_time(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_finalists, "finalists", lambda *_, **__: pytest.fail("searched"))
     assert timed(choice, lambda c: SimulatedProgram(c, 4.0), budget=0.0)[0] is choice
+
+
+# ---------------------------------------------------------------- overlapping kernels
+class Overlapping(SimulatedProgram):
+    """A program that takes `saved_us` less if its kernels overlap."""
+
+    def __init__(self, choice: Choice, saved_us: float) -> None:
+        super().__init__(choice, 4.0)
+        self.plan = choice
+        self.us -= saved_us if choice.launching else 0.0
+
+
+@pytest.fixture
+def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (time_finalists, time_launching):
+        monkeypatch.setattr(module, "changes", lambda plan, launching: True)
+    monkeypatch.setattr(time_launching, "_difference", lambda *programs: "")
+
+
+@pytest.mark.usefixtures("overlap")
+def test_kernels_overlap_where_the_program_is_then_faster(choice: Choice) -> None:
+    best, program, session = timed(choice, lambda c: Overlapping(c, 10.0))
+    assert names(best) == ["both"] and best.launching == "overlapping" and program.us == 73.0
+    assert [f.chosen for f in session.finalists] == [False, False, True]
+    assert session.finalists[-1] == FinalistReport(1, 79.0, 73.0, True, "overlapping")
+    assert "73.0 µs (predicted 79.0, overlapping), chosen" in str(Report("m", "gpu", finalists=session.finalists))
+    best, program, session = timed(choice, lambda c: Overlapping(c, 0.5))
+    assert not best.launching and program.us == 83.0 and [f.chosen for f in session.finalists] == [False, True, False]
+
+
+@pytest.mark.usefixtures("overlap")
+def test_other_launches_are_not_tried_without_time_or_with_other_results(
+    choice: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_launching, "AGAIN", 1e12)
+    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0))
+    assert not best.launching and time_launching.OMITTED in session.omitted
+    monkeypatch.setattr(time_launching, "AGAIN", 1.0)
+    monkeypatch.setattr(time_launching, "_difference", lambda *programs: "1 result differs")
+    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0))
+    assert not best.launching and "1 result differs" in session.warnings[0]

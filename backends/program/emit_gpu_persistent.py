@@ -132,8 +132,11 @@ class PersistentEmitter(GpuProgramEmitter):
         self._use("stage_table")
         table = self._once(f"stage_table([\n    {rows},\n], device)", f"{name}_stages")
         self.definitions["STAGE_LIBRARY"] = f'STAGE_LIBRARY = r"""{STAGE_LIBRARY}"""\n'
+        for f in kernel.functions:  # several persistent kernels may have the same ones
+            self.definitions[f.name] = f'{f.name} = r"""\n{f.text}"""\n'
+        beside = ", ".join(["STAGE_LIBRARY", *(f.name for f in kernel.functions)])
         self.definitions[name] = (
-            f'{name} = CudaKernel("{name}", 0, {THREADS}, room={kernel.room}, beside=(STAGE_LIBRARY,), '
+            f'{name} = CudaKernel("{name}", 0, {THREADS}, room={kernel.room}, beside=({beside}), '
             f'text=r"""\n{kernel.text}""")\n'
         )
         self.own.add(name)

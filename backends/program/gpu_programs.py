@@ -18,7 +18,7 @@ from .emit_gpu import emit_cuda
 from .emit_gpu_any_size import SizedCudaEmitter
 from .emit_gpu_persistent import emit_persistent
 from .gpu_helpers import HELPERS
-from .launching import OVERLAPPING, PERSISTENT, overlapping
+from .launching import PERSISTENT, launched
 
 __all__ = ["PROGRAMS", "GpuPrograms"]
 
@@ -42,7 +42,7 @@ class GpuPrograms(DevicePrograms):
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
         if plan.launching == PERSISTENT:
             return emit_persistent(plan, reuse_outputs=reuse_outputs)
-        return emit_cuda(overlapping(plan) if plan.launching == OVERLAPPING else plan, reuse_outputs=reuse_outputs)
+        return emit_cuda(launched(plan), reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Exchange:
         """Marshalling of arguments and results (`DevicePrograms.exchange`)."""

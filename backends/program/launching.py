@@ -4,8 +4,9 @@
 tell which one is fastest.
 
 - "": every kernel as it was measured.
-- "overlapping": every generated kernel that can starts while its predecessor runs (programmatic dependent launch), and those
-  in CUDA C++ read their weights before they wait for it.
+- "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights before
+  they wait for it.
+- "overlapping": the same, and every generated kernel that can starts while its predecessor runs.
 - "persistent": runs of kernels in CUDA C++ are one persistent kernel each (emit_gpu_persistent.py).
 """
 
@@ -17,28 +18,36 @@ from dataclasses import replace
 from ...extract.model.plan import Plan, Step
 from .memory_plan import roots
 
-OVERLAPPING, PERSISTENT = "overlapping", "persistent"
-WAYS = ("", OVERLAPPING, PERSISTENT)
+HELD, OVERLAPPING, PERSISTENT = "held", "overlapping", "persistent"
+WAYS = ("", HELD, OVERLAPPING, PERSISTENT)
 
 
-def overlapping(plan: Plan) -> Plan:
-    """The plan with kernels that start while their predecessors run. The same plan if there is no such kernel.
+def launched(plan: Plan) -> Plan:
+    """The plan with the schedules and constant operands of its way to launch kernels (`Plan.launching`).
 
-    The first generated kernel waits before it lets its successor start. So what runs before the program, which may write
-    weights, has ended when the second one reads its weights.
+    In the ways that read weights before a wait, the first generated kernel waits before it lets its successor start. So what
+    runs before the program, which may write weights, has ended when the second one reads its weights.
     """
+    if plan.launching not in (HELD, OVERLAPPING) or plan.sizes:
+        return plan
     root, steps, first = roots(plan), [], True
     for step in plan.steps:
         if step.is_view or step.template.space is None or step.template.fits is None:
             steps.append(step)
             continue
-        weights = frozenset(o for o, v in step.inputs if plan.values[root[v]].origin == "weight")
-        schedules = _late(step) if first else _early(step)
+        schedules = _late(step) if first else _early(step) if plan.launching == OVERLAPPING else ()
         found = next((s for s in schedules if step.template.fits(replace(step.call, schedule=s))), step.call.schedule)
-        constant = frozenset() if first else weights
+        weights = frozenset(o for o, v in step.inputs if plan.values[root[v]].origin == "weight")
+        constant = weights if found.get("early") and not first else frozenset()
         steps.append(replace(step, call=replace(step.call, schedule=dict(found), constant=constant)))
         first = False
     return replace(plan, steps=tuple(steps))
+
+
+def changes(plan: Plan, launching: str) -> bool:
+    """Whether another way to launch kernels changes a plan."""
+    pairs = zip(plan.steps, launched(replace(plan, launching=launching)).steps, strict=True)
+    return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
 
 
 def _early(step: Step) -> Iterator[Mapping[str, int]]:

@@ -90,7 +90,7 @@ class PersistentKernel:
 
     @property
     def text(self) -> str:
-        """The CUDA C++ source, without the library."""
+        """The CUDA C++ source, without the library and the tile functions."""
         count, width, most = len(self.stages), self.width, self.order.most
         given = ", ".join(f"given{i}" for i in range(self.given)) or "nullptr"
         parameters = ["const long long* table", "int* done", *(f"void* given{i}" for i in range(self.given))]
@@ -103,7 +103,6 @@ class PersistentKernel:
             *_switch([f"    {line}" for line in warm], 12), "        }",
         ] if warm else []  # fmt: skip
         return "\n".join([
-            *(f.text for f in self.functions),
             f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)',
             f"{self.name}({', '.join(parameters)}) {{",
             "    BLOCK_ROOM(room);",

@@ -45,7 +45,7 @@ class _PlanBuilder:
         return Plan(
             self.graph, tuple(self.values), tuple(steps), self.weights, tuple(roots[:n]),
             dict(zip(self.graph.updates, roots[n:], strict=True)), self.choice.cost,
-            self.choice.extraction.lower_bound, stats,
+            self.choice.extraction.lower_bound, stats, launching=self.choice.launching,
         )  # fmt: skip
 
     def _add(self, value: Value) -> int:

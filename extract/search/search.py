@@ -46,6 +46,7 @@ class Choice:
     budgets: tuple[Budget, ...] = ()
     # the best plan over time: (monotonic seconds, µs at optimistic prices, µs at current prices) after each solve
     curve: tuple[tuple[float, float, float], ...] = ()
+    launching: str = ""  # how the kernels of its program follow each other: `Plan.launching`
 
     @property
     def cost(self) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.generate.free_terms import Sized
+from ..backends.program.launching import WAYS
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import DimExpr
@@ -52,6 +53,7 @@ def plan_to_json(plan: Plan) -> Json:
         "kernels": kernels, "steps": steps, "weights": _weights_out(plan), "outputs": list(plan.outputs),
         "updates": dict(plan.updates), "cost": plan.cost, "lower_bound": plan.lower_bound, "sizes": dict(plan.sizes),
         **({"priced": dict(plan.priced)} if plan.priced else {}),
+        **({"launching": plan.launching} if plan.launching else {}),
     }  # fmt: skip
 
 
@@ -150,7 +152,7 @@ def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
         updates = {str(k): _place(v, len(values)) for k, v in data["updates"].items()}
         return Plan(
             graph, tuple(values), tuple(steps), _weights(data["weights"], graph), outputs, updates, float(data["cost"]), float(data["lower_bound"]),
-            sizes=sizes, priced={str(k): _int(v) for k, v in data.get("priced", {}).items()},
+            sizes=sizes, priced={str(k): _int(v) for k, v in data.get("priced", {}).items()}, launching=_launching(data),
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UsageError(f"not a plan: {type(error).__name__}: {error}") from None
@@ -166,6 +168,13 @@ def _template(item: Json, call: Call, lift: Lift | None) -> Template:
     if made.free_template.identity != item["identity"]:
         raise UsageError(f"{origin.name} is another kernel in this version")
     return made.free_template
+
+
+def _launching(data: Json) -> str:
+    found = data.get("launching", "")
+    if found not in WAYS:
+        raise ValueError(f"{found!r} is no way to launch kernels")
+    return str(found)
 
 
 def _int(value: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.program.launching import OVERLAPPING, changes
 from ..backends.program.program import Program
 from ..extract.search.alternatives import finalists
 from ..extract.search.search import Choice
@@ -21,6 +22,7 @@ from ..verification.reference import sampled_near
 from . import timing
 from .prepare import Task
 from .session import Session
+from .time_launching import fastest_launching
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -53,25 +55,38 @@ def fastest_finalist(
         others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
         runnable = [(choice, program)]
         ended = lambda: session.now() >= until or session.progress.stopped
+        ways = (plan := getattr(program, "plan", None)) is not None and changes(plan, OVERLAPPING)
         try:
-            if others:
+            if others or ways:
                 values = _inputs(session, task, program)
+                began = session.now()
                 program.flat(*values)
+                program.wait("running a plan")
+                first_s = session.now() - began
                 runnable += _bound(others, build, values, MAX_BYTES - _nbytes(program), ended)
+            if len(runnable) > 1:
+                choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
+            if ways and not session.progress.stopped:
+                sample = lambda both: sample_programs(both, values, lambda: session.progress.stopped)
+                return fastest_launching(session, choice, program, build, values, first_s, sample, fastest)
         except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
             session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
-        if len(runnable) == 1:
-            return choice, program
-        samples = sample_programs([p for _, p in runnable], values, ended)
-        best = fastest(samples)
-        session.finalists = [
-            FinalistReport(sum(c.sources.values()), c.cost, median(us), n == best)
-            for n, ((c, _), us) in enumerate(zip(runnable, samples, strict=True))
-        ]
-        for n, (_, other) in enumerate(runnable):
-            if n != best:
-                other.unbind()
-        return runnable[best]
+        return choice, program
+
+
+def _chosen(
+    session: Session, runnable: Sequence[tuple[Choice, Program]], samples: Sequence[Sequence[float]]
+) -> tuple[Choice, Program]:  # fmt: skip
+    """The fastest one of the plans that run, by the samples (µs) of each; the others are unbound."""
+    best = fastest(samples)
+    session.finalists = [
+        FinalistReport(sum(c.sources.values()), c.cost, median(us), n == best)
+        for n, ((c, _), us) in enumerate(zip(runnable, samples, strict=True))
+    ]
+    for n, (_, other) in enumerate(runnable):
+        if n != best:
+            other.unbind()
+    return runnable[best]
 
 
 def fastest(samples: Sequence[Sequence[float]]) -> int:

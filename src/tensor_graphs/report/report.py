@@ -76,14 +76,15 @@ class KernelReport:
 class FinalistReport:
     """One plan that was timed as a whole program (GPU only).
 
-    Number of kernel calls, µs predicted from its kernels, measured µs of a call with cold caches, and whether the
-    program is made of it.
+    Number of kernel calls, µs predicted from its kernels, measured µs of a call with cold caches, whether the program is
+    made of it, and how its kernels follow each other (`Plan.launching`; empty: as measured).
     """
 
     kernels: int
     predicted_us: float
     measured_us: float
     chosen: bool
+    launching: str = ""
 
 
 @dataclass
@@ -358,7 +359,8 @@ class Report:
             rows.append(("latency", f"{_time(before)} before, {_time(after)} after ({before / after:.2f}x)"))
         if self.finalists:
             timed = (
-                f"{f.measured_us:.1f} µs (predicted {f.predicted_us:.1f}){', chosen' * f.chosen}"
+                f"{f.measured_us:.1f} µs (predicted {f.predicted_us:.1f}{f', {f.launching}' if f.launching else ''})"
+                f"{', chosen' * f.chosen}"
                 for f in self.finalists
             )
             rows.append(("plans", f"timed as programs: {'; '.join(timed)}"))
