@@ -51,7 +51,7 @@ FREE = 3  # compilers kept idle while only speculative work is available
 CAPABILITY = 90  # compute capability to compile for if there is no GPU
 CALIBRATE_S = 0.7
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
-KEEP_S = 0.5  # maximum seconds before rows are written to the sink
+KEEP_S = 2.0  # seconds after which rows are written to the sink before a round ends: a store's write waits for the disk
 
 Cutoff = Callable[[Candidate], float]
 Ahead = tuple[Measured, Schedule]  # a kernel and a schedule to compile speculatively
