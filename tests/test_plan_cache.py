@@ -89,6 +89,7 @@ def test_a_second_search_is_none_and_its_program_is_the_same(home: Path, monkeyp
     np.testing.assert_array_equal(first(x), second(x))
     assert "from the plan cache" in str(second.report) and json.dumps(second.report.to_json())
     assert optimized(verify=False).report.verification is None
+    assert optimized(budget=8.0).report.from_plan_cache  # for which processes would start before a model is loaded
 
 
 def test_in_another_process_too(home: Path, tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ class GeneratedKernel(KernelBase):
     precision: Precision = IEEE
     last: bool = False
     lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
+    _alike: dict[Any, Hashable | None] = field(default_factory=dict, repr=False)
 
     @property
     def roots(self) -> list[Tensor]:
@@ -239,11 +240,15 @@ class GeneratedKernel(KernelBase):
         no kernel.
 
         The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
-        (tensors of rank > 2), and the optional schedule parameters that the kernel supports.
+        (tensors of rank > 2), and the optional schedule parameters that the kernel supports. Cached by layout.
         """
-        found = self.lower(call)
-        if found is None:
-            return None
+        key = lying(call)
+        if key not in self._alike:
+            found = self.lower(call)
+            self._alike[key] = None if found is None else self._tuning_key(call, found)
+        return self._alike[key]
+
+    def _tuning_key(self, call: Call, found: Lowered) -> Hashable:
         s = found.shape
         batch, inner = prod(a.size for a in s.batch), tuple(a.size for a in s.inner)
         rights = len({d.right for d in s.dots.values()})

@@ -43,7 +43,7 @@ RUN_S = 15.0  # deadline in seconds of one device job
 PROCESSES = 2  # device processes: one prepares its next job while the other's runs
 CAPABILITY = 90  # compute capability to compile for if there is no GPU
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
-KEEP_S = 0.5  # maximum seconds before rows are written to the sink
+KEEP_S = 2.0  # seconds after which rows are written to the sink before a round ends: a store's write waits for the disk
 
 
 class GpuMeasurer(TrialPipeline):

@@ -257,17 +257,18 @@ class FusionGroups:
     def _cheap_closure(self, known: set[int], dearest: float = inf) -> set[int]:
         """Closure of `known` under elementwise operations, views, constants and iota, with at most `dearest` flops per
         element each."""
-        found = set(known)
-        grown = True
-        while grown:
-            grown = False
-            for node, op in enumerate(self.view.op):
-                cls = int(self.view.cls[node])
-                made = op not in ("input", "param", "state", "constant") and self.kinds[node] == "cheap"
-                if cls not in found and made and OPS[op].flops <= dearest:
-                    if all(k in found for k in self.kids[node]):
-                        found.add(cls)
-                        grown = True
+        found, cls, kinds = set(known), self.view.cls.tolist(), self.kinds
+        nodes = [
+            n for n, op in enumerate(self.view.op)
+            if kinds[n] == "cheap" and op not in ("input", "param", "state", "constant") and OPS[op].flops <= dearest
+        ]  # fmt: skip
+        size = -1
+        while size < len(found):
+            size = len(found)
+            nodes = [n for n in nodes if cls[n] not in found]
+            for n in nodes:
+                if found.issuperset(self.kids[n]):
+                    found.add(cls[n])
         return found
 
     def below(self, cls: int) -> set[int]:

@@ -103,14 +103,26 @@ class PlanSolver:
 
         NoPlanError if none exists or none was found in time.
         """
+        # measuring that follows a shorter solve tells more than a longer solve
+        hasty = not self.deterministic and (not self.nested or limit < self.limits[-1])
         pressed = self.stop()  # if already stopped, this solve must still produce a plan
         if not self.deterministic:
             left = 0.0 if pressed else (1 + SOLVE_OVERTIME) * self.seconds - (time.monotonic() - self.start)
             limit = max(min(MIN_SOLVE_S, limit), min(limit, left))
         halted = None if pressed else self.stop
         with self.clock.running("solve"):
-            nested = self.nested and limit >= self.limits[-1]  # measuring that follows a shorter solve tells more
-            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted, nested)
+            nested = self.nested and limit >= self.limits[-1]
+            return _solve(
+                self.hypergraph,
+                cost,
+                limit,
+                self.deterministic,
+                self.budgets,
+                known,
+                halted,
+                nested=nested,
+                hasty=hasty,
+            )
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
         """Set `chosen` to the cheapest plan at optimistic costs and return its extraction. NoPlanError as for `solve`."""
@@ -194,12 +206,12 @@ def pessimistic_us(candidate: Candidate, price: Priced) -> float:
 @gc_paused()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
-    known: Sequence[int], stop: Callable[[], bool] | None = None, nested: bool = True,
+    known: Sequence[int], stop: Callable[[], bool] | None = None, *, nested: bool = True, hasty: bool = False,
 ) -> tuple[list[int], Extraction]:  # fmt: skip
     try:
         rows, found = warm_solve(
             lambda prices: EncodedHypergraph(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop),
-            seconds=seconds, deterministic=deterministic, known=known, nested=nested,
+            seconds=seconds, deterministic=deterministic, known=known, nested=nested, hasty=hasty,
         )  # fmt: skip
     except ExtractionError as error:
         if budgets and not error.message.startswith("a root"):

@@ -66,6 +66,7 @@ def nested_rounds(age: Sequence[int]) -> list[int]:
 def warm_solve(
     make: Callable[[Sequence[float]], EncodedHypergraph], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
     seconds: float, deterministic: bool = False, known: Sequence[int] = (), nested: bool = True,
+    hasty: bool = False,
 ) -> tuple[EncodedHypergraph, Extraction]:  # fmt: skip
     """Solve a problem in `seconds`, warm-started from the candidates `known`.
 
@@ -73,11 +74,11 @@ def warm_solve(
 
     If `known` is empty and there is no proof, with `nested` also from smaller problems, in less than `seconds` more.
     The result is never dearer than `known`, nor than any smaller problem solved on the way. `make` builds the problem
-    from the candidates' prices (inf: left out).
+    from the candidates' prices (inf: left out). `hasty`: see `solve`.
     """
     rows = make(cost)
     hint = choice_of_candidates(rows, hypergraph, known) if known else None
-    found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint)
+    found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint, hasty=hasty)
     if found.optimal or known or not nested or not (steps := nested_rounds(age := candidate_rounds(hypergraph))):
         return rows, found
     alone, best = found.cost, rows.ordered(found)

@@ -32,9 +32,8 @@ MAX_OPEN_CLASSES = 96
 MAX_ORDER_COMPARISONS = 500_000
 """Largest number of comparisons for finding an order."""
 
-MAX_CUT_CLASSES = 24
 MIN_CUT_DISTANCE = 6
-"""A cut of the order has at most MAX_CUT_CLASSES open classes, and no step within MIN_CUT_DISTANCE has fewer."""
+"""A cut of the order is a step with no more open classes than any other within MIN_CUT_DISTANCE."""
 
 COST_UNITS = 2.0**46
 """Upper limit of all costs together in integer units: sums are exact in 64 bits, and rounding loses 1e-11 of the cost
@@ -49,7 +48,7 @@ PROVED_GAP = 1e-8
 MAX_DERIVATIONS = 2_000
 """Largest number of derivations enumerated for the needed classes of one component."""
 
-MAX_EXACT_WIDTH = 5_000
+MAX_EXACT_WIDTH = 20_000
 MAX_EXACT_LABELS = 1_500_000
 BEAM_WIDTH = 40
 """Exact mode: largest number of labels waiting for one class, and in total. Beyond these limits the search continues as
@@ -298,23 +297,23 @@ class FrontierDP:
         before: list[int] = []
         first = 0
         cuts = _cuts([len(o) for o in order.open])
-        self.fits = self._bytes(order, cuts) <= MAX_LABEL_BYTES
+        fixed, each = self._bytes(order, cuts)
+        self.widest = (MAX_LABEL_BYTES - fixed) // each  # width of the widest beam that fits into memory
+        self.fits = self.widest >= BEAM_WIDTH
         for last in cuts if self.fits else ():
             before = self._append_piece(order.groups[first : last + 1], before, order.open[last])
             first = last + 1
 
-    def _bytes(self, order: ResolutionOrder, cuts: Sequence[int]) -> int:
-        """Estimated bytes of the narrowest search.
-
-        Bitsets as wide as a piece, for its rows and BEAM_WIDTH labels per class.
-        """
-        total = first = 0
+    def _bytes(self, order: ResolutionOrder, cuts: Sequence[int]) -> tuple[int, int]:
+        """Estimated bytes of the rows of all pieces, and of one label per class: bitsets as wide as a piece."""
+        fixed = each = first = 0
         for last in cuts:
             classes = [c for group in order.groups[first : last + 1] for c in group]
-            sets = sum([len(self.rows.members[c]) for c in classes]) + BEAM_WIDTH * len(classes)
-            total += sets * (len(classes) // 8 + LABEL_OVERHEAD_BYTES)
+            bitset = len(classes) // 8 + LABEL_OVERHEAD_BYTES
+            fixed += sum([len(self.rows.members[c]) for c in classes]) * bitset
+            each += len(classes) * bitset
             first = last + 1
-        return total
+        return fixed, max(each, 1)
 
     def _append_piece(self, groups: list[list[int]], before: list[int], open_: list[int]) -> list[int]:
         """Append the piece of some groups; returns the classes open after it, in bit order."""
@@ -342,22 +341,27 @@ class FrontierDP:
         return after
 
     def search(
-        self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
-    ) -> LabelSearchResult:
+        self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None,
+        drops: bool = True,
+    ) -> LabelSearchResult:  # fmt: skip
         """The cheapest rows, exact if no label was dropped; no solution if the search was ended.
 
         Labels are dropped if a bucket exceeds `width`, the total limits are exceeded, or most of the time to `deadline`
-        (time.perf_counter()) is over. There is no solution if `stop` returns True, the deadline passed, or a component
-        has too many derivations.
+        (time.perf_counter()) is over: then BEAM_WIDTH labels of a bucket are kept, or `width` if it is less than
+        MAX_EXACT_WIDTH (a beam; a narrower one where memory allows no more). Without `drops` the search ends instead.
+        There is no solution if it ended, if `stop` returns True, the deadline passed, or a component has too many
+        derivations.
         """
         began = time.perf_counter()
-        steps = sum([len(piece.rows) for piece in self.pieces])
-        run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop, steps)
+        first = {piece: n for n, piece in reversed([*enumerate(self.pieces)])}
+        fresh = [len(piece.rows) if first[piece] == n else 0 for n, piece in enumerate(self.pieces)]
+        narrow = BEAM_WIDTH if width >= MAX_EXACT_WIDTH else min(width, self.widest)
+        run = _Run(width, narrow, began + PROOF_SHARE * (deadline - began), deadline, stop, 0, drops)
         labels: Labels = {0: 0}
         spent = 0
         passages: list[tuple[PieceLabels, dict[int, int]]] = []
         known: dict[tuple[FrontierPiece, frozenset[tuple[int, int]]], PieceLabels] = {}
-        for piece, enter in zip(self.pieces, self.enter):
+        for n, (piece, enter) in enumerate(zip(self.pieces, self.enter)):
             if not labels:  # some class has no derivation
                 break
             least = min(labels.values())
@@ -365,12 +369,11 @@ class FrontierDP:
             inner = {new: labels[mask] - least for new, mask in entering.items()}
             key = piece, frozenset(inner.items())
             if key not in known:
+                run.left = len(piece.rows) + sum(fresh[n + 1 :])
                 try:
                     known[key] = run.through(piece, inner)
                 except (TimeoutError, OverflowError):
                     return LabelSearchResult(None, math.inf, 0.0, False, run.labels)
-            else:
-                run.left -= len(piece.rows)
             spent += least
             labels = known[key].leave
             passages.append((known[key], entering))
@@ -405,7 +408,7 @@ def _cuts(widths: Sequence[int]) -> list[int]:
     found: list[int] = []
     for n, width in enumerate(widths[:-1]):
         near = widths[max(0, n - MIN_CUT_DISTANCE) : n + MIN_CUT_DISTANCE + 1]
-        if width <= MAX_CUT_CLASSES and width <= min(near) and (not found or n - found[-1] > MIN_CUT_DISTANCE):
+        if width <= min(near) and (not found or n - found[-1] > MIN_CUT_DISTANCE):
             found.append(n)
     return [*found, len(widths) - 1] if widths else []
 
@@ -418,15 +421,17 @@ def _permuted(mask: int, places: Sequence[int]) -> int:
 class _Run:
     """Progress of one search.
 
-    `left`: classes still to be resolved; `whole`: no label was dropped; otherwise `since`: (time, classes left) when
+    `left`: classes still to be resolved, equal pieces once; `whole`: no label was dropped; otherwise `since`: (time, classes left) when
     dropping began.
     """
 
     width: int
+    narrow: int  # labels of a bucket that are kept where labels are dropped
     hurry: float
     deadline: float
     stop: Callable[[], bool] | None
     left: int
+    drops: bool = True  # whether labels may be dropped
     labels: int = 0
     whole: bool = True
     since: tuple[float, int] | None = None
@@ -436,7 +441,8 @@ class _Run:
     def through(self, piece: FrontierPiece, labels: Labels) -> PieceLabels:
         """Search one piece.
 
-        TimeoutError at the deadline or when `stop` returns True; OverflowError if a component has too many derivations.
+        TimeoutError at the deadline, when `stop` returns True, or where labels would have to be dropped and must not;
+        OverflowError if a component has too many derivations.
         """
         self.bits = top = piece.after + len(piece.rows)
         buckets: list[dict[int, Label]] = [
@@ -458,14 +464,13 @@ class _Run:
         if now > self.deadline or (self.stop is not None and self.stop()):
             raise TimeoutError
         wide = self.whole and now < self.hurry and self.labels < MAX_EXACT_LABELS and self.bytes < MAX_LABEL_BYTES
-        narrow = min(self.width, BEAM_WIDTH)
         if not wide:
             self._keep_pace(now)
-            bucket = self._cheapest(bucket, BEAM_DOMINANCE_FACTOR * narrow)
+            bucket = self._cheapest(bucket, BEAM_DOMINANCE_FACTOR * self.narrow)
         if len(bucket) > MIN_LABELS_TO_FILTER:
             bucket = _unbeaten(bucket)
-        if len(bucket) > (self.width if wide else narrow):
-            bucket = self._cheapest(bucket, narrow)
+        if len(bucket) > (self.width if wide else self.narrow):
+            bucket = self._cheapest(bucket, self.narrow)
         self.labels += len(bucket)
         self.bytes += len(bucket) * (self.bits // 8 + LABEL_OVERHEAD_BYTES)
         return bucket
@@ -485,6 +490,8 @@ class _Run:
     def _cheapest(self, bucket: dict[int, Label], most: int) -> dict[int, Label]:
         if len(bucket) <= most:
             return bucket
+        if not self.drops:
+            raise TimeoutError
         self.whole = False
         return dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
 

@@ -23,7 +23,7 @@ from .cpsat import SolverAnswer, solve_cpsat
 from .frontier_dp import FrontierDP
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
 from .highs import solve_highs
-from .label_setting import BEAM_WIDTHS, LabelSetting
+from .label_setting import BEAM_WIDTHS, LabelSearchResult, LabelSetting
 from .limited import solve_limited
 from .local_search import local_search, promising_rows
 from .presolve import PresolvedRows, detach, presolve
@@ -76,8 +76,9 @@ FRONTIER_DP_FIRST_SHARE = 0.7
 """Limits of the frontier DP: rows, distinct components, and shares of the time on leaves and on the whole
 problem, where it is tried first."""
 
-FRONTIER_DP_HASTY_ROWS, FRONTIER_DP_NARROW = 4_000, 10
-"""Rows of a component from which a beam of this width is searched before the whole problem."""
+FRONTIER_DP_BEAM_ROWS, FRONTIER_DP_BEAMS, FRONTIER_DP_WIDE_BEAM = 4_000, (10, 100), 400
+"""Rows of a component from which beams of these widths are searched before the whole problem, and the width of the beam
+where the whole problem is too wide."""
 
 SAME_ROWS_SHARE = 0.9
 """A leaf with at least this share of the rows of a component that the frontier DP did not prove is not tried again."""
@@ -140,6 +141,7 @@ def solve(
     deterministic: bool = False,
     hint: Sequence[int] | IntArray | None = None,
     stop: Callable[[], bool] | None = None,
+    hasty: bool = False,
 ) -> Extraction:
     """The cheapest extraction found within `time_limit` seconds, with a lower bound on all extractions.
 
@@ -150,6 +152,8 @@ def solve(
     hint: a choice array as a warm start; ignored if it is not a valid extraction.
     stop: polled; True ends the search early with the incumbent. The problem's limits are satisfied (see `limited`; not
     supported by "frontier").
+    hasty: a large problem without limits ends with the beams of the frontier DP: for solutions whose costs are about to
+    change.
     Raises ExtractionError if a root has no finite term or the limits are infeasible, UsageError for an unknown method.
     """
     if method not in METHODS:
@@ -157,7 +161,7 @@ def solve(
     if math.isnan(time_limit) or time_limit < 0:
         raise UsageError(f"time_limit must be >= 0 seconds, not {time_limit}", where="solve")
     if not problem.limits:
-        return _Portfolio(problem, method, time_limit, gap, workers, deterministic, stop).run(hint)
+        return _Portfolio(problem, method, time_limit, gap, workers, deterministic, stop, hasty=hasty).run(hint)
     if method == "frontier":
         raise UsageError(f"{method} knows no limits", where="solve", hint="use auto, cp-sat, highs or greedy")
     free = replace(problem, limits=())
@@ -185,6 +189,7 @@ class _Portfolio:
     finish: float = 0.0  # seconds reserved for the final evaluation
     start: str = ""  # method that found the leaves' initial solution
     piece: bool = False  # whether the problem is a part of a too large leaf: no further parts are taken
+    hasty: bool = False  # whether the beams of the frontier DP are enough
     tried: int = sys.maxsize  # rows of the smallest component that the frontier DP did not prove
 
     @property
@@ -218,7 +223,8 @@ class _Portfolio:
                 known += [_as_choice(rows, early[0])] if early is not None else []
         cost, chosen, name = best_greedy(rows, known, expired=self._expired)
         self.stats["greedy"] = cost
-        if self.method == "greedy" or cost <= lower or self.left <= 0:
+        enough = self.hasty and self.tried < sys.maxsize
+        if self.method == "greedy" or cost <= lower or self.left <= 0 or enough:
             return self._finish(chosen, lower, name)
         least = (1 - POLISH_SHARE) * self.time_limit
         chosen = local_search(rows, chosen, lambda: self.left <= least, POLISH_GAIN)
@@ -262,14 +268,7 @@ class _Portfolio:
         picked, lower, proved = list(reduced.fixed), reduced.constant, True
         ends = time.perf_counter() + FRONTIER_DP_FIRST_SHARE * self.left
         for part, frontier_dp in zip(parts, prepared):
-            first = None
-            if not self.deterministic and len(part.rows) > FRONTIER_DP_HASTY_ROWS:
-                # the whole search may be too wide for the time, and a narrow beam is often optimal
-                last = time.perf_counter() + self.left
-                first = frontier_dp.search(FRONTIER_DP_NARROW, deadline=last, stop=self.stop)
-            found = frontier_dp.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
-            if first is not None and first.cost < found.cost:
-                found = first
+            found = self._best_of_widths(part, frontier_dp, ends)
             if not found.exact:
                 self.tried = min(self.tried, len(part.rows))
             if found.chosen is None:
@@ -278,6 +277,22 @@ class _Portfolio:
             lower += found.lower * len(part.copies)
             picked += [reduced.origin[copy[row]] for copy in part.copies for row in found.chosen]
         return picked, lower if proved else -1.0
+
+    def _best_of_widths(self, part: Component, frontier_dp: FrontierDP, ends: float) -> LabelSearchResult:
+        """The frontier DP of a component until `ends`: exact, of a large component after beams.
+
+        The exact search may be too wide for the time, and beams are often optimal. With `hasty`, a large component has
+        narrow beams only.
+        """
+        if self.deterministic or len(part.rows) <= FRONTIER_DP_BEAM_ROWS:
+            return frontier_dp.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
+        last = time.perf_counter() + self.left
+        found = [frontier_dp.search(width, deadline=last, stop=self.stop) for width in FRONTIER_DP_BEAMS]
+        if not self.hasty:
+            found.append(frontier_dp.search(deadline=ends, stop=self.stop, drops=False))
+            if not found[-1].exact:
+                found.append(frontier_dp.search(FRONTIER_DP_WIDE_BEAM, deadline=last, stop=self.stop))
+        return min(found, key=lambda one: (not one.exact, one.cost))
 
     def _cheap_bound(self, rows: ProblemRows) -> float:
         """A cheap lower bound, which also measures the time per row. ExtractionError if a root has no finite term."""

@@ -169,7 +169,7 @@ def test_where_it_is_a_beam_the_others_prove(rows: ProblemRows) -> None:
 
 def test_a_beam_that_would_not_end_gives_up() -> None:
     """After 60 of 100 classes in 6 s the other 40 take 4 s more."""
-    run = module._Run(1, math.inf, 8.0, None, 100)
+    run = module._Run(1, 1, math.inf, 8.0, None, 100)
     run._keep_pace(0.0)
     run.left = 40
     run._keep_pace(5.0)
@@ -177,6 +177,33 @@ def test_a_beam_that_would_not_end_gives_up() -> None:
         run._keep_pace(6.0)
     run.deadline = math.inf
     run._keep_pace(6.0)
+
+
+def test_a_search_that_must_not_drop_labels_ends_instead() -> None:
+    found = FrontierDP(deep(10), 1e3)
+    beam, exact = found.search(1), found.search(drops=False)
+    assert beam.chosen is not None and not beam.exact
+    assert found.search(1, drops=False).chosen is None
+    assert exact.exact and exact.cost <= beam.cost
+
+
+def test_a_hasty_solution_of_a_large_problem_comes_from_beams(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[object] = []
+
+    class Recorded(FrontierDP):
+        def search(self, *args: object, **more: object) -> LabelSearchResult:
+            widths.append(args[0] if args else "exact")
+            return LabelSearchResult(None, math.inf, 0.0, False, 0)
+
+    monkeypatch.setattr(solving, "FrontierDP", Recorded)
+    monkeypatch.setattr(solving, "FRONTIER_DP_BEAM_ROWS", 0)
+    nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]
+    nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
+    problem = Problem.build([*nodes, (22, tuple(range(8, 22)), 0.0)], [22])
+    hasty = solve(problem, hasty=True)
+    assert widths == [*solving.FRONTIER_DP_BEAMS] and not hasty.optimal
+    del widths[:]
+    assert solve(problem).optimal and widths[:3] == [*solving.FRONTIER_DP_BEAMS, "exact"]
 
 
 def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

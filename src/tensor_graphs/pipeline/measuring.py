@@ -67,27 +67,33 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
 
 
 @contextmanager
-def measurer_started(session: Session) -> Iterator[None]:
-    """Context manager that starts worker processes before the model is loaded.
+def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
+    """Context manager that starts worker processes before the model is loaded, and ends them.
 
     These are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's and the saturation workers. Starting
-    takes seconds, as loading does.
+    takes seconds, as loading does. Without `early`, for models that are loaded already, `start_measurer` starts them.
     """
     options = session.options
     with session.clock.running("start"):
         backends = backends_of(options)
         small = options.budget <= SMALL_S
-        if small and options.saturation_limits.iterations:
+        if early and small and options.saturation_limits.iterations:
             default_pool().begin()
-        if on_gpu(backends) or small:
-            store = store_of(session)
-            measurer = measurer_of(options, backends, store)
-            session.started = None if measurer is None else (store, measurer)
+        if early:
+            start_measurer(session, backends)
     try:
         yield
     finally:
         if session.started is not None:  # unused: the plan came from the cache, or the search did not start
             session.started[1].close()
+
+
+def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
+    """Start the measuring processes of a search on a GPU, or of a small budget, unless they have started."""
+    if session.started is None and (on_gpu(backends) or session.options.budget <= SMALL_S):
+        store = store_of(session)
+        measurer = measurer_of(session.options, backends, store)
+        session.started = None if measurer is None else (store, measurer)
 
 
 def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:
@@ -99,4 +105,4 @@ def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store,
     return store, measurer_of(session.options, backends, store)
 
 
-__all__ = ["backends_of", "chosen_backends", "measurer_of", "measurer_started", "take_measurer"]
+__all__ = ["backends_of", "chosen_backends", "measurer_of", "measurer_started", "start_measurer", "take_measurer"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..backends.registry import backend, on_gpu
-from ..egraph.ir.graph import Graph
+from ..egraph.ir.graph import Graph, Tensor
 from ..errors import UsageError
 from ..extract.model.kernel import Backend
 from ..models.common.quantized_graph import quantized
@@ -25,7 +25,7 @@ from ..verification.memory_checks import memory_errors_named, refuse_too_large, 
 from .choose_form import faster_form
 from .exact_form import bitwise_form
 from .load import load
-from .measuring import backends_of, measurer_started
+from .measuring import backends_of, measurer_started, start_measurer
 from .prepare import Task, prepare
 from .recall import keep, look_up, recall
 from .search import search
@@ -52,7 +52,8 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
     VerificationError only for a miscompile.
     """
     session = Session(options, options.progress or Progress())
-    with session.running(), measurer_started(session):
+    # the plan of a graph is looked up at once: if it is in the cache, no process has to start
+    with session.running(), measurer_started(session, early=not isinstance(source, Graph | Tensor)):
         loaded = load(session, source, example_inputs)
         graph, done = loaded.graph, None
         if options.quantize is not None:
@@ -95,6 +96,8 @@ def _found(
 ) -> tuple[Task, Program]:  # fmt: skip
     """The program of a graph's cached plan, else of a search, and its task."""
     slot = look_up(session, graph, sizes, backends)
+    if slot.data is None:
+        start_measurer(session, backends)
     warnings = list(session.warnings)
     task = Task(graph, prepare(session, graph, sizes, begin=slot.data is None, in_place=not on_gpu(backends)), backends)
     (refuse_too_large_for_gpu if task.on_gpu else refuse_too_large)(task.model.graph)
