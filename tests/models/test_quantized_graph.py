@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.graph import Graph, load_data
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import UnsupportedError, UsageError
-from tensor_graphs.models.common import quantization
+from tensor_graphs.models.common import quantization, quantized_graph
 from tensor_graphs.models.common.quantized_graph import quantized
 
 RNG = np.random.default_rng(0)
@@ -167,3 +168,28 @@ def test_the_largest_numbers_of_a_dtype_stay_finite(form: str, dtype: str) -> No
     (found,) = evaluate([term], {}, params={f"w.{n}": v for n, v in parts.items()})
     assert np.isfinite(found.astype(np.float32)).all()
     assert np.abs(found.astype(np.float64) - weight.astype(np.float64)).max() < 0.3 * largest
+
+
+def test_a_weight_is_encoded_once_for_several_graphs_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes that are in use and scales are those of the first load; a second graph quantizes nothing anew; copies are independent."""
+    calls: list[Any] = []
+    real = quantized_graph.encoded
+    monkeypatch.setattr(quantized_graph, "encoded", lambda *a: calls.append(a[-1]) or real(*a))
+    data = np.random.default_rng(0).standard_normal((64, 256), np.float32)
+    graph = Graph.of([t.matmul(t.input("x", (1, 256)), t.transpose(t.param("w", (64, 256))))], params={"w": data})
+    known: quantized_graph.Known = {}
+    first, _ = quantized_graph.quantized(graph, "int4", known=known)
+    count = len(calls)  # for the error
+    second, _ = quantized_graph.quantized(graph, "int4", known=known)
+    assert len(calls) == count and second.params == first.params
+    codes, scale = load_data(first.params["w.q"]), load_data(first.params["w.scale"])
+    again = load_data(second.params["w.scale"])
+    assert len(calls) == count + 1 and np.shares_memory(load_data(second.params["w.q"]), codes)
+    again[...] = 0
+    np.testing.assert_array_equal(load_data(second.params["w.scale"]), scale)
+    want = real(data, "int4", "float32")
+    np.testing.assert_array_equal(codes, want["q"])
+    np.testing.assert_array_equal(scale, want["scale"])
+    codes = None  # nobody uses the codes any more
+    np.testing.assert_array_equal(load_data(pickle.loads(pickle.dumps(first.params["w.q"]))), want["q"])
+    np.testing.assert_array_equal(load_data(second.params["w.q"]), want["q"])

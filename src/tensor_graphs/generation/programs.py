@@ -18,7 +18,7 @@ from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
 from ..egraph.ir import builders as t
 from ..egraph.ir.graph import Graph
-from ..models.common.quantized_graph import quantized
+from ..models.common.quantized_graph import Known, quantized
 from ..models.huggingface.step import Caches, Folder, build_step
 from ..pipeline.optimize import optimize
 from .sampling import Kind, sampler
@@ -83,6 +83,7 @@ class Programs:
     quantization: str = ""  # what quantization did, once a step was made
     prefix: str = ""  # of the programs' names in `seconds` and reports
     _made: dict[str, Program] = field(default_factory=dict)
+    _quantized_weights: Known = field(default_factory=dict)
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
         """Program of a prefill step of several tokens.
@@ -101,7 +102,7 @@ class Programs:
             return graph
         names = dict(zip(graph.updates, graph.roots[len(graph.outputs) :], strict=True))
         kept = () if self.form.head else (names["logits" if "logits" in names else "scores"],)
-        graph, done = quantized(graph, self.form.name, but=kept)
+        graph, done = quantized(graph, self.form.name, but=kept, known=self._quantized_weights)
         self.quantization = str(done)
         return graph
 
