@@ -8,6 +8,7 @@ of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantize
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -66,8 +67,8 @@ def packed(codes: Array, axis: int = -1) -> Array:
     return np.ascontiguousarray(low | high << 4).reshape(shape)
 
 
-def encoded(weight: Array, form: str, dtype: str) -> dict[str, Array]:
-    """A weight matrix [rows, K] as {"q": codes, "scale": scales [rows, groups] of `dtype`}.
+def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", "scale")) -> dict[str, Array]:
+    """A weight matrix [rows, K] as {"q": codes, "scale": scales [rows, groups] of `dtype`}, or the `wanted` ones of them.
 
     q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Not finite weights raise UsageError.
     Blocks of rows are encoded in several threads.
@@ -75,22 +76,25 @@ def encoded(weight: Array, form: str, dtype: str) -> dict[str, Array]:
     count = max(1, ENCODED // max(1, weight.shape[1]))
     rows = [weight[i : i + count] for i in range(0, max(1, len(weight)), count)]
     if len(rows) == 1:
-        return _encoded_rows(weight, form, dtype)
+        return _encoded_rows(weight, form, dtype, wanted)
     with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as threads:
-        parts = list(threads.map(lambda block: _encoded_rows(block, form, dtype), rows))
-    return {n: np.concatenate([p[n] for p in parts]) for n in ("q", "scale")}
+        parts = list(threads.map(lambda block: _encoded_rows(block, form, dtype, wanted), rows))
+    return {n: np.concatenate([p[n] for p in parts]) for n in wanted}
 
 
-def _encoded_rows(weight: Array, form: str, dtype: str) -> dict[str, Array]:
+def _encoded_rows(weight: Array, form: str, dtype: str, wanted: Sequence[str]) -> dict[str, Array]:
     rows, size = weight.shape
     groups = np.asarray(weight, np.float32).reshape(rows, -1, group_of(form, size))
     if not np.isfinite(groups).all():
         raise UsageError("a weight that is not finite cannot be quantized")
     largest = np.abs(groups).max(-1, keepdims=True)
     scale = _without_overflow(_scales(groups, largest, form).astype(dtypes.numpy_dtype(dtype)), form)
-    wide = scale.astype(np.float32)
-    ratio = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
-    return {"q": _codes(ratio.reshape(rows, size), form), "scale": scale.reshape(rows, -1)}
+    found = {"scale": scale.reshape(rows, -1)}
+    if "q" in wanted:
+        wide = scale.astype(np.float32)
+        ratio = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
+        found["q"] = _codes(ratio.reshape(rows, size), form)
+    return found
 
 
 def _scales(groups: Array, largest: Array, form: str) -> Array:

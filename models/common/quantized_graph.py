@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
-from threading import Lock
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -44,14 +44,21 @@ class Quantization:
         return f"{self.form}: {self.weights} weights{kept}, {self.before / 1e6:.1f} to {self.after / 1e6:.1f} MB, error of the weights {self.error:.1e}"
 
 
-def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[Graph, Quantization]:
+#: Name, type and direction of a param -> its quantized weight, squared error and squares (`_error`).
+Known = dict[str, tuple[PackedWeight, float, float]]
+
+
+def quantized(
+    graph: Graph, form: str, *, but: Sequence[Tensor] = (), known: Known | None = None
+) -> tuple[Graph, Quantization]:  # fmt: skip
     """Return the graph with the weights of matrix products in a form of `FORMS`, and what was done.
 
     A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed or cast. An
     embedding table that is the output matrix too keeps its dtype where rows are looked up.
     Products that values in `but` are (up to elementwise ops and views), such as logits, keep their weights, and so do
     weights that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q` and
-    `NAME.scale`, computed when they are loaded. UsageError for another form or a param without data, UnsupportedError if there
+    `NAME.scale`, computed when they are loaded. `known`: what earlier calls for graphs with the same params found, which is
+    extended. UsageError for another form or a param without data, UnsupportedError if there
     is no weight.
     """
     check_form(form)
@@ -63,11 +70,10 @@ def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[G
         if name not in graph.params:
             raise UsageError(f"param {name!r} has no data to quantize", hint="bind it: params={name: array}")
         try:
-            weight = packed_weight(graph.params[name], form, leaf.dtype, by_rows)
+            weight, wrong, size = _weight(name, graph.params[name], form, leaf.dtype, by_rows, known)
         except UnsupportedError:
             kept.append(name)
             continue
-        wrong, size = _error(load_data(graph.params[name]), form, leaf.dtype, by_rows)
         if not wrong <= DESTROYED**2 * size:
             kept.append(name)
             continue
@@ -84,6 +90,20 @@ def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[G
     error = sqrt(totals[2] / totals[3]) if totals[3] else 0.0
     done = Quantization(form, len(made), int(totals[0]), int(totals[1]), error, tuple(kept))
     return replace(graph.with_roots(roots), params=params), done
+
+
+def _weight(
+    name: str, data: Data, form: str, dtype: str, by_rows: bool, known: Known | None
+) -> tuple[PackedWeight, float, float]:  # fmt: skip
+    """The quantized weight of a param, squared error and squares. UnsupportedError if the form does not fit it."""
+    key = f"{name}: {dtype}{list(data.shape)} {by_rows}"
+    found = None if known is None else known.get(key)
+    if found is None:
+        weight = packed_weight(data, form, dtype, by_rows)
+        found = (weight, *_error(load_data(data), form, dtype, by_rows))
+        if known is not None:
+            known[key] = found
+    return found
 
 
 def _replaced(node: Tensor, args: tuple[Tensor, ...], made: Mapping[Tensor, Tensor]) -> Tensor | None:
@@ -135,23 +155,6 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
     yield root
 
 
-class _Encoding:
-    """The codes and scales of a weight, computed at the first use of either and kept."""
-
-    def __init__(self, data: Data, form: str, dtype: str, by_rows: bool) -> None:
-        self.data, self.form, self.dtype, self.by_rows = data, form, dtype, by_rows
-        self.parts: dict[str, Array] = {}
-        self.lock = Lock()
-
-    def part(self, name: str) -> Array:
-        """`q` or `scale`, as `encoded` makes them."""
-        with self.lock:
-            if not self.parts:
-                weight = load_data(self.data)
-                self.parts = encoded(weight if self.by_rows else weight.T, self.form, self.dtype)
-            return self.parts[name]
-
-
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
     """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
 
@@ -163,9 +166,9 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
     if form in ("int4", "mxfp4") and inputs % 2:
         raise UnsupportedError(f"{inputs} numbers of 4 bits do not fill bytes")
     codes = (outputs, inputs // 2 if form in ("int4", "mxfp4") else inputs)
-    encoding = _Encoding(data, form, dtype, by_rows)
+    encoding = _Encoding(form, dtype, by_rows)
     parts: dict[str, Data] = {
-        name: LazyPart(own, kind, (), partial(encoding.part, name))
+        name: LazyPart(own, kind, (data,), partial(encoding.part, name))
         for name, own, kind in (("q", codes, "int8" if form == "int8" else "uint8"), ("scale", scales, dtype))
     }
 
@@ -174,6 +177,36 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
         return whole if by_rows else transpose(whole)
 
     return PackedWeight(shape, dtype, form, parts, build)
+
+
+@dataclass
+class _Encoding:
+    """Computes the parts of a quantized weight. Keeps the scales, which are small, and knows the codes while others use them."""
+
+    form: str
+    dtype: str
+    by_rows: bool
+    _scale: Array | None = None
+    _codes: ref[Array] | None = None
+
+    def part(self, name: str, weight: Array) -> Array:
+        """Codes ("q") or scales ("scale") of the weight, which is the same in every call, in any shape."""
+        codes = self._codes() if name == "q" and self._codes is not None else None
+        if codes is not None:
+            return codes
+        if name == "scale" and self._scale is not None:
+            return self._scale.copy()
+        wanted = ("q", "scale") if name == "q" else ("scale",)
+        found = encoded(weight if self.by_rows else weight.T, self.form, self.dtype, wanted)
+        self._scale = found["scale"].copy()
+        if name == "q":
+            owner = found["q"] if found["q"].base is None else found["q"].base  # lives as long as some view of it
+            self._codes = ref(owner)
+        return found[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What the parts are computed by, without those that are known."""
+        return {"form": self.form, "dtype": self.dtype, "by_rows": self.by_rows, "_scale": None, "_codes": None}
 
 
 def _error(weight: Array, form: str, dtype: str, by_rows: bool) -> tuple[float, float]:

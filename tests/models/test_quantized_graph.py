@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,7 @@ def model() -> Graph:
 
 
 def test_matrices_of_products_are_quantized() -> None:
-    original = model()
-    graph, done = quantized(original, "int8")
+    graph, done = quantized(model(), "int8")
     assert done.weights == 3 and done.before == (2 * 96 + 80) * 64 * 4 and 0 < done.error < 0.01
     assert {n for n in graph.params if "." in n} == {
         f"{n}.{p}" for n in ("up", "down", "table") for p in ("q", "scale")
@@ -87,26 +86,15 @@ def test_matrices_of_products_are_quantized() -> None:
     (lookup,) = (n for n in graph.nodes() if n.op == "gather")
     assert lookup.args[0].op == "param"
     ids = {"ids": np.array([1, 5, 7])}
-    plain, found = (evaluate(g, ids, float64=True)[0] for g in (original, graph))
+    plain, found = (evaluate(g, ids, float64=True)[0] for g in (model_with(graph), graph))
     assert 0 < np.linalg.norm(plain - found) / np.linalg.norm(plain) < 0.05
 
 
-def test_a_weight_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes and scales come from one encoding, however often they are loaded and by how many threads."""
-    encodings: list[tuple[int, ...]] = []
-
-    def encoded(weight: Any, form: str, dtype: str) -> dict[str, Any]:
-        encodings.append(weight.shape)
-        return quantization.encoded(weight, form, dtype)
-
-    graph, _ = quantized(model(), "int4")
-    monkeypatch.setattr(quantized_graph, "encoded", encoded)
-    packed = [graph.params[f"up.{part}"] for part in ("q", "scale")] * 4
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(load_data, packed))
-    assert encodings == [(96, 64)]
-    for one, again in zip(found[:2], found[2:4]):
-        np.testing.assert_array_equal(one, again)
+def model_with(graph: Graph) -> Graph:
+    """The model with the weights of a quantized one before they were quantized."""
+    own = model()
+    params = {n: graph.params[n] if n in graph.params else graph.params[f"{n}.q"].stored[0] for n in own.params}  # type: ignore[union-attr]
+    return Graph.of(own.outputs[0], params=params)
 
 
 def test_products_that_are_excepted_keep_their_weights() -> None:
@@ -180,3 +168,28 @@ def test_the_largest_numbers_of_a_dtype_stay_finite(form: str, dtype: str) -> No
     (found,) = evaluate([term], {}, params={f"w.{n}": v for n, v in parts.items()})
     assert np.isfinite(found.astype(np.float32)).all()
     assert np.abs(found.astype(np.float64) - weight.astype(np.float64)).max() < 0.3 * largest
+
+
+def test_a_weight_is_encoded_once_for_several_graphs_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes that are in use and scales are those of the first load; a second graph quantizes nothing anew; copies are independent."""
+    calls: list[Any] = []
+    real = quantized_graph.encoded
+    monkeypatch.setattr(quantized_graph, "encoded", lambda *a: calls.append(a[-1]) or real(*a))
+    data = np.random.default_rng(0).standard_normal((64, 256), np.float32)
+    graph = Graph.of([t.matmul(t.input("x", (1, 256)), t.transpose(t.param("w", (64, 256))))], params={"w": data})
+    known: quantized_graph.Known = {}
+    first, _ = quantized_graph.quantized(graph, "int4", known=known)
+    count = len(calls)  # for the error
+    second, _ = quantized_graph.quantized(graph, "int4", known=known)
+    assert len(calls) == count and second.params == first.params
+    codes, scale = load_data(first.params["w.q"]), load_data(first.params["w.scale"])
+    again = load_data(second.params["w.scale"])
+    assert len(calls) == count + 1 and np.shares_memory(load_data(second.params["w.q"]), codes)
+    again[...] = 0
+    np.testing.assert_array_equal(load_data(second.params["w.scale"]), scale)
+    want = real(data, "int4", "float32")
+    np.testing.assert_array_equal(codes, want["q"])
+    np.testing.assert_array_equal(scale, want["scale"])
+    codes = None  # nobody uses the codes any more
+    np.testing.assert_array_equal(load_data(pickle.loads(pickle.dumps(first.params["w.q"]))), want["q"])
+    np.testing.assert_array_equal(load_data(second.params["w.q"]), want["q"])

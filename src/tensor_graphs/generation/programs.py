@@ -18,7 +18,7 @@ from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
 from ..egraph.ir import builders as t
 from ..egraph.ir.graph import Graph
-from ..models.common.quantized_graph import quantized
+from ..models.common.quantized_graph import Known, quantized
 from ..models.huggingface.step import Caches, Folder, build_step
 from ..pipeline.optimize import optimize
 from .sampling import Kind, sampler
@@ -83,6 +83,8 @@ class Programs:
     quantization: str = ""  # what quantization did, once a step was made
     prefix: str = ""  # of the programs' names in `seconds` and reports
     _made: dict[str, Program] = field(default_factory=dict)
+    _quantized_weights: Known = field(default_factory=dict)
+    _reads: int | None = None  # bytes of weights that a decode step reads whole, once its graph was made
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
         """Program of a prefill step of several tokens.
@@ -101,13 +103,18 @@ class Programs:
             return graph
         names = dict(zip(graph.updates, graph.roots[len(graph.outputs) :], strict=True))
         kept = () if self.form.head else (names["logits" if "logits" in names else "scores"],)
-        graph, done = quantized(graph, self.form.name, but=kept)
+        graph, done = quantized(graph, self.form.name, but=kept, known=self._quantized_weights)
         self.quantization = str(done)
         return graph
 
     def decode(self) -> Program:
         """Program of a decode step: one further token, without inputs."""
-        return self._program("decode", lambda: self.step(1), 1.0)
+        return self._program("decode", self._decode_graph, 1.0)
+
+    def _decode_graph(self) -> Graph:
+        graph = self.step(1)
+        self._reads = _read_whole(graph)
+        return graph
 
     def sample(self, kind: Kind) -> Program:
         """Program that chooses tokens from logits, without inputs; its output is [batch] int64."""
@@ -165,12 +172,19 @@ class Programs:
 
     def read_bytes(self) -> int:
         """Bytes of weights that a decode step reads whole: all but those that it only gathers rows of."""
-        graph = self.step(1)
-        gathered = {n.args[0] for n in graph.nodes() if n.op == "gather"}
-        whole = {a for n in graph.nodes() if n.op != "gather" for a in n.args}
-        casts = {a.args[0] if a.op == "cast" else a for a in gathered - whole}
-        return sum(p.type.nbytes for p in graph.leaves("param") if p not in casts)
+        if self._reads is None:
+            self._decode_graph()
+        assert self._reads is not None
+        return self._reads
 
     def reports(self) -> dict[str, Any]:
         """Optimization report of each program."""
         return {name: program.report for name, program in self._made.items()}
+
+
+def _read_whole(graph: Graph) -> int:
+    """Bytes of a graph's weights without those that it only gathers rows of."""
+    gathered = {n.args[0] for n in graph.nodes() if n.op == "gather"}
+    whole = {a for n in graph.nodes() if n.op != "gather" for a in n.args}
+    casts = {a.args[0] if a.op == "cast" else a for a in gathered - whole}
+    return sum(p.type.nbytes for p in graph.leaves("param") if p not in casts)
