@@ -69,6 +69,15 @@ def _config(file: GgufFile) -> Config:
     scaling = meta.text(f"{kind}.rope.scaling.type", "none")
     if scaling != "none":
         raise UnsupportedError(f"the rotary scaling {scaling[:80]!r} of GGUF files is not supported", where=where)
+    untyped = (
+        ("rope.scaling.factor",) if f"{kind}.rope.scaling.type" not in meta.fields else ()
+    )  # they mean linear scaling
+    for name in (*untyped, "rope.scale_linear"):
+        if (factor := meta.number(f"{kind}.{name}", 1.0)) not in (0.0, 1.0):
+            raise UnsupportedError(f"{name}={factor:g} (rotary scaling) of GGUF files is not supported", where=where)
+    epsilon = f"{kind}.attention.layer_norm_rms_epsilon"
+    if meta.fields.get(epsilon) is None:
+        raise BadModelError(f"config field {epsilon!r} is missing", where=where)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise BadWeightsError("there is no matrix token_embd.weight", where=where)
@@ -86,7 +95,7 @@ def _config(file: GgufFile) -> Config:
         "hidden_size": hidden, "num_hidden_layers": size("block_count"), "num_attention_heads": heads,
         "num_key_value_heads": size("attention.head_count_kv", heads), "head_dim": head,
         "intermediate_size": size("feed_forward_length"), "max_position_embeddings": positions,
-        "rms_norm_eps": meta.number(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6),
+        "rms_norm_eps": meta.number(epsilon, 1e-6),
         "rope_theta": meta.number(f"{kind}.rope.freq_base", 10000.0), "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "silu", "sliding_window": None,
     }  # fmt: skip

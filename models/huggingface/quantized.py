@@ -20,7 +20,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.builders import transpose
 from ...egraph.ir.graph import Data, Tensor, load_data
 from ...egraph.ir.quantized_ops import dequantize
-from ...errors import BadWeightsError, UnsupportedError
+from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart, PackedWeight
 from ..common.quantization import dequantized as dequantized_as
 from ..common.quantization import numbers as numbers_of
@@ -34,8 +34,8 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4-bit number of a word, f
 def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[str, Data]]:
     """Return the config without its `quantization_config`, and the tensors with quantized ones replaced.
 
-    UnsupportedError for other formats, and for options that change what the numbers mean; BadWeightsError for tensors
-    that are missing or do not fit together.
+    UnsupportedError for other formats, and for options that change what the numbers mean; BadModelError for options that disagree;
+    BadWeightsError for tensors that are missing, or fit neither together nor to the options.
     """
     options = config.section("quantization_config")
     kind = options.text("quant_method", "")
@@ -124,6 +124,15 @@ def _bits(options: Config, name: str, *known: int) -> int:
     return found
 
 
+def _require_groups(options: Config, stem: str, inputs: int, groups: int) -> None:
+    """BadWeightsError if a weight does not have the groups of inputs that `group_size` says: of equal size, -1 for a single one."""
+    size = options.fields.get("group_size")
+    if type(size) is int and size > 0 and groups * size != inputs and (groups > 1 or size < inputs):
+        raise BadWeightsError(f"{stem!r}: {groups} groups of {inputs} inputs do not have group_size={size}")
+    if size == -1 and groups != 1:
+        raise BadWeightsError(f"{stem!r}: {groups} groups of inputs, group_size=-1 is a single one")
+
+
 # ---------------------------------------------------------------- formats
 def _mxfp4(options: Config) -> tuple[str, Replace]:
     """Blocks of 32 numbers of 4 bits with a common power of two: `NAME_blocks` [experts, rows, groups, 16] uint8, the
@@ -176,8 +185,11 @@ def _gptq(options: Config) -> tuple[str, Replace]:
     the outputs, `scales` [groups, outputs], `g_idx` [inputs] the group of each input: scale * (number - zero). The
     first version of the format stores zero - 1."""
     bits = _bits(options, "bits", 4, 8)
-    less = 0 if options.text("checkpoint_format", "gptq") == "gptq_v2" else 1
-    count = 32 // bits
+    versions = {options.choice(n, "", ("", "gptq", "gptq_v2")) for n in ("checkpoint_format", "format")} - {""}
+    if len(versions) > 1:
+        raise BadModelError("checkpoint_format and format differ", where=options.where)
+    less = 0 if versions == {"gptq_v2"} else 1
+    ordered, count = options.flag("desc_act", False), 32 // bits
 
     def zeros(words: Array) -> Array:
         return ((unpacked(words, bits, 1).astype(np.int32) + less) & ((1 << bits) - 1)).T
@@ -203,6 +215,10 @@ def _gptq(options: Config) -> tuple[str, Replace]:
             if not np.array_equal(load_data(index), np.arange(inputs) // (inputs // groups)):
                 kind = dtypes.name_of(scales.dtype)
                 return f"{t.stem}.weight", LazyPart((outputs, inputs), kind, (weight, words, scales, index), expand)
+        elif ordered and groups > 1:
+            raise BadWeightsError(f"tensor '{t.stem}.g_idx' is missing, which desc_act needs")
+        else:
+            _require_groups(options, t.stem, inputs, groups)
         codes = _coded(outputs, inputs, bits, (weight,), lambda w: unpacked(w, bits, 0).T)
         zero = LazyPart((outputs, groups), "uint8", (words,), zeros)
         return f"{t.stem}.weight", _zero_pointed(t, bits, (outputs, inputs), scales, codes, zero)
@@ -214,6 +230,7 @@ def _awq(options: Config) -> tuple[str, Replace]:
     """`qweight` [inputs, outputs / 8] int32, `qzeros` [groups, outputs / 8], `scales` [groups, outputs]: scale * (number -
     zero). The 4-bit numbers of a word are columns in the order 0, 2, 4, 6, 1, 3, 5, 7."""
     _bits(options, "bits", 4)
+    options.refuse(backend="autoawq")
     if options.text("version", "gemm").lower() != "gemm" or not options.flag("zero_point", True):
         raise UnsupportedError("AWQ other than 'gemm' with zero points is not supported", where=options.where)
     place = np.argsort(AWQ_ORDER)
@@ -227,6 +244,7 @@ def _awq(options: Config) -> tuple[str, Replace]:
         groups, _ = t.rank(".scales", 2)
         if inputs % groups or inputs % 2:
             raise BadWeightsError(f"{t.stem!r}: {inputs} inputs do not fit {groups} groups")
+        _require_groups(options, t.stem, inputs, groups)
         scales = t.get(".scales", "", (groups, words * 8))
         weight, zeros = t.get(".qweight", "int32"), t.get(".qzeros", "int32", (groups, words))
         codes = _coded(words * 8, inputs, 4, (weight,), columns)
@@ -247,8 +265,9 @@ def _compressed(options: Config) -> tuple[str, Replace]:
     group = groups.section(next(iter(groups.fields)))
     if form != "float-quantized":
         group.refuse(input_activations=None, output_activations=None)
-    group.section("weights").refuse(symmetric=True, type=kinds[form], actorder=None)
-    bits = _bits(group.section("weights"), "num_bits", *((8,) if form == "float-quantized" else (4, 8)))
+    weights = group.section("weights")
+    weights.refuse(symmetric=True, type=kinds[form], actorder=None)
+    bits = _bits(weights, "num_bits", *((8,) if form == "float-quantized" else (4, 8)))
     coded = {"int-quantized": "int8", "float-quantized": "fp8"}.get(form, f"int{bits}")
 
     def replace(t: _Tensors) -> tuple[str, Data]:
@@ -260,6 +279,7 @@ def _compressed(options: Config) -> tuple[str, Replace]:
         scales = t.get("weight_scale", "", (outputs if rows != 1 or form != "float-quantized" else 1, groups))
         if inputs % groups or (coded == "int4" and inputs % 2):
             raise BadWeightsError(f"{t.stem + 'weight'!r}: {inputs} inputs do not fit {groups} groups")
+        _require_groups(weights, t.stem + "weight", inputs, groups)
         part = t.get(name, "int32" if together else "uint8" if coded == "fp8" else "int8")
         t.drop("weight_shape", "weight_zero_point")
         if together:
@@ -287,6 +307,7 @@ def _fp8(options: Config) -> tuple[str, Replace]:
     size = options.fields.get("weight_block_size")
     if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
         raise UnsupportedError("fp8 without weight_block_size of two numbers is not supported", where=options.where)
+    options.refuse(fmt="e4m3")
 
     def replace(t: _Tensors) -> tuple[str, Data]:
         outputs, inputs = t.rank(".weight", 2)

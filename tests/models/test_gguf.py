@@ -209,6 +209,7 @@ def test_malformed_files_are_named(tmp_path: Path, content: bytes, kind: type[Ex
 @pytest.mark.parametrize(
     ("meta", "words"),
     [({"general.architecture": "falcon"}, "'falcon'"), ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+     ({"llama.rope.scaling.factor": 4.0}, "rope.scaling.factor=4"), ({"llama.rope.scale_linear": 2.0}, "rope.scale_linear=2"),
      ({"llama.expert_count": 8}, "experts"), ({"llama.block_count": 0}, "block_count"), ({"llama.attention.head_count": "4"}, "head_count"),
      ({"llama.rope.dimension_count": 32}, "part of each head")],
 )  # fmt: skip
@@ -217,6 +218,10 @@ def test_models_that_are_not_supported_are_named(tmp_path: Path, meta: dict[str,
     (tmp_path / "m.gguf").write_bytes(file_of(META | meta, stored))
     with pytest.raises((UnsupportedError, BadModelError), match=words):
         load(tmp_path / "m.gguf")
+    short = {n: v for n, v in META.items() if not n.endswith("epsilon")}
+    (tmp_path / "n.gguf").write_bytes(file_of(short, stored))
+    with pytest.raises(BadModelError, match="epsilon' is missing"):
+        load(tmp_path / "n.gguf")
     (tmp_path / "n.gguf").write_bytes(file_of(META, stored | {"blk.0.odd.weight": ((4,), F32, bytes(16))}))
     with pytest.raises(BadModelError, match=r"blk\.0\.odd"):
         load(tmp_path / "n.gguf")

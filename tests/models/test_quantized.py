@@ -256,6 +256,49 @@ def test_other_formats_are_refused(tmp_path: Path, changes: dict[str, Any], word
         load_folder(folder)
 
 
+NO_INDEX = "g_idx"
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "dropped", "words"),
+    [
+        ("gptq", {"group_size": 16}, NO_INDEX, "group_size=16"),
+        ("gptq", {"group_size": -1}, NO_INDEX, "group_size=-1"),
+        ("gptq", {"desc_act": True}, NO_INDEX, "which desc_act needs"),
+        ("gptq", {"checkpoint_format": "marlin"}, "", "marlin"),
+        ("gptq", {"checkpoint_format": "gptq", "format": "gptq_v2"}, "", "differ"),
+        ("awq", {"group_size": 16}, "", "group_size=16"),
+        ("awq", {"backend": "llm-awq"}, "", "llm-awq"),
+        ("pack-quantized", _groups("pack-quantized", 4, group_size=16), "", "group_size=16"),
+    ],
+)
+def test_options_that_disagree_with_the_tensors_are_refused(
+    tmp_path: Path, form: str, options: dict[str, Any], dropped: str, words: str
+) -> None:
+    folder = write(tmp_path, "llama", intermediate_size=64)
+    quantize(folder, form)
+    if dropped:
+        arrays = {n: a.load().copy() for n, a in read_folder(folder).items() if not n.endswith(dropped)}
+        write_arrays(folder / "model.safetensors", arrays)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= options
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises((BadWeightsError, BadModelError, UnsupportedError), match=words):
+        load_folder(folder)
+
+
+def test_the_second_version_of_gptq_has_two_names(tmp_path: Path) -> None:
+    found = []
+    for number, name in enumerate(("checkpoint_format", "format")):
+        folder = write(tmp_path / str(number), "llama", intermediate_size=64)
+        quantize(folder, "gptq_v2")
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "gptq", "bits": 4, name: "gptq_v2"}
+        (folder / "config.json").write_text(json.dumps(config))
+        found.append(opened(folder)[1]["model.layers.0.self_attn.q_proj.weight"].load())  # type: ignore[union-attr]
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize(
     ("ending", "value", "words"),
     [
