@@ -85,6 +85,40 @@ def test_calls_without_programs_go_to_the_module_itself() -> None:
     assert chosen(SEARCHING, 0.0, 0.0)[1:] == (60, 0)
 
 
+def test_calls_of_which_dynamo_captures_nothing_go_to_the_module_itself() -> None:
+    module, x = nn.LSTM(4, 5).eval(), torch.randn(3, 2, 4)
+    compiled = tg.compile(module, **QUICK)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), module(x))
+    assert set(compiled._calls._chosen.values()) == {module}
+
+
+def test_signatures_that_occur_often_are_told_from_others() -> None:
+    seen: list[str] = []
+    modes = nn.Identity()
+    calls = whole_calls.WholeCalls(lambda *a, **k: seen.append("compiled"), modes, whole_calls.CompileBackend())
+    x, y = torch.randn(3, 4), torch.randn(4)
+    own = lambda *a, **k: seen.append("own")
+    calls._chosen[calls._signature([x, y], {})] = own
+    for _ in range(30):
+        calls(torch.randn(3, 4), y)
+    assert seen == ["own"] * 30 and calls._last is not None
+    last, calls._chosen = calls._last, {calls._signature([x, y], {}): own}
+    for others in ([x], [x, y, y], [x, y.double()], [x[:2], y], [x, 4.0], [x.to("meta"), y]):
+        seen.clear()
+        calls(*others)
+        assert seen == ["own" if others[0].is_meta else "compiled"], others  # devices are no part of a signature
+    seen.clear()
+    with torch.enable_grad():
+        calls(x, y)
+    modes.eval()
+    calls(x, y)
+    modes.train()
+    calls(x, y)
+    calls(x.t().contiguous().t(), y)
+    assert seen == ["compiled", "compiled", "own", "own"] and calls._last is last
+
+
 def test_calls_with_gradients_are_decided_by_graphs() -> None:
     with torch.enable_grad():
         assert chosen(PROGRAM, 0.0, 0.0)[1:] == (60, 0)

@@ -9,6 +9,7 @@ calls the caller's function for inputs like the examples; the report says so.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,15 +78,17 @@ class Caller:
         return result_leaves(self.returned(given), torch=self.torch)
 
     def returned(self, given: Sequence[Any]) -> Any:
-        """Return value of the function, called without gradients."""
+        """Return value of the function, called without gradients: as under `torch.no_grad()`, whose context takes 1.5 µs."""
         if not self.torch:
             return self.call(given)
-        import torch
-
+        torch = sys.modules["torch"]
         if not torch.is_grad_enabled():
             return self.call(given)
-        with torch.no_grad():
+        torch._C._set_grad_enabled(False)
+        try:
             return self.call(given)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     def run_arrays(self, names: Sequence[str], given: Mapping[str, Any]) -> list[Any]:
         """The function's results as arrays, for verification. `given`: arrays by input name, `names`: their order."""
@@ -166,6 +169,8 @@ class CallerProgram(Program):
         caller = self.caller
         assert caller is not None
         found = caller.returned(args)
+        if self._as_is:
+            return found
         if self._as_is is None:
             self._as_is = has_structure(found, self.manifest.structure, torch=caller.torch)
         return found if self._as_is else filled(self.manifest.structure, result_leaves(found, torch=caller.torch))

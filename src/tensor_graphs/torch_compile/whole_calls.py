@@ -4,7 +4,7 @@ A graph's program is compared with the graph behind Dynamo's guards. The guards,
 captured from, can cost more than a program gains. Once all graphs of a callable are decided, calls of equal signature (shapes,
 dtypes, modes) go
 
-- to the caller's own module or function if no graph runs a program: the guards would be all that is added;
+- to the caller's own module or function if no graph runs a program, or Dynamo captured none: the guards would be all that is added;
 - with gradients, to the compiled callable: the decision about its graphs covers the backward pass, which a call does not;
 - else alternately to both for a few calls, which are timed, and from then on to the compiled one if it is faster by more than noise,
   else to the caller's own. A form's time is the lower quartile of its calls, since other processes only make calls longer.
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
+from ..backends.runtime.cpu_tensors import tensor_guard
 from .compiled_graph import CompiledGraph, compile_graph, options_of
 from .judge import NOISE
 from .report import EAGER
@@ -96,14 +97,38 @@ class WholeCalls:
         self._training = isinstance(own, torch.nn.Module)
         self._chosen: dict[Any, Callable[..., Any]] = {}
         self._trials: dict[Any, CallTrial] = {}
+        self._last: tuple[Any, ...] | None = (
+            None  # of the last signature: a check in C, its count of tensors, modes, chosen
+        )
+        self._repeated: tuple[Any, int] = None, 0  # the last signature that was spelled out, and how often it has been
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The results of a call."""
         if torch.compiler.is_compiling():  # inside of another compiled function, which captures the module's operators
             return self.own(*args, **named)
+        if self._last is not None and not named:
+            check, count, grad, training, chosen = self._last
+            if len(args) == count and check(*args) and torch.is_grad_enabled() is grad:
+                if training is None or self.own.training is training:  # type: ignore[attr-defined]
+                    return chosen(*args)
         key = self._signature(args, named)
         chosen = self._chosen.get(key)
-        return chosen(*args, **named) if chosen is not None else self._undecided(key, args, named)
+        if chosen is None:
+            return self._undecided(key, args, named)
+        if not named:
+            self._remember(key, args, chosen)
+        return chosen(*args, **named)
+
+    def _remember(self, key: Any, args: Sequence[Any], chosen: Callable[..., Any]) -> None:
+        """Recognise a signature of tensors that occurs often by one check in C, which takes a third of the time."""
+        last, count = self._repeated
+        self._repeated = key, count + 1 if key == last else 1
+        if key == last and count in (2, 20, 200) and args and all(type(x) is torch.Tensor for x in args):
+            check = tensor_guard(args)
+            self._last = None if check is None else (check, len(args), *key[:2], chosen)
 
     def _signature(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         key: list[Any] = [torch.is_grad_enabled(), self.own.training if self._training else None]  # type: ignore[attr-defined]
@@ -130,13 +155,16 @@ class WholeCalls:
     def _begin(self, key: Any) -> None:
         """Choose a callable, or begin to time both, if all graphs are decided."""
         graphs = list(self.backend.graphs)
-        if not graphs or not all(g.decided for g in graphs):
+        if not all(g.decided for g in graphs):
             return
         if len(self._chosen) + len(self._trials) >= KEPT:
             self._chosen.clear()
             self._trials.clear()
+            self._last = None
         if all(g.report.runs == EAGER for g in graphs):
-            self._choose(key, self.own, "go to the module itself: no graph runs a program")
+            self._choose(
+                key, self.own, "go to the module itself: no graph runs a program"
+            )  # or Dynamo has captured none
         elif torch.is_grad_enabled():
             self._choose(key, self.compiled, "")
         else:
