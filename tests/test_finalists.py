@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,19 +149,27 @@ def test_nothing_is_timed_without_time(choice: Choice, monkeypatch: pytest.Monke
 
 
 # ---------------------------------------------------------------- overlapping kernels
+@dataclass
+class EmptyPlan:
+    """What is asked of a program's plan."""
+
+    steps: tuple[Any, ...] = ()
+    launching: str = ""
+
+
 class Overlapping(SimulatedProgram):
     """A program that takes `saved_us` less if its kernels overlap."""
 
     def __init__(self, choice: Choice, saved_us: float) -> None:
         super().__init__(choice, 4.0)
-        self.plan = choice
+        self.plan, self.source = EmptyPlan(), ""
         self.us -= saved_us if choice.launching else 0.0
 
 
 @pytest.fixture
 def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (time_finalists, time_launching):
-        monkeypatch.setattr(module, "changes", lambda plan, launching: True)
+    monkeypatch.setattr(time_launching, "changes", lambda plan, launching: True)
+    monkeypatch.setattr(time_launching, "launched", lambda plan: plan)
     monkeypatch.setattr(time_launching, "_difference", lambda *programs: "")
 
 
@@ -179,10 +188,9 @@ def test_kernels_overlap_where_the_program_is_then_faster(choice: Choice) -> Non
 def test_other_launches_are_not_tried_without_time_or_with_other_results(
     choice: Choice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_launching, "AGAIN", 1e12)
-    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0))
+    monkeypatch.setattr(time_launching, "NEEDED_S", 100.0)
+    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), budget=15.0)
     assert not best.launching and time_launching.OMITTED in session.omitted
-    monkeypatch.setattr(time_launching, "AGAIN", 1.0)
     monkeypatch.setattr(time_launching, "_difference", lambda *programs: "1 result differs")
     best, _, session = timed(choice, lambda c: Overlapping(c, 10.0))
     assert not best.launching and "1 result differs" in session.warnings[0]
