@@ -21,7 +21,7 @@ from ..verification.reference import sampled_near
 from . import timing
 from .prepare import Task
 from .session import Session
-from .time_launching import Compiler, fastest_launching, overlapping_form
+from .time_launching import Compiler, fastest_launching, other_forms
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -57,8 +57,8 @@ def fastest_finalist(
         runnable = [(choice, program)]
         ended = lambda: session.now() >= until or session.progress.stopped
         try:
-            other = overlapping_form(session, choice, program, build, compiler)
-            if others or other is not None:
+            forms = other_forms(session, choice, program, build, compiler)
+            if others or forms:
                 values = _inputs(session, task, program)
                 program.flat(*values)
                 runnable += _bound(others, build, values, MAX_BYTES - _nbytes(program), ended)
@@ -66,10 +66,11 @@ def fastest_finalist(
                 first = program
                 choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
                 if program is not first:
-                    other = overlapping_form(session, choice, program, build, compiler)
-            if other is not None and _nbytes(program) + _nbytes(other) <= MAX_BYTES:
-                sample = lambda both: sample_programs(both, values, lambda: session.progress.stopped)
-                return fastest_launching(session, choice, program, other, values, sample, fastest)
+                    forms = other_forms(session, choice, program, build, compiler)
+            forms = forms[: max(0, MAX_BYTES // max(1, _nbytes(program)) - 1)]
+            if forms:
+                sample = lambda made: sample_programs(made, values, lambda: session.progress.stopped)
+                return fastest_launching(session, choice, program, forms, values, sample, fastest)
         except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
             session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
         return choice, program

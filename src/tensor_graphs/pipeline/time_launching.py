@@ -1,4 +1,4 @@
-"""Choice of how the kernels of a program on a GPU follow each other, by timing the program in two ways.
+"""Choice of how the kernels of a program on a GPU follow each other, by timing the program in each way.
 
 See `backends/program/launching.py`. Kernels are measured one by one, which does not tell how much of one overlaps with the next.
 """
@@ -10,82 +10,106 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ..backends.program.launching import OVERLAPPING, changes, launched
+from ..backends.program.launching import WAYS, changes, launched
 from ..backends.program.program import Program
 from ..backends.verification.compare import equal_bits
+from ..extract.model.kernel import Call, Template
+from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..report.report import FinalistReport
 from ..wording import counted
 from .session import Session
 
 OMITTED = "timing overlapping kernels"  # name in a report's list of omitted work
-NEEDED_S, LEAST_BUDGET_S = 1.5, 20.0  # seconds that it takes; budget from which it is done in any case
+NEEDED_S, LEAST_BUDGET_S = 3.0, 20.0  # seconds that it takes; budget from which a search leaves them
 Compiler = Callable[..., bool]  # `Measurer.compile`
 
 
-def overlapping_form(
-    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
-) -> Program | None:  # fmt: skip
-    """The program of a choice with overlapping kernels, compiled beside the given one if there is a `compiler`.
+def reserved_s(session: Session) -> float:
+    """Seconds that a search on a GPU leaves for this."""
+    return NEEDED_S if session.options.budget >= LEAST_BUDGET_S else 0.0
 
-    None if the plan has no kernels that could, or if there is no time: then the session's list of omitted work says so.
+
+def other_forms(
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
+) -> list[tuple[Choice, Program]]:  # fmt: skip
+    """The choice with its program in each other way to launch its kernels that changes any of them.
+
+    If there is a `compiler`, it compiles them beside the given program. Empty if there is no time: the session's list of omitted
+    work then says so.
     """
-    plan = getattr(program, "plan", None)
-    if plan is None or session.progress.stopped or not changes(plan, OVERLAPPING):
-        return None
-    left = session.left - session.verification_s
-    if session.options.budget < LEAST_BUDGET_S and left < NEEDED_S:
+    plan: Plan | None = getattr(program, "plan", None)
+    if plan is None or session.progress.stopped:
+        return []
+    ways = [way for way in WAYS if way != plan.launching and changes(plan, way)]
+    if not ways:
+        return []
+    if session.options.budget < LEAST_BUDGET_S and session.left - session.verification_s < NEEDED_S:
         session.omitted.append(OMITTED)
-        return None
-    other = build(replace(choice, launching=OVERLAPPING))
-    changed = zip(plan.steps, launched(replace(plan, launching=OVERLAPPING)).steps, strict=True)
-    calls = [(b.template, b.call) for a, b in changed if dict(a.call.schedule) != dict(b.call.schedule)]
-    if compiler is not None and not compiler(calls, programs=(program.source, other.source)):
-        session.omitted.append(OMITTED)
-        return None
-    return other
+        return []
+    choices = [replace(choice, launching=way) for way in ways]
+    forms = [(c, build(c)) for c in choices]
+    if compiler is not None:
+        calls = [call for way in ways for call in _compiled_alone(plan, launched(replace(plan, launching=way)))]
+        if not compiler(calls, programs=[program.source, *(p.source for _, p in forms)]):
+            session.omitted.append(OMITTED)
+            return []
+    return forms
 
 
 def fastest_launching(
-    session: Session, choice: Choice, program: Program, other: Program, values: Sequence[Any],
+    session: Session, choice: Choice, program: Program, forms: Sequence[tuple[Choice, Program]], values: Sequence[Any],
     sample: Callable[[Sequence[Program]], Sequence[Sequence[float]]], fastest: Callable[[Sequence[Sequence[float]]], int],
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice with its program, or with `other`, its overlapping form, if that is faster by more than noise.
+    """The choice with its program, or the fastest of its other forms if that is faster by more than noise.
 
-    `values`: inputs on the device. If results differ in any bit, the given program is returned, and a warning says so. `sample`
-    times programs in turn, `fastest` is the index of the one that is surely faster than the first. The loser is unbound.
+    `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times programs
+    in turn, `fastest` is the index of the fastest one that is surely faster than the first, or 0. All others are unbound.
     """
-    if problem := _difference(program, other, values):
-        session.warnings.append(f"kernels do not overlap: {problem}")
-        other.unbind()
+    runnable, want = [(choice, program)], _results(program, values)
+    for made, other in forms:
+        wrong = sum(not _equal(a, b) for a, b in zip(want, _results(other, values), strict=True))
+        if wrong:
+            said = f"{counted(wrong, 'result')} differ from those of kernels as measured"
+            session.warnings.append(f"kernels are not {made.launching}: {said}")
+            other.unbind()
+        else:
+            runnable.append((made, other))
+    if len(runnable) == 1:
         return choice, program
-    samples = sample([program, other])
-    won = fastest(samples) == 1
+    samples = sample([p for _, p in runnable])
+    best = fastest(samples)
     before = session.finalists or [_report(choice, samples[0], True)]
-    overlapped = replace(choice, launching=OVERLAPPING)
-    session.finalists = [
-        *(replace(f, chosen=f.chosen and not won) for f in before),
-        _report(overlapped, samples[1], won),
-    ]
-    (program if won else other).unbind()
-    return (overlapped, other) if won else (choice, program)
+    session.finalists = [replace(f, chosen=f.chosen and not best) for f in before]
+    session.finalists += [_report(c, samples[n], n == best) for n, (c, _) in enumerate(runnable) if n]
+    for n, (_, other) in enumerate(runnable):
+        if n != best:
+            other.unbind()
+    return runnable[best]
+
+
+def _compiled_alone(plan: Plan, changed: Plan) -> list[tuple[Template, Call]]:
+    """The kernels of a changed plan with another schedule that a program does not compile together: Triton's."""
+    pairs = zip(plan.steps, changed.steps, strict=True)
+    steps = [b for a, b in pairs if dict(a.call.schedule) != dict(b.call.schedule)]
+    return [(s.template, s.call) for s in steps if "CudaKernel" not in s.template.setup]
 
 
 def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport:
     return FinalistReport(sum(choice.sources.values()), choice.cost, median(us), chosen, choice.launching)
 
 
-def _difference(program: Program, other: Program, values: Sequence[Any]) -> str:
-    """Why another program's results and states after a call are not those of a program; empty if they are."""
-    found = []
-    for p in (program, other):
-        if p.manifest.states:
-            p.reset()
-        results = p.flat(*values)
-        p.wait("comparing ways to launch kernels")
-        found.append([*results, *p.states.values()])
-    wrong = sum(not bool(equal_bits(a, b, a.dtype.is_floating_point).all()) for a, b in zip(*found, strict=True))
-    return f"{counted(wrong, 'result')} differ from those of kernels one after the other" if wrong else ""
+def _results(program: Program, values: Sequence[Any]) -> list[Any]:
+    """Results and states after a call of a program whose states are reset."""
+    if program.manifest.states:
+        program.reset()
+    results = program.flat(*values)
+    program.wait("comparing ways to launch kernels")
+    return [*results, *(x.clone() for x in program.states.values())]
 
 
-__all__ = ["OMITTED", "Compiler", "fastest_launching", "overlapping_form"]
+def _equal(a: Any, b: Any) -> bool:
+    return bool(equal_bits(a, b, a.dtype.is_floating_point).all())
+
+
+__all__ = ["OMITTED", "Compiler", "fastest_launching", "other_forms", "reserved_s"]
