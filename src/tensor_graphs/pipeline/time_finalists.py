@@ -21,7 +21,7 @@ from ..verification.reference import sampled_near
 from . import timing
 from .prepare import Task
 from .session import Session
-from .time_launching import Compiler, fastest_launching, other_forms
+from .time_launching import OMITTED, Compiler, fastest_launching, other_forms
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -67,8 +67,10 @@ def fastest_finalist(
                 choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
                 if program is not first:
                     forms = other_forms(session, choice, program, build, compiler)
-            forms = forms[: max(0, MAX_BYTES // max(1, _nbytes(program)) - 1)]
-            if forms:
+            room = max(0, MAX_BYTES // max(1, _nbytes(program)) - 1)  # programs beside this one
+            if len(forms) > room:
+                session.omitted.append(OMITTED)
+            if forms := forms[:room]:
                 sample = lambda made: sample_programs(made, values, lambda: session.progress.stopped)
                 return fastest_launching(session, choice, program, forms, values, sample, fastest)
         except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
