@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,41 +149,51 @@ def test_nothing_is_timed_without_time(choice: Choice, monkeypatch: pytest.Monke
 
 
 # ---------------------------------------------------------------- overlapping kernels
+@dataclass
+class EmptyPlan:
+    """What is asked of a program's plan."""
+
+    steps: tuple[Any, ...] = ()
+    launching: str = ""
+
+
 class Overlapping(SimulatedProgram):
-    """A program that takes `saved_us` less if its kernels overlap."""
+    """A program that takes `saved_us` less if its kernels hold weights, and as much more if all of them overlap."""
 
     def __init__(self, choice: Choice, saved_us: float) -> None:
         super().__init__(choice, 4.0)
-        self.plan = choice
-        self.us -= saved_us if choice.launching else 0.0
+        self.plan, self.source, self.way = EmptyPlan(), "", choice.launching
+        self.us -= {"": 0.0, "held": saved_us, "overlapping": -saved_us}[choice.launching]
 
 
 @pytest.fixture
-def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (time_finalists, time_launching):
-        monkeypatch.setattr(module, "changes", lambda plan, launching: True)
-    monkeypatch.setattr(time_launching, "_difference", lambda *programs: "")
+def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Results of a program by whether its kernels overlap; ways to launch change every plan."""
+    found = [0.0, 0.0]
+    monkeypatch.setattr(time_launching, "changes", lambda plan, launching: True)
+    monkeypatch.setattr(time_launching, "launched", lambda plan: plan)
+    monkeypatch.setattr(time_launching, "_results", lambda program, values: [found[bool(program.way)]])
+    monkeypatch.setattr(time_launching, "_equal", lambda a, b: a == b)
+    return found
 
 
-@pytest.mark.usefixtures("overlap")
-def test_kernels_overlap_where_the_program_is_then_faster(choice: Choice) -> None:
+def test_kernels_overlap_where_the_program_is_then_faster(choice: Choice, results: list[Any]) -> None:
     best, program, session = timed(choice, lambda c: Overlapping(c, 10.0))
-    assert names(best) == ["both"] and best.launching == "overlapping" and program.us == 73.0
-    assert [f.chosen for f in session.finalists] == [False, False, True]
-    assert session.finalists[-1] == FinalistReport(1, 79.0, 73.0, True, "overlapping")
-    assert "73.0 µs (predicted 79.0, overlapping), chosen" in str(Report("m", "gpu", finalists=session.finalists))
+    assert names(best) == ["both"] and best.launching == "held" and program.us == 73.0
+    assert [f.chosen for f in session.finalists] == [False, False, True, False]
+    assert session.finalists[2] == FinalistReport(1, 79.0, 73.0, True, "held")
+    assert "73.0 µs (predicted 79.0, held), chosen" in str(Report("m", "gpu", finalists=session.finalists))
     best, program, session = timed(choice, lambda c: Overlapping(c, 0.5))
-    assert not best.launching and program.us == 83.0 and [f.chosen for f in session.finalists] == [False, True, False]
+    assert (
+        not best.launching
+        and program.us == 83.0
+        and [f.chosen for f in session.finalists] == [False, True, False, False]
+    )
 
 
-@pytest.mark.usefixtures("overlap")
-def test_other_launches_are_not_tried_without_time_or_with_other_results(
-    choice: Choice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time_launching, "AGAIN", 1e12)
-    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0))
+def test_other_launches_are_not_tried_without_time_or_with_other_results(choice: Choice, results: list[Any]) -> None:
+    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), budget=2.0)
     assert not best.launching and time_launching.OMITTED in session.omitted
-    monkeypatch.setattr(time_launching, "AGAIN", 1.0)
-    monkeypatch.setattr(time_launching, "_difference", lambda *programs: "1 result differs")
+    results[1] = 1.0
     best, _, session = timed(choice, lambda c: Overlapping(c, 10.0))
-    assert not best.launching and "1 result differs" in session.warnings[0]
+    assert not best.launching and "kernels are not held: 1 result differ" in session.warnings[0]

@@ -13,13 +13,11 @@ from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none
 from ..generate.template import CARRYING, COUNTING, GeneratedKernel, template_of
 from ..ir.kernel import PROBE, Kernel, Unfusable, if_fusable
 from ..ir.precision import IEEE, THREE, Precision
-from ..ir.tile_function import TileFunction
 from ..ir.tiling import Shape, shape_of
 from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
-from .emit.kernel import emit, emit_joined, emit_tile
+from .emit.kernel import emit, emit_joined
 from .emit.sizes import sized_launch, with_sizes
-from .emit.thread_layout import ThreadLayout
 from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_schedules
 from .few_row_attention import applies as few_rows_apply
 from .schedules import (
@@ -50,25 +48,9 @@ ThreadSchedule = SimtSchedule | SkinnyGemmSchedule | FewRowAttentionSchedule  # 
 
 def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Launch]:
     """The launch of a kernel in a thread layout; the last block of each tile combines the parts of a split reduction."""
-    kernels, layouts, shapes = _laid_out(found, s)
-    if len(kernels) == 1:
-        return [emit(kernels[0], layouts[0], name, shapes[0], found.constant)]
-    first, second = kernels
-    pairs = (layouts[0], layouts[1]), (shapes[0], shapes[1])
-    return [emit_joined(first, second, pairs[0], name, pairs[1], found.constant)]
-
-
-def _tile_of_threads(found: Lowered, s: ThreadSchedule, name: str) -> TileFunction:
-    """The function of one tile of a kernel in a thread layout."""
-    kernels, layouts, shapes = _laid_out(found, s)
-    return emit_tile(kernels, layouts, name, shapes)
-
-
-def _laid_out(found: Lowered, s: ThreadSchedule) -> tuple[list[Kernel], list[ThreadLayout], list[Shape]]:
-    """The kernel, or the two halves of a split reduction, with the layout and shape of each."""
     layout = s.layout(found.kernel, found.shape)
     if s.scratch_parts == 1:
-        return [found.kernel], [layout], [found.shape]
+        return [emit(found.kernel, layout, name, found.shape, found.constant)]
     if found.shape.joined:
         raise Unfusable("parts of rows that are written again")
     first, second = split(found.kernel, split_axis(found.shape), s.scratch_parts)
@@ -88,7 +70,8 @@ def _laid_out(found: Lowered, s: ThreadSchedule) -> tuple[list[Kernel], list[Thr
         shared={names.get(d, d): other for d, other in layout.shared.items()},
         seen=names.get(layout.seen, layout.seen),
     )
-    return [first, second], [moved, joining(layout, after)], [spread, after]
+    layouts = moved, joining(layout, after)
+    return [emit_joined(first, second, layouts, name, (spread, after), found.constant)]
 
 
 def _emitted(kernel: Kernel, shape: Shape, s: ThreadSchedule, splits: bool) -> bool:
@@ -121,7 +104,6 @@ SKINNY = Strategy(
     ranked=lambda asked, count: skinny_schedules(asked.kernel, asked.shape, count, asked.splits),
     legal=lambda kernel, shape, s, splits: skinny_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
-    tile=_tile_of_threads,
     wanted=lambda count, found: count - count // 2 if found else count,
     merge=packed_first,
     masked=lambda s: True,
@@ -134,7 +116,6 @@ SIMT = Strategy(
     ranked=lambda asked, count: simt_schedules(asked.kernel, asked.shape, count, asked.splits),
     legal=lambda kernel, shape, s, splits: simt_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
-    tile=_tile_of_threads,
     masked=lambda s: True,
 )
 ATTENTION = Strategy(
@@ -147,7 +128,6 @@ ATTENTION = Strategy(
         few_row_legal(kernel, shape, s, splits) and _emitted(kernel, shape, s, splits)
     ),
     emit=_emit_threads,
-    tile=_tile_of_threads,
     masked=lambda s: True,
 )
 GEMM = Strategy(

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 from ...egraph.ir.graph import Tensor
 from ..ir.index import Axis
-from ..ir.kernel import Kernel, Unfusable, if_fusable
+from ..ir.kernel import Kernel, if_fusable
 from ..ir.precision import Precision
-from ..ir.tile_function import TileFunction
 from ..ir.tiling import Shape
 from ..lowering.split_reduction import split
 from .schedule import Move, Numbers, Schedule
@@ -124,10 +123,6 @@ class Emitter(Protocol):
         """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
         ...
 
-    def tile(self, found: Lowered, schedule: Numbers, name: str) -> TileFunction:
-        """The kernel as a function of one tile, for persistent kernels. Unfusable, with the reason, if there is none."""
-        ...
-
     def masked(self, schedule: Numbers) -> bool:
         """Whether the text emitted for sizes above a tile is also right for sizes below it.
 
@@ -163,10 +158,6 @@ class EmitterBase:
     def version_of(self, roots: Sequence[Tensor]) -> str:
         """The emitter's version (`Emitter.version_of`)."""
         return self.version
-
-    def tile(self, found: Lowered, schedule: Numbers, name: str) -> TileFunction:
-        """No function of one tile: Unfusable (`Emitter.tile`)."""
-        raise Unfusable("a kernel that is not CUDA C++")
 
     def masked(self, schedule: Numbers) -> bool:
         """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""

@@ -12,9 +12,8 @@ from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 from ...errors import UsageError
-from ..ir.kernel import Kernel, Unfusable
+from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
-from ..ir.tile_function import TileFunction
 from ..ir.tiling import Shape
 from .emitter import EmitterBase, Launch, Lowered
 from .schedule import Move, Numbers, Schedule
@@ -82,7 +81,6 @@ class Strategy(Generic[S]):
     order; Unfusable if the kernel cannot be emitted.
     `precisions`: names of the input precisions of float32 products that it offers. `wanted(count, found)`: number of
     candidates that it is asked for where earlier strategies found `found`; `merge(found, own, count)`: their order.
-    `tile(lowered, schedule, name)`: the kernel as a function of one tile; None if the strategy has no such form.
     `alone`: later strategies are not asked if it has candidates. `masked`: whether the text for extents that a
     schedule's tiles do not divide is also right for extents below a tile.
     """
@@ -99,7 +97,6 @@ class Strategy(Generic[S]):
     merge: Merge = after
     alone: bool = False
     masked: Callable[[S], bool] = lambda schedule: False
-    tile: Callable[[Lowered, S, str], TileFunction] | None = None
 
 
 @dataclass
@@ -171,13 +168,6 @@ class StrategyEmitter(EmitterBase):
         """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)
-
-    def tile(self, found: Lowered, schedule: Mapping[str, int], name: str) -> TileFunction:
-        """The kernel as a function of one tile (`Emitter.tile`)."""
-        strategy, parsed = self._found(schedule)
-        if strategy.tile is None:
-            raise Unfusable(f"no function of one tile in the strategy {strategy.name}")
-        return strategy.tile(found, parsed, name)
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
         """Moves of the schedule search from a stored schedule, legal or not; none from a schedule of no strategy."""

@@ -27,7 +27,6 @@ from ...processes.forks import Lock
 from ..ir.kernel import PROBE, Buffer, Kernel, Unfusable, walk
 from ..ir.loop_fusion import rolled
 from ..ir.precision import IEEE, Precision
-from ..ir.tile_function import TileFunction
 from ..ir.tiling import Shape, repeated, shape_of
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
@@ -185,16 +184,6 @@ class GeneratedKernel(KernelBase):
     def write(self, call: Call) -> str:
         """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
         return _code(self, call)
-
-    def tile(self, call: Call) -> TileFunction:
-        """The call's kernel as a function of one tile. Unfusable, with the reason, if it has no such form."""
-        found = self.lower(call)
-        assert found is not None
-        return self.emitter.tile(found, stored(found, call), _name(self, call, found))
-
-    def tile_operands(self, call: Call) -> dict[str, str]:
-        """Texts of the operands of `tile`, by name; without the counters of a split reduction."""
-        return _operands(self, call)
 
     def writes_out(self, call: Call) -> bool:
         """Whether the code writes into a given buffer (`Template.writes_out`)."""
@@ -380,22 +369,18 @@ def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
     """The launches of a call with its schedule, in execution order."""
     found = template.lower(call)
     assert found is not None
-    name = _name(template, call, found)
+    schedule = stored(found, call)
+    constant = [sorted(call.constant)] if call.constant else []
+    key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items()), *constant))
+    name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
     if name not in found.made:  # source, code and scratch all call this
-        constant = replace(found, constant=call.constant) if call.constant else found
-        found.made[name] = template.emitter.launches(constant, stored(found, call), name)
+        known = replace(found, constant=call.constant) if call.constant else found
+        found.made[name] = template.emitter.launches(known, schedule, name)
     return found.made[name]
 
 
-def _name(template: GeneratedKernel, call: Call, found: Lowered) -> str:
-    """Name of a call's kernel with its schedule."""
-    constant = [sorted(call.constant)] if call.constant else []
-    key = repr((template.identity, call.operands, *call.outputs, sorted(stored(found, call).items()), *constant))
-    return f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
-
-
-def _operands(template: GeneratedKernel, call: Call) -> dict[str, str]:
-    """Variables of a call's operands by name, parts of its scratch memory included."""
+def _code(template: GeneratedKernel, call: Call) -> str:
+    """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
     names = dict(call.names)
     found = template.lower(call)
     assert found is not None
@@ -404,13 +389,6 @@ def _operands(template: GeneratedKernel, call: Call) -> dict[str, str]:
         first, _ = found.halves(parts)
         for name, (start, size) in places(first.buffers)[0].items():
             names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
-    return names
-
-
-def _code(template: GeneratedKernel, call: Call) -> str:
-    """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
-    names = _operands(template, call)
-    if "scratch" in names:
         names["counters"] = f"counters({names['out']}.device)"
     pairs = [(names[base], names[output]) for output, base in template.bases.items()]
     kept = [f"carried({base}, {output})" for base, output in pairs if base != output and not template.emitter.carries]

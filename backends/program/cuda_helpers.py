@@ -55,8 +55,7 @@ class CudaKernel:
     at most 16 bytes, which bounds vectorized accesses. Launches go to Torch's current stream.
 
     `grid` and `block` are the numbers of blocks and of threads per block. `early` enables programmatic dependent launch
-    where the GPU supports it; the kernel then waits for its predecessor before it reads. A `grid` of 0 is a persistent
-    kernel: one block on each multiprocessor, all of them at the same time (a cooperative launch). `room` is the dynamic shared
+    where the GPU supports it; the kernel then waits for its predecessor before it reads. `room` is the dynamic shared
     memory in bytes, `beside` further library texts that the kernel includes. In a call, `boxes` are the operands
     accessed by TMA: (tensor of 16-bit elements, matrix shape, box shape, row stride in elements if it differs from the
     number of columns).
@@ -85,7 +84,7 @@ class CudaKernel:
             self.ready[key] = self.made(*key)
         self.used = key
         kernel, config = self.ready[key]
-        if boxes or not self.grid:
+        if boxes:
             self.launch_described(kernel, places, [self.described(*b) for b in boxes])
         else:
             launch(self, config, kernel, *places)
@@ -114,7 +113,7 @@ class CudaKernel:
         return self.maps[key]
 
     def launch_described(self, kernel: Any, places: list[int], maps: list[Any]) -> None:
-        """Launch a persistent kernel, or a kernel with tensor maps as further arguments after the addresses."""
+        """Launch with tensor maps as further arguments after the addresses."""
         import ctypes
 
         from cuda.bindings import driver
@@ -123,27 +122,19 @@ class CudaKernel:
         given = [*(ctypes.addressof(n) for n in numbers), *(m.getPtr() for m in maps)]
         arguments = (ctypes.c_void_p * len(given))(*given)
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid or self.multiprocessors(), 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
         config.sharedMemBytes, config.hStream = self.room, driver.CUstream(self.__cuda_stream__()[1])
-        if self.early or not self.grid:
+        if self.early:
             attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
-            if self.grid:
-                attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-                value.programmaticStreamSerializationAllowed = 1
-            else:
-                attribute.id, value.cooperative = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            value.programmaticStreamSerializationAllowed = 1
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
         function = driver.CUfunction(int(kernel.handle))
         (failed,) = driver.cuLaunchKernelEx(config, function, ctypes.addressof(arguments), 0)
         if failed:
             raise RuntimeError(f"{self.name} cannot be launched: {failed.name}")
-
-    @staticmethod
-    def multiprocessors() -> int:
-        """Number of multiprocessors of the current device: the blocks of a persistent kernel."""
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The CUDA stream protocol: launches go to Torch's current stream."""
@@ -166,7 +157,7 @@ class CudaKernel:
             (failed, *_) = driver.cuKernelSetAttribute(what, self.room, kernel.handle, driver.CUdevice(device))
             if failed:
                 raise RuntimeError(f"{self.name} needs {self.room} bytes of shared memory: {failed.name}")
-        return kernel, LaunchConfig(grid=self.grid or 1, block=self.block, shmem_size=self.room, **early)
+        return kernel, LaunchConfig(grid=self.grid, block=self.block, shmem_size=self.room, **early)
 
     @classmethod
     def source(cls) -> str:

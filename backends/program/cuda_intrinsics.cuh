@@ -25,12 +25,6 @@ DEVICE float held_sum(float a, float b, float c) { float y; asm("fma.rn.sat.f32 
 DEVICE double rsqrt(double x) { return ::rsqrt(x); }
 }  // namespace op
 
-// The threads that run a kernel's block: their indices and their barrier.
-struct WholeBlock {
-    DEVICE int thread() const { return threadIdx.x; }
-    DEVICE void wait() const { __syncthreads(); }
-};
-
 template <class T> DEVICE T across_lanes(T x, int step) { return __shfl_xor_sync(0xffffffff, x, step); }
 
 // Memory that another block has just written: from the cache that all of them share.

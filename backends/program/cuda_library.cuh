@@ -163,16 +163,15 @@ template <class Op, int STEP, int PARTS, int APART, class T, int N> DEVICE int g
 
 // Combine what COUNT threads of a block, STRIDE apart, hold; all of them get the results. Lanes of a warp first, then warps
 // through shared memory of (warps that take part) * THREADS / COUNT * (values that a thread holds) elements.
-template <class Op, int STRIDE, int COUNT, int THREADS, class Block, class T, int... N>
-DEVICE void across_block(Block block, T* shared, T (&... x)[N]) {
+template <class Op, int STRIDE, int COUNT, int THREADS, class T, int... N> DEVICE void across(T* shared, T (&... x)[N]) {
     constexpr int lanes = STRIDE < 32 ? least(COUNT, 32 / STRIDE) : 1, parts = COUNT / lanes, others = THREADS / COUNT;
     constexpr int places = (N + ...) * others;
     (across_warp<Op, STRIDE, lanes>(x), ...);
     if constexpr (parts > 1) {
-        const int thread = block.thread(), other = thread % STRIDE + thread / (STRIDE * COUNT) * STRIDE;
+        const int thread = threadIdx.x, other = thread % STRIDE + thread / (STRIDE * COUNT) * STRIDE;
         int at = thread / (STRIDE * lanes) % parts * places + other;
         if (thread / STRIDE % lanes == 0) ((at += put<others>(shared + at, x)), ...);
-        block.wait();
+        __syncthreads();
         at = other;
         if constexpr (places / others * parts > 32) {
             for (int place = thread; place < places; place += THREADS) {
@@ -180,15 +179,12 @@ DEVICE void across_block(Block block, T* shared, T (&... x)[N]) {
                 get<Op, 1, parts, places>(shared + place, found);
                 shared[place] = found[0];
             }
-            block.wait();
+            __syncthreads();
             ((at += get<Op, others, 1, places>(shared + at, x)), ...);
         } else {
             ((at += get<Op, others, parts, places>(shared + at, x)), ...);
         }
     }
-}
-template <class Op, int STRIDE, int COUNT, int THREADS, class T, int... N> DEVICE void across(T* shared, T (&... x)[N]) {
-    across_block<Op, STRIDE, COUNT, THREADS>(WholeBlock(), shared, x...);
 }
 
 // Rows times columns in a warp: each thread has 8 elements along the sum of one row, of the row 8 below it, and of one column.
@@ -304,18 +300,15 @@ template <int PARTS, int APART> DEVICE float gathered(const float* place) {
 }
 
 // Whether this block is the last of `parts` to come here; the counter is zero before and after.
-template <class Block> DEVICE bool is_last_of(Block block, bool* last, int* counter, int parts) {
-    visible();
-    block.wait();
-    if (block.thread() == 0) {
-        *last = atomicAdd(counter, 1) == parts - 1;
-        if (*last) *counter = 0;
-    }
-    block.wait();
-    visible();
-    return *last;
-}
 DEVICE bool is_last(int* counter, int parts) {
     __shared__ bool last;
-    return is_last_of(WholeBlock(), &last, counter, parts);
+    visible();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1) == parts - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    visible();
+    return last;
 }

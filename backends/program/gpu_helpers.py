@@ -56,17 +56,6 @@ def kept(states: Any, name: str, shape: Sequence[int], dtype: Any, device: Any) 
     return states[name]
 
 
-def stage_table(rows: Sequence[Sequence[Any]], device: Any) -> Any:
-    """The table of a persistent kernel on the device: numbers, and addresses of tensors, which live as long as the table."""
-    numbers = [[x.data_ptr() if isinstance(x, torch.Tensor) else x for x in row] for row in rows]
-    places = [x.data_ptr() for row in rows for x in row if isinstance(x, torch.Tensor)]
-    if any(p % 16 for p in places):
-        raise RuntimeError("an operand of a persistent kernel does not begin at a multiple of 16 bytes")
-    table = torch.tensor(numbers, dtype=torch.int64, device=device)
-    table.operands = rows
-    return table
-
-
 #: helper name -> source
 HELPERS: dict[str, str] = {
     **CALLS,

@@ -16,9 +16,8 @@ from .emit_any_size import renamed_sizes
 from .emit_cpu import EmittedProgram
 from .emit_gpu import emit_cuda
 from .emit_gpu_any_size import SizedCudaEmitter
-from .emit_gpu_persistent import emit_persistent
 from .gpu_helpers import HELPERS
-from .launching import PERSISTENT, launched
+from .launching import launched
 
 __all__ = ["PROGRAMS", "GpuPrograms"]
 
@@ -40,8 +39,6 @@ class GpuPrograms(DevicePrograms):
         """Emitted program of a plan (`DevicePrograms.emit`)."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
-        if plan.launching == PERSISTENT:
-            return emit_persistent(plan, reuse_outputs=reuse_outputs)
         return emit_cuda(launched(plan), reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Exchange:

@@ -1,4 +1,4 @@
-"""How the kernels of a GPU program follow each other: as they were measured, overlapping, or in persistent kernels.
+"""How the kernels of a GPU program follow each other: as they were measured, or overlapping in part.
 
 `Plan.launching` is one of `WAYS`; a search times them as whole programs, because kernels that were measured one by one do not
 tell which one is fastest.
@@ -7,7 +7,6 @@ tell which one is fastest.
 - "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights before
   they wait for it.
 - "overlapping": the same, and every generated kernel that can starts while its predecessor runs.
-- "persistent": runs of kernels in CUDA C++ are one persistent kernel each (emit_gpu_persistent.py).
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from dataclasses import replace
 from ...extract.model.plan import Plan, Step
 from .memory_plan import roots
 
-HELD, OVERLAPPING, PERSISTENT = "held", "overlapping", "persistent"
-WAYS = ("", HELD, OVERLAPPING, PERSISTENT)
+HELD, OVERLAPPING = "held", "overlapping"
+WAYS = ("", HELD, OVERLAPPING)
 
 
 def launched(plan: Plan) -> Plan:

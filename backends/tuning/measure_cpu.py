@@ -351,8 +351,11 @@ class CpuMeasurer:
         """
         self.worker.start()
 
-    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> None:
+    def compile(
+        self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0, programs: Iterable[str] = ()
+    ) -> bool:  # fmt: skip
         """No-op: programs compile their kernels at once."""
+        return True
 
     def pause(self) -> None:
         """End the worker process; the next measurement starts another."""

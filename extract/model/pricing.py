@@ -58,8 +58,10 @@ class Measurer(Protocol):
         """Clocks of the measuring processes, for the timeline."""
         ...
 
-    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = ...) -> None:
-        """Compile kernels ahead of their use in a program, for at most `seconds`."""
+    def compile(
+        self, wanted: Iterable[tuple[Template, Call]], seconds: float = ..., programs: Iterable[str] = ()
+    ) -> bool:  # fmt: skip
+        """Compile kernels, and sources of programs, ahead of their use, for at most `seconds`; whether all were done."""
         ...
 
     def start(self) -> None:

@@ -18,18 +18,16 @@ struct Place { int x; };
 static Place threadIdx, blockIdx;
 
 namespace host {
-struct Fiber { ucontext_t context; std::vector<char> stack; bool done; int points, span; bool waiting; };
+struct Fiber { ucontext_t context; std::vector<char> stack; bool done; int points; };
 static std::vector<Fiber> fibers;
 static ucontext_t scheduler;
 static int count;
 static std::vector<double> slots[2];
-static std::vector<unsigned> held[2];
 
-// Wait until every thread of the block, or of this thread's group, is here.
+// Wait until every thread of the block is here.
 inline void meet() {
     Fiber& own = fibers[threadIdx.x];
     ++own.points;
-    own.waiting = true;
     swapcontext(&own.context, &scheduler);
 }
 
@@ -40,26 +38,20 @@ template <class F> void enter(unsigned low, unsigned high) {
     swapcontext(&fibers[threadIdx.x].context, &scheduler);
 }
 
-// The threads of a block, about to begin.
-template <class F> void prepare(int threads, F& body) {
+// One block: every thread runs to the next meeting point in turn; whether they all came to the same ones.
+template <class F> bool block(int threads, F body) {
     count = threads;
     if ((int)fibers.size() < threads) fibers.resize(threads);
     for (auto& s : slots) s.assign(threads, 0.0);
-    for (auto& s : held) s.assign(6 * threads, 0u);
     for (int t = 0; t < threads; ++t) {
         Fiber& f = fibers[t];
         f.stack.resize(1 << 16);
-        f.done = false, f.points = 0, f.span = threads, f.waiting = false;
+        f.done = false, f.points = 0;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
         size_t at = reinterpret_cast<size_t>(&body);
         makecontext(&f.context, reinterpret_cast<void (*)()>(enter<F>), 2, unsigned(at), unsigned(at >> 32));
     }
-}
-
-// One block: every thread runs to the next meeting point in turn; whether they all came to the same ones.
-template <class F> bool block(int threads, F body) {
-    prepare(threads, body);
     for (bool more = true; more;) {
         for (int t = 0; t < threads; ++t) {
             threadIdx.x = t;
@@ -90,10 +82,6 @@ template <class... A> bool run(void (*kernel)(A...), void** args, int blocks, in
 }  // namespace host
 
 inline void __syncthreads() { host::meet(); }
-struct WholeBlock {
-    int thread() const { return threadIdx.x; }
-    void wait() const { __syncthreads(); }
-};
 inline void visible() {}
 inline void begin_next() {}
 inline void prefetch_line(const void* x) { volatile char there = *static_cast<const char*>(x); (void)there; }  // reads: an address beyond an operand is found
@@ -164,13 +152,14 @@ template <class T> void pairs_of_float8(unsigned& low, unsigned& high, unsigned 
 
 // 16 rows times 8 columns, 16 elements of the sum: every thread of a warp shows what it holds, and adds what is its own.
 template <class T> void matrix_step(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, T) {
+    static unsigned held[2][1024][6];
     const int thread = threadIdx.x, first = thread / 32 * 32, parity = host::fibers[thread].points % 2;
     const unsigned own[6] = {a0, a1, a2, a3, b0, b1};
-    std::memcpy(&host::held[parity][6 * thread], own, sizeof own);
+    std::memcpy(held[parity][thread], own, sizeof own);
     host::meet();
     auto at = [&](int lane, int word, int half) {
         T x;
-        x.bits = host::held[parity][6 * (first + lane) + word] >> 16 * half & 0xffff;
+        x.bits = held[parity][first + lane][word] >> 16 * half & 0xffff;
         return wide(x);
     };
     for (int i = 0; i < 4; ++i) {

@@ -23,11 +23,10 @@ from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 
 HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
 INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")
-STAGE_INTRINSICS = (BACKENDS / "cuda_stage_intrinsics.cuh").read_text(encoding="utf-8")
 NAME = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+(?:, 1)?\)\n(\w+)\(')
 GUARD = 256  # bytes of poison before and after each array
 
-Kernel = Callable[..., None]
+Kernel = Callable[[Sequence[int], int, int], None]
 
 
 def compiler() -> str:
@@ -46,37 +45,29 @@ def source_of(launches: Iterable[CudaLaunch]) -> str:
 
 
 def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str, Kernel]:
-    """The kernels of a complete CUDA source by name: each takes addresses, blocks, and threads of a block.
-
-    A persistent kernel takes a seed as well, by which its blocks take turns.
-    """
+    """The kernels of a complete CUDA source by name: each takes addresses, blocks, and threads of a block."""
     text = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
     assert text != source
     text = text.replace(TILE_INTRINSICS, (HERE / "cuda_tiles_host.h").read_text(encoding="utf-8"))
-    whole = STAGE_INTRINSICS in text
-    text = text.replace(STAGE_INTRINSICS, (HERE / "cuda_stages_host.h").read_text(encoding="utf-8"))
     names = NAME.findall(text)
     text += "".join(
-        f'extern "C" bool run_{n}(void** args, int blocks, int threads, unsigned seed) {{\n'
-        + (f"    if (seed) return host::run_whole({n}, args, blocks, threads, seed);\n" if whole else "")
-        + f"    return host::run({n}, args, blocks, threads);\n}}\n"
+        f'extern "C" bool run_{n}(void** args, int blocks, int threads) {{ return host::run({n}, args, blocks, threads); }}\n'
         for n in names
     )
     stem = sha256((text + repr(macros)).encode()).hexdigest()[:16]
     file, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
-    if not library.exists():
-        file.write_text(text, encoding="utf-8")
-        options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", *(f"-D{m}" for m in macros)]
-        done = subprocess.run([compiler(), *options, "-o", library, file], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:4000]
+    file.write_text(text, encoding="utf-8")
+    options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", *(f"-D{m}" for m in macros)]
+    done = subprocess.run([compiler(), *options, "-o", library, file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
     loaded = ctypes.CDLL(str(library))
 
     def kernel(name: str) -> Kernel:
         function = getattr(loaded, f"run_{name}")
         function.restype = ctypes.c_bool
 
-        def run(places: Sequence[int], blocks: int, threads: int, seed: int = 0) -> None:
-            assert function((ctypes.c_void_p * len(places))(*places), blocks, threads, seed), (
+        def run(places: Sequence[int], blocks: int, threads: int) -> None:
+            assert function((ctypes.c_void_p * len(places))(*places), blocks, threads), (
                 "threads part at a meeting point"
             )
 

@@ -19,7 +19,7 @@ class FragmentFrame(ThreadFrame):
     """
 
     def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps, span: int = WIDTH) -> None:
-        super().__init__(outer.kernel, outer.layout, outer.name, outer.shape, outer.block_text)
+        super().__init__(outer.kernel, outer.layout, outer.name, outer.shape)
         self.param, self.counter, self.place, self.warps = outer.param, outer.counter, outer.place, warps
         self.dim, self.block = self.dim_of[axis], outer.along["n"].block
         self.heights = -(-max(1, self.extent["m"]) // HEIGHT)

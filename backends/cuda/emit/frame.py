@@ -11,7 +11,6 @@ from ...ir.index import Axis, index
 from ...ir.kernel import Buffer, Expr, Kernel, Unfusable
 from ...ir.scopes import SourceScope, Writer
 from ...ir.tiling import Shape
-from .block_text import ALONE, BlockText
 from .spelling import CTYPES, SPELLINGS
 from .thread_layout import DimensionThreads, ThreadLayout
 
@@ -42,15 +41,14 @@ class ThreadFrame(Writer[CudaScope]):
     """A kernel in a thread layout, and the text emitted so far.
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
-    not cover and that are therefore looped over sequentially. `wide` is the compute dtype. `block` spells the threads of the
-    block. Operands in `constant` are read before the wait for the previous kernel.
+    not cover and that are therefore looped over sequentially. `wide` is the compute dtype. With programmatic dependent
+    launch, operands in `constant` are read before the wait for the previous kernel.
     """
 
     def __init__(
-        self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, block: BlockText = ALONE,
-        constant: frozenset[str] = frozenset(),
-    ) -> None:  # fmt: skip
-        self.kernel, self.layout, self.name, self.shape, self.block_text = kernel, layout, name, shape, block
+        self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, constant: frozenset[str] = frozenset()
+    ) -> None:
+        self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
         self.spelling = SPELLINGS[self.wide]
         self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
@@ -77,7 +75,7 @@ class ThreadFrame(Writer[CudaScope]):
         self.stages = self._stages()
         self.counts: dict[str, int] = {}  # elements per accumulator
         self.place: dict[str, str] = {}  # text of the block's tile index along rows and columns
-        self.rings: list[tuple[str, str, int]] = []  # shared-memory prefetch rings: (type, name, elements)
+        self.rings: list[str] = []  # declarations of shared-memory prefetch rings
         self.ring_bytes = 0
         self.warm: list[str] = []  # statements before the wait for the previous kernel
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
@@ -165,9 +163,9 @@ class ThreadFrame(Writer[CudaScope]):
         """Parameter declaration.
 
         `__restrict__` allows the read-only cache, but not under programmatic dependent launch, where the previous
-        kernel may still write, nor in a persistent kernel, of which other blocks write.
+        kernel may still write.
         """
-        plain = self.layout.early or name.startswith("part") or self.block_text is not ALONE
+        plain = self.layout.early or name.startswith("part")
         return (
             f"{'' if written else 'const '}{CTYPES[buffer.dtype]}* {'' if plain else '__restrict__ '}{self.param[name]}"
         )

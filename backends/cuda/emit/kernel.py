@@ -31,13 +31,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from ...ir.kernel import Buffer, Kernel, Unfusable
-from ...ir.tile_function import TileFunction
 from ...ir.tiling import Shape
 from ...lowering.split_reduction import counted
-from .block_text import TILE
 from .frame import CudaPart, CudaScope, ThreadFrame, nest_of
 from .loads import ThreadLoads
 from .loops import ThreadLoops
@@ -58,51 +55,20 @@ def emit(
 
     With programmatic dependent launch, operands in `constant` are read before the wait for the previous kernel.
     """
-    return SimtEmitter(ThreadFrame(kernel, layout, name, shape, constant=constant)).launch()
+    return SimtEmitter(ThreadFrame(kernel, layout, name, shape, constant)).launch()
 
 
 def emit_joined(
-    first: Kernel,
-    second: Kernel,
-    layouts: tuple[ThreadLayout, ThreadLayout],
-    name: str,
-    shapes: tuple[Shape, Shape],
+    first: Kernel, second: Kernel, layouts: tuple[ThreadLayout, ThreadLayout], name: str, shapes: tuple[Shape, Shape],
     constant: frozenset[str] = frozenset(),
-) -> CudaLaunch:
+) -> CudaLaunch:  # fmt: skip
     """One launch of a split reduction: the last block of each tile (by an atomic counter) combines the partial results.
 
     Both halves cover the same tile with equally many threads. The buffer `counters` is zero before and after the
     kernel.
     """
     last = SimtEmitter(ThreadFrame(second, layouts[1], name, shapes[1]))
-    return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0], constant=constant)).launch(last)
-
-
-def emit_tile(
-    kernels: Sequence[Kernel], layouts: Sequence[ThreadLayout], name: str, shapes: Sequence[Shape]
-) -> TileFunction:
-    """A kernel, or the two kernels of a split reduction, as a function of one tile (see `emit` and `emit_joined`).
-
-    Unfusable if the emitter does not support the kernel.
-    """
-    own = [replace(layout, early=False, warm=True) for layout in layouts]
-    first, *rest = (
-        SimtEmitter(ThreadFrame(k, layout, name, shape, TILE))
-        for k, layout, shape in zip(kernels, own, shapes, strict=True)
-    )
-    return first.tile(*rest)
-
-
-@dataclass(frozen=True)
-class KernelBody:
-    """The statements of a kernel's block, the first `head` of which are coordinates, with the buffers that they use."""
-
-    lines: Sequence[str]
-    head: int
-    blocks: int
-    used: Sequence[str]  # names of buffers
-    parameters: Sequence[str]  # their declarations
-    tiles: int  # counters that a split reduction needs; 0 without one
+    return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0], constant)).launch(last)
 
 
 class SimtEmitter(CudaPart):
@@ -142,42 +108,6 @@ class SimtEmitter(CudaPart):
 
     def launch(self, last: SimtEmitter | None = None) -> CudaLaunch:
         """The function's text and its grid. `last` emits what the last block of each tile does after its own part."""
-        frame, body = self.frame, self._body(last)
-        if self.layout.warm and not (frame.warm or frame.ahead.lines):
-            raise Unfusable("no matrix to prefetch")
-        more = ["counters"] if body.tiles else []
-        room = self._room()
-        text = self._function([*body.parameters, *(f"int* {n}" for n in more)], body.lines, room, body.head)
-        return CudaLaunch(
-            frame.name, text, body.blocks, self.layout.threads, (*body.used, *more), self.layout.early, room
-        )  # fmt: skip
-
-    def tile(self, last: SimtEmitter | None = None) -> TileFunction:
-        """The block as a function of one tile; `last` as for `launch`."""
-        frame, body = self.frame, self._body(last)
-        if self.layout.threads % 32:
-            raise Unfusable("a tile of incomplete warps")
-        places, room = [], 16  # first the flag of the last part of a tile
-        for kind, name, count in [(CTYPES[frame.wide], "shared", frame.shared)] * bool(frame.shared) + frame.rings:
-            places.append(f"    {kind}* const {name} = block.room<{kind}>({room});")
-            room += -(-count * (16 if name != "shared" else 8 if frame.wide == "float64" else 4) // 16) * 16
-        if room > ROOM:
-            raise Unfusable(f"{room} bytes of shared memory")
-        more = ["int* counters"] if body.tiles else []
-        parameters = ", ".join([f"Group<{self.layout.threads}> block", "const int program", *body.parameters, *more])
-        warm = [*body.lines[: body.head], *frame.warm] if frame.warm else []
-        text = "\n".join([
-            f"DEVICE void {frame.name}_warm({parameters}) {{", *warm, "}",
-            f"DEVICE void {frame.name}({parameters}) {{", *places, *body.lines, "}", "",
-        ])  # fmt: skip
-        types = tuple(p.rpartition(" ")[0] for p in [*body.parameters, *more])
-        used = (*body.used, *(["counters"] if more else []))
-        return TileFunction(
-            frame.name, text, body.blocks, self.layout.threads, used, types, room, bool(frame.warm), body.tiles
-        )
-
-    def _body(self, last: SimtEmitter | None) -> KernelBody:
-        """The statements of the block; `last` as for `launch`."""
         frame, s = self.frame, self.shape
         tiles = {d: 1 if d in frame.walked else -(-frame.extent[d] // frame.along[d].block) for d in ("m", "n")}
         batch = math.prod(a.size for a in s.batch)
@@ -192,6 +122,8 @@ class SimtEmitter(CudaPart):
                         self.loads.need(moved)
         self.store_all()
         body = [*head.lines, *frame.top.lines]
+        if self.layout.warm and not (frame.warm or frame.ahead.lines):
+            raise Unfusable("no matrix to prefetch")
         buffers: dict[str, Buffer] = dict(self.kernel.buffers)
         if last is not None:
             start = 0 if self.layout.shared else frame.shared  # attention takes much: its halves use the same memory
@@ -206,8 +138,12 @@ class SimtEmitter(CudaPart):
         lines = [*body, *frame.ahead.lines]
         used = [n for n in buffers if any(re.search(rf"\b{frame.param[n]}\b", line) for line in lines)]
         parameters = [frame.parameter(n, buffers[n], n in written) for n in used]
-        counters = 0 if last is None else counted(blocks, s.batch[0].size)
-        return KernelBody(body, len(head.lines), blocks, used, parameters, counters)
+        more = [] if last is None else ["counters"]
+        room = self._room()
+        text = self._function([*parameters, *(f"int* {n}" for n in more)], body, room, len(head.lines))
+        return CudaLaunch(
+            frame.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, room
+        )  # fmt: skip
 
     def _room(self) -> int:
         """Bytes of dynamic shared memory to request; 0 if static shared memory suffices. Unfusable beyond the hardware
@@ -225,11 +161,11 @@ class SimtEmitter(CudaPart):
         declared = "ROOM(float, shared);" if room else f"__shared__ {CTYPES[frame.wide]} shared[{frame.shared}];"
         shared = [f"    {declared}"] if frame.shared else []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
-        rings = [f"    __shared__ {kind} {name}[{count}];" for kind, name, count in frame.rings]
+        rings = frame.rings
         if frame.warm or frame.ahead.lines:
-            first = rings if frame.ahead.lines else []
+            first, rings = (rings, []) if frame.ahead.lines else ([], rings)
             early = [early[0], *first, *body[:head], *frame.warm, *frame.ahead.lines, early[1]]
-            body, rings = body[head:], [] if first else rings
+            body = body[head:]
         alone = ", 1" if self.layout.warps is not None else ""  # 1 block per SM: registers hold loads in flight
         return "\n".join([
             f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{frame.name}({', '.join(parameters)}) {{",
@@ -245,7 +181,7 @@ class SimtEmitter(CudaPart):
         tile = f" + program % {tiles}" if tiles > 1 else ""
         own = [d for d in frame.order if d not in ("m", "n", *frame.walked) and frame.along[d].threads > 1]
         return [
-            f"    if (!{frame.block_text.is_last}counters{tile}, {parts})) return;",
+            f"    if (!is_last(counters{tile}, {parts})) return;",
             *(f"    const int {d}_0 = {frame.thread(d)};" for d in own), *frame.top.lines,
         ]  # fmt: skip
 
@@ -253,9 +189,9 @@ class SimtEmitter(CudaPart):
         """Emit the block's tile, the values of batch axes, and this thread's coordinates."""
         frame, s = self.frame, self.shape
         batch = math.prod(a.size for a in s.batch)
-        self.line(f"const int thread = {frame.block_text.thread};")
-        if tiles_m * tiles_n * batch > 1 and frame.block_text.program:
-            self.line(f"const int program = {frame.block_text.program};")
+        self.line("const int thread = threadIdx.x;")
+        if tiles_m * tiles_n * batch > 1:
+            self.line("const int program = blockIdx.x;")
         tile = "program"
         if batch > 1:
             first = "program"

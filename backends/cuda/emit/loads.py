@@ -143,7 +143,7 @@ class ThreadLoads(CudaPart):
         name, whole = self.fresh("v"), f"Pack<{CTYPES[dtype]}, {frame.along[lanes].vector}>"
         ring, local = f"ring{name[1:]}", Local(name, dims, dtype, lanes)
         frame.ring_bytes += 16 * (self.layout.ahead + 1) * count * threads
-        frame.rings.append((whole, ring, (self.layout.ahead + 1) * count * threads))
+        frame.rings.append(f"    __shared__ {whole} {ring}[{(self.layout.ahead + 1) * count * threads}];")
         for scope in (fetched, inner):
             with self.inside(scope):
                 nest = ThreadNest(frame, dims, lanes)

@@ -70,12 +70,11 @@ class Reductions(CudaPart):
                 self.line(f"across_warp<{COMBINE[monoid]}, {stride}, {threads}>({name});")
             return
         if frame.scope is not frame.top:
-            self.line(frame.block_text.wait)
+            self.line("__syncthreads();")
         place = f"shared + {frame.shared}" if frame.shared else "shared"
         frame.shared += self.layout.threads // lanes * sum(frame.counts[n] for n in names)
         kind = f"{COMBINE[monoid]}, {stride}, {threads}, {self.layout.threads}"
-        function, first = frame.block_text.across
-        self.line(f"{function}<{kind}>({first}{place}, {', '.join(names)});")
+        self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
         """One iteration of a running maximum (online softmax).

@@ -52,7 +52,7 @@ class TensorCores(CudaPart):
         self.line("{")
         frame.top.lines += own.top.lines
         self.line("}")
-        self.line(frame.block_text.wait)
+        self.line("__syncthreads();")
         frame.counter = own.counter
         for e, put in found.items():
             frame.top.known[e] = self._gathered(e, put, warps.along)

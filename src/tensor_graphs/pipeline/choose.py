@@ -13,6 +13,7 @@ from ..extract.solve import budgets
 from ..options import Options
 from .prices import CostPricer
 from .session import Session, least_measuring
+from .time_launching import reserved_s
 
 SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever verification is expected to take
 
@@ -52,7 +53,8 @@ def choose(
 
     def attempt(measurer: Measurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
-        seconds = max(SEARCH * share * left, min(share * left, left - session.verification_s))
+        kept = session.verification_s + (reserved_s(session) if measurer is not None and measurer.ahead else 0.0)
+        seconds = max(SEARCH * share * left, min(share * left, left - kept))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
         first = measurer is not None and measurer.ahead and not again
         least = least_measuring(session.options) if first else 0.0

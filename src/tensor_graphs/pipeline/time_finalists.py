@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.program.launching import OVERLAPPING, changes
 from ..backends.program.program import Program
 from ..extract.search.alternatives import finalists
 from ..extract.search.search import Choice
@@ -22,7 +21,7 @@ from ..verification.reference import sampled_near
 from . import timing
 from .prepare import Task
 from .session import Session
-from .time_launching import fastest_launching
+from .time_launching import OMITTED, Compiler, fastest_launching, other_forms
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -37,14 +36,16 @@ STAGE = "finalists"
 
 
 def fastest_finalist(
-    session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program]
+    session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program],
+    compiler: Compiler | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
     """The finalist that is fastest as a whole program, with its program.
 
     `choice` and `program`, predicted to be the fastest, unless another one is faster by more than noise. `build` makes
     the program of a choice. Finalists that the time or memory limit excludes, or that fail to run, are left out. The
     predicted and the measured time of each goes to the session, for the report. All kernels of the others were measured
-    alone, hence checked; the program is verified later.
+    alone, hence checked; the program is verified later. At last the way to launch kernels is chosen (time_launching.py);
+    `compiler` compiles for that ahead.
     """
     most = min(MAX_S, SHARE * session.options.budget)
     seconds = min(most, max(session.left - session.verification_s, LEAST_S))
@@ -55,20 +56,23 @@ def fastest_finalist(
         others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
         runnable = [(choice, program)]
         ended = lambda: session.now() >= until or session.progress.stopped
-        ways = (plan := getattr(program, "plan", None)) is not None and changes(plan, OVERLAPPING)
         try:
-            if others or ways:
+            forms = other_forms(session, choice, program, build, compiler)
+            if others or forms:
                 values = _inputs(session, task, program)
-                began = session.now()
                 program.flat(*values)
-                program.wait("running a plan")
-                first_s = session.now() - began
                 runnable += _bound(others, build, values, MAX_BYTES - _nbytes(program), ended)
             if len(runnable) > 1:
+                first = program
                 choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
-            if ways and not session.progress.stopped:
-                sample = lambda both: sample_programs(both, values, lambda: session.progress.stopped)
-                return fastest_launching(session, choice, program, build, values, first_s, sample, fastest)
+                if program is not first:
+                    forms = other_forms(session, choice, program, build, compiler)
+            room = max(0, MAX_BYTES // max(1, _nbytes(program)) - 1)  # programs beside this one
+            if len(forms) > room:
+                session.omitted.append(OMITTED)
+            if forms := forms[:room]:
+                sample = lambda made: sample_programs(made, values, lambda: session.progress.stopped)
+                return fastest_launching(session, choice, program, forms, values, sample, fastest)
         except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
             session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
         return choice, program

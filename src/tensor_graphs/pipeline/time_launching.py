@@ -10,66 +10,106 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ..backends.program.launching import OVERLAPPING, changes
+from ..backends.program.launching import WAYS, changes, launched
 from ..backends.program.program import Program
+from ..backends.verification.compare import equal_bits
+from ..extract.model.kernel import Call, Template
+from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..report.report import FinalistReport
 from ..wording import counted
 from .session import Session
 
 OMITTED = "timing overlapping kernels"  # name in a report's list of omitted work
-AGAIN = 1.25  # most expected ratio of the seconds that another program of the same kernels takes to compile
+NEEDED_S, LEAST_BUDGET_S = 3.0, 20.0  # seconds that it takes; budget from which a search leaves them
+Compiler = Callable[..., bool]  # `Measurer.compile`
+
+
+def reserved_s(session: Session) -> float:
+    """Seconds that a search on a GPU leaves for this."""
+    return NEEDED_S if session.options.budget >= LEAST_BUDGET_S else 0.0
+
+
+def other_forms(
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
+) -> list[tuple[Choice, Program]]:  # fmt: skip
+    """The choice with its program in each other way to launch its kernels that changes any of them.
+
+    If there is a `compiler`, it compiles them beside the given program. Empty if there is no time: the session's list of omitted
+    work then says so.
+    """
+    plan: Plan | None = getattr(program, "plan", None)
+    if plan is None or session.progress.stopped:
+        return []
+    ways = [way for way in WAYS if way != plan.launching and changes(plan, way)]
+    if not ways:
+        return []
+    if session.options.budget < LEAST_BUDGET_S and session.left - session.verification_s < NEEDED_S:
+        session.omitted.append(OMITTED)
+        return []
+    choices = [replace(choice, launching=way) for way in ways]
+    forms = [(c, build(c)) for c in choices]
+    if compiler is not None:
+        calls = [call for way in ways for call in _compiled_alone(plan, launched(replace(plan, launching=way)))]
+        if not compiler(calls, programs=[program.source, *(p.source for _, p in forms)]):
+            session.omitted.append(OMITTED)
+            return []
+    return forms
 
 
 def fastest_launching(
-    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], values: Sequence[Any],
-    compiled_s: float, sample: Callable[[Sequence[Program]], Sequence[Sequence[float]]],
-    fastest: Callable[[Sequence[Sequence[float]]], int],
+    session: Session, choice: Choice, program: Program, forms: Sequence[tuple[Choice, Program]], values: Sequence[Any],
+    sample: Callable[[Sequence[Program]], Sequence[Sequence[float]]], fastest: Callable[[Sequence[Sequence[float]]], int],
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice and program with overlapping kernels, if that is faster by more than noise; else the given ones.
+    """The choice with its program, or the fastest of its other forms if that is faster by more than noise.
 
-    `values`: inputs on the device. `compiled_s`: seconds that the program's first call took: without as much time, nothing is
-    tried, and the session's list of omitted work says so. A program whose results are not equal bit for bit is left out, with a
-    warning. `sample` times programs in turn, `fastest` is the index of what is surely faster than the first.
+    `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times programs
+    in turn, `fastest` is the index of the fastest one that is surely faster than the first, or 0. All others are unbound.
     """
-    if program.plan is None or not changes(program.plan, OVERLAPPING):
+    runnable, want = [(choice, program)], _results(program, values)
+    for made, other in forms:
+        wrong = sum(not _equal(a, b) for a, b in zip(want, _results(other, values), strict=True))
+        if wrong:
+            said = f"{counted(wrong, 'result')} differ from those of kernels as measured"
+            session.warnings.append(f"kernels are not {made.launching}: {said}")
+            other.unbind()
+        else:
+            runnable.append((made, other))
+    if len(runnable) == 1:
         return choice, program
-    if session.left - session.verification_s < AGAIN * compiled_s:
-        session.omitted.append(OMITTED)
-        return choice, program
-    other_choice = replace(choice, launching=OVERLAPPING)
-    other = build(other_choice)
-    if problem := _difference(program, other, values):
-        session.warnings.append(f"kernels do not overlap: {problem}")
-        other.unbind()
-        return choice, program
-    samples = sample([program, other])
-    if len(session.finalists) == 0:
-        session.finalists = [_report(choice, samples[0], True)]
-    won = fastest(samples) == 1
-    session.finalists = [replace(f, chosen=f.chosen and not won) for f in session.finalists]
-    session.finalists.append(_report(other_choice, samples[1], won))
-    (program if won else other).unbind()
-    return (other_choice, other) if won else (choice, program)
+    samples = sample([p for _, p in runnable])
+    best = fastest(samples)
+    before = session.finalists or [_report(choice, samples[0], True)]
+    session.finalists = [replace(f, chosen=f.chosen and not best) for f in before]
+    session.finalists += [_report(c, samples[n], n == best) for n, (c, _) in enumerate(runnable) if n]
+    for n, (_, other) in enumerate(runnable):
+        if n != best:
+            other.unbind()
+    return runnable[best]
+
+
+def _compiled_alone(plan: Plan, changed: Plan) -> list[tuple[Template, Call]]:
+    """The kernels of a changed plan with another schedule that a program does not compile together: Triton's."""
+    pairs = zip(plan.steps, changed.steps, strict=True)
+    steps = [b for a, b in pairs if dict(a.call.schedule) != dict(b.call.schedule)]
+    return [(s.template, s.call) for s in steps if "CudaKernel" not in s.template.setup]
 
 
 def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport:
     return FinalistReport(sum(choice.sources.values()), choice.cost, median(us), chosen, choice.launching)
 
 
-def _difference(program: Program, other: Program, values: Sequence[Any]) -> str:
-    """Why another program's results and states after a call are not those of a program; empty if they are."""
-    from ..backends.verification.compare import equal_bits
-
-    found = []
-    for p in (program, other):
-        if p.manifest.states:
-            p.reset()
-        results = p.flat(*values)
-        p.wait("comparing ways to launch kernels")
-        found.append([*results, *p.states.values()])
-    wrong = sum(not bool(equal_bits(a, b, a.dtype.is_floating_point).all()) for a, b in zip(*found, strict=True))
-    return f"{counted(wrong, 'result')} differ from those of kernels one after the other" if wrong else ""
+def _results(program: Program, values: Sequence[Any]) -> list[Any]:
+    """Results and states after a call of a program whose states are reset."""
+    if program.manifest.states:
+        program.reset()
+    results = program.flat(*values)
+    program.wait("comparing ways to launch kernels")
+    return [*results, *(x.clone() for x in program.states.values())]
 
 
-__all__ = ["OMITTED", "fastest_launching"]
+def _equal(a: Any, b: Any) -> bool:
+    return bool(equal_bits(a, b, a.dtype.is_floating_point).all())
+
+
+__all__ = ["OMITTED", "Compiler", "fastest_launching", "other_forms", "reserved_s"]

@@ -353,12 +353,10 @@ class DirectLaunch:
 
     `pointers` has an entry for each argument that is one parameter, `maps` one for each tensor map, in order: (address,
     index of the caller's tensor with this address or -1, offset in that tensor in bytes); None for an argument that is
-    no tensor. `early`: programmatic dependent launch; `whole`: cooperative launch, all blocks at the same time.
+    no tensor. `early`: programmatic dependent launch.
     """
 
-    def __init__(
-        self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any], whole: bool = False
-    ) -> None:
+    def __init__(self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any]) -> None:
         self.driver, self.node, self.how = driver, ctypes.c_void_p(node), KernelNode()
         driver("cuGraphKernelNodeGetParams_v2", self.node, ctypes.byref(self.how))
         self.function = ctypes.c_void_p(self.how.function)
@@ -367,7 +365,7 @@ class DirectLaunch:
         spans = self.spans()
         if not self.how.parameters or len(spans) < len(pointers):
             raise LookupError("a launch's parameters cannot be read")
-        self.layout, self.early, self.whole = spans, early, whole
+        self.layout, self.early = spans, early
         self.memory, base, self.parameters = parameter_memory(spans)
         given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
         for i, (start, size) in enumerate(spans):
@@ -391,9 +389,9 @@ class DirectLaunch:
                 self.boxes.append((ctypes.c_void_p(box), number, offset))
         self.touches = bool(self.slots or self.boxes)
         self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
-        self.attribute = launch_attribute(whole)
+        self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
         self.config = DriverConfig(self.how.grid, self.how.block, self.how.shared, None,
-                                   ctypes.addressof(self.attribute), int(early or whole))  # fmt: skip
+                                   ctypes.addressof(self.attribute), int(early))  # fmt: skip
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
@@ -525,7 +523,7 @@ class Launches:
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
-        """Record the launch that was made last. A kernel with a grid of 0 is a persistent one."""
+        """Record the launch that was made last."""
         boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
         if self.sites is not None:
@@ -534,8 +532,7 @@ class Launches:
         pointers = [self.source(x) if isinstance(x, torch.Tensor) else None for x in given if not hasattr(x, "base")]
         while pointers and pointers[-1] is None:  # numbers after tensor maps
             pointers.pop()
-        whole = getattr(kernel, "grid", 1) == 0
-        self.seen.append((node, early, pointers, [self.source(x) for x in boxed], whole))
+        self.seen.append((node, early, pointers, [self.source(x) for x in boxed]))
 
     def source(self, x: Any) -> tuple[int, int, int]:
         """A tensor as (address, index of the caller's tensor with its memory or -1, offset in that tensor)."""
@@ -597,7 +594,7 @@ class Launches:
         return [
             (binary, {
                 "name": name, "grid": list(one.how.grid), "block": list(one.how.block), "shared": one.how.shared,
-                "early": bool(one.early), **({"whole": True} if one.whole else {}), "layout": one.layout, "count": len(seen[2]),
+                "early": bool(one.early), "layout": one.layout, "count": len(seen[2]),
                 "values": [ctypes.string_at(one.parameters[i], size).hex() for i, (_, size) in enumerate(one.layout)],
                 "pointers": [k for k, known in enumerate(seen[2]) if known is not None],
             })
@@ -685,11 +682,10 @@ class StoredLaunch:
         self.slots = [(ctypes.c_uint64.from_address(base + spans[k][0]), k) for k in stored["pointers"]]
         maps = [base + start for start, size in spans[stored["count"] :] if size == 128]
         self.boxes = [ctypes.c_void_p(a) for a in maps]
-        whole = stored.get("whole", False)
-        self.attribute = launch_attribute(whole)
+        self.attribute = DriverAttribute(key=6, value=1)
         grid, block = ((ctypes.c_uint * 3)(*stored[n]) for n in ("grid", "block"))
         self.config = DriverConfig(
-            grid, block, stored["shared"], None, ctypes.addressof(self.attribute), int(stored["early"] or whole)
+            grid, block, stored["shared"], None, ctypes.addressof(self.attribute), int(stored["early"])
         )
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
 
@@ -734,11 +730,6 @@ def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
         q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
         mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
     return q, k, v, mask
-
-
-def launch_attribute(whole: bool) -> Any:
-    """The attribute of a cooperative launch, or of a programmatic dependent launch."""
-    return DriverAttribute(key=2 if whole else 6, value=1)
 
 
 def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:

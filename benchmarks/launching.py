@@ -1,8 +1,8 @@
-"""Ways to launch the kernels of a decode step: `python -m benchmarks.persistent [NAMES] [--budget S] [--backend B] [--ways W]`.
+"""Ways to launch the kernels of a decode step: `python -m benchmarks.launching [NAMES] [--budget S] [--backend B] [--ways W]`.
 
-Searches a decode step of benchmarks/llm.py at random weights, and runs its plan in each way of backends/program/launching.py,
-side by side in turn. Prints a JSON row per way (µs of a step, kernels, persistent kernels and their stages, the largest
-difference of logits from the first way) and a table of the stages: tiles, threads, stages that it waits for, predicted µs.
+Searches a decode step of benchmarks/llm.py at random weights (or takes its plan from the plan cache), and runs its plan in each
+way of backends/program/launching.py, in turn. Prints a JSON row of the search with the way that it chose, a row per way (µs of
+a step, the largest difference of logits from the first way), and the table of kernels.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from tensor_graphs.backends.program.emit_gpu_persistent import PersistentEmitter
 from tensor_graphs.backends.program.launching import WAYS
 from tensor_graphs.backends.program.program import Program
-from tensor_graphs.backends.program.stage_order import order_of
-from tensor_graphs.extract.model.plan import Plan
 from tensor_graphs.generation import Generator
 from tensor_graphs.models.huggingface.step import Folder
 from tensor_graphs.models.zoo import random_checkpoint
@@ -36,26 +34,6 @@ def made(name: str, budget: float, backend: str | None) -> tuple[Generator, Prog
     weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
     generator = Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH, backend=backend)
     return generator, generator._programs.decode()
-
-
-def stages(plan: Plan) -> list[dict[str, Any]]:
-    """The steps of a plan: those of persistent kernels with their tiles, others with the reason why they are not."""
-    emitter = PersistentEmitter(plan, False)
-    emitter.emit()
-    rows = []
-    for run in emitter.runs.values():
-        order = order_of([emitter._accesses(s) for s in run])
-        for i, step in enumerate(run):
-            f = emitter.functions[step.output]
-            rows.append({
-                "step": step.template.name, "type": str(plan.values[step.output].type), "tiles": f.tiles, "threads": f.threads,
-                "room": f.room, "waits": list(order.waits[i]), "us": round(step.cost.us, 2), "schedule": dict(step.call.schedule),
-            })  # fmt: skip
-    for step in plan.steps:
-        if step.output in emitter.refused:
-            rows.append({"step": step.template.name, "us": round(step.cost.us, 2), "refused": emitter.refused[step.output],
-                         "type": str(plan.values[step.output].type)})  # fmt: skip
-    return rows
 
 
 def measured(generator: Generator, first: Program, ways: list[str]) -> list[dict[str, Any]]:
@@ -75,8 +53,8 @@ def measured(generator: Generator, first: Program, ways: list[str]) -> list[dict
             programs.set("length", [LENGTH // 2], "int64")
             program.flat_near()
             program.wait("a decode step")
-        except Exception as error:
-            rows[way]["error"] = f"{type(error).__name__}: {error}"[:2000]
+        except Exception:
+            rows[way]["error"] = traceback.format_exc()[-2000:]
             continue
         logits = programs.get("logits")
         want = logits if want is None else want
@@ -109,13 +87,11 @@ def main() -> None:
         print(json.dumps({
             "model": name, "backend": options.backend, "kernels": program.plan.kernels, "plan_us": round(program.plan.cost, 1),
             "search_s": round(time.perf_counter() - begun, 1), "seconds": {k: round(v, 1) for k, v in program.report.seconds.items()}, "omitted": program.report.omitted,
-                    "launching": program.plan.launching, "finalists": [(f.kernels, f.predicted_us, f.measured_us, f.chosen) for f in program.report.finalists],
+                    "launching": program.plan.launching, "finalists": [(f.kernels, f.predicted_us, f.measured_us, f.chosen, f.launching) for f in program.report.finalists],
         }), flush=True)  # fmt: skip
         for row in measured(generator, program, options.ways.split(",")):
             print(json.dumps(row), flush=True)
         for row in kernel_table(program.report, 4.1e6):
-            print(json.dumps(row), flush=True)
-        for row in stages(program.plan):
             print(json.dumps(row), flush=True)
         sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Persistent kernels: their order, their text, and runs on the CPU with blocks that take turns at random."""
+"""Ways to launch the kernels of a plan: what they read before they wait, and results of programs run on the CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,55 +18,22 @@ from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import launches
 from tensor_graphs.backends.program.emission import emit_for, executed
-from tensor_graphs.backends.program.emit_cpu import EmittedProgram
-from tensor_graphs.backends.program.emit_gpu import emit_cuda
-from tensor_graphs.backends.program.emit_gpu_persistent import PersistentEmitter
-from tensor_graphs.backends.program.launching import OVERLAPPING, launched
-from tensor_graphs.backends.program.stage_order import Accesses, Span, StageOrder, check_order, order_of
+from tensor_graphs.backends.program.launching import HELD, OVERLAPPING, WAYS, launched
 from tensor_graphs.backends.program.weights import EvaluatedWeights
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.plan import Plan, Step, Value
 from tensor_graphs.extract.model.pricing import Priced
+from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
 
 from .cuda_host import cuda_core
 
 torch = pytest.importorskip("torch")
 GOLDEN = Path(__file__).with_name("golden")
-
-
-# ---------------------------------------------------------------- order
-def accesses(reads: str, writes: str) -> Accesses:
-    return Accesses(tuple(map(Span, reads)), tuple(map(Span, writes)))
-
-
-def test_a_stage_waits_for_what_it_reads_and_for_readers_of_what_it_overwrites() -> None:
-    chain = [accesses("x", "a"), accesses("a", "b"), accesses("ab", "c"), accesses("c", "a"), accesses("y", "d")]
-    order = order_of(chain)
-    assert order.waits == ((), (0,), (1,), (2,), ())  # 2 reads a as well: 1 has waited for it
-    assert order.before()[3] == {0, 1, 2} and order.most == 1
-
-
-def test_spans_conflict_where_they_overlap() -> None:
-    low, middle, high = (Span("workspace", a, a + 10) for a in (0, 5, 10))
-    write = [Accesses((), (s,)) for s in (low, middle, high)]
-    assert order_of(write).waits == ((), (0,), (1,))
-    assert order_of([write[0], write[2]]).waits == ((), ())
-    assert order_of([Accesses((low,), ()), Accesses((low,), ())]).waits == ((), ())
-
-
-@pytest.mark.parametrize("removed", [0, 1, 2])
-def test_a_removed_wait_is_found(removed: int) -> None:
-    """Read after write, write after read, write after write."""
-    stages = [accesses("x", "a"), accesses("a", "b"), accesses("y", "a"), accesses("z", "a")]
-    order = order_of(stages)
-    check_order(stages, order)
-    waits = [() if i == removed + 1 else w for i, w in enumerate(order.waits)]
-    with pytest.raises(AssertionError, match="without an order"):
-        check_order(stages, StageOrder(tuple(waits)))
 
 
 # ---------------------------------------------------------------- programs
@@ -176,13 +142,6 @@ def given(name: str) -> tuple[dict[str, Any], list[Any]]:
     return weights, inputs + ([torch.tensor([3])] if name == "decode" else [])
 
 
-class Turns:
-    """How many blocks a persistent kernel has, and the seed by which they take turns."""
-
-    blocks = 3
-    seed = 1
-
-
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """CUDA C++ is compiled and launched on this CPU."""
@@ -192,69 +151,61 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
 
 
-def run(emitted: EmittedProgram, params: dict[str, Any], states: dict[str, Any], inputs: list[Any]) -> list[Any]:
-    """Results of a program on the CPU."""
-    space = executed(emitted.source, "persistent")
+def run(plan: Plan, params: dict[str, Any], states: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    """Results of two calls of a plan's program on the CPU."""
+    emitted = emit_for(plan)
     weights = EvaluatedWeights(emitted.weights, params, emitted.plain)
-    kernels = space["CudaKernel"]
+    program = executed(emitted.source, "launched")["bind"](weights, states or None, "cpu", graph=False)
+    return [x for _ in range(2) for x in program(*inputs)]
 
-    def whole(self: Any, kernel: Any, places: list[int], maps: list[Any]) -> None:
-        kernel(places, Turns.blocks, self.block, Turns.seed)
 
-    kernels.launch_described = whole
-    kernels.made = lambda self, device, aligned: (
-        self.modules.setdefault(aligned, kernels.compiled("sm_90", aligned)).get_kernel(self.name),
-        SimpleNamespace(grid=self.grid, block=self.block),
-    )
-    program = space["bind"](weights, states or None, "cpu", graph=False)
-    found = [program(*inputs) for _ in range(2)]  # counters are zero again: it can run twice
-    return [x for one in found for x in one]
+# ---------------------------------------------------------------- ways
+def read_before_wait(step: Step) -> set[str]:
+    """Operands that a step's kernel reads before it waits for the previous one; all if it does not wait."""
+    (launch,) = launches(step.template, step.call)  # type: ignore[arg-type]
+    assert isinstance(launch, CudaLaunch)
+    head = launch.text.partition("{")[2].partition("await_previous();")[0]
+    found = re.findall(r"(?:read\w*<\d+>\(|fetch\(.*?\], )(\w+) \+|\b(\w+_)\[", head)
+    return {(a or b).removesuffix("_") for a, b in found}
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize(("name", "parts"), [("mlp", True), ("decode", False)])
-def test_results_are_those_of_separate_kernels(name: str, parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, in any interleaving of blocks, states included."""
+@pytest.mark.parametrize(("name", "parts", "way"), [("mlp", True, OVERLAPPING), ("decode", False, HELD)])
+def test_weights_are_read_before_the_wait_and_nothing_else(name: str, parts: bool, way: str) -> None:
+    """The first kernel begins when all before the program has ended. Results are the same bit for bit, states included."""
     plan = planned(name, parts)
-    weights, inputs = given(name)
-    emitter = PersistentEmitter(plan, False)
-    emitted = emitter.emit()
-    (steps,) = emitter.runs.values()
-    assert len(steps) == plan.kernels and not emitter.refused and emitted.source.count("__global__") == 1
-    keys = torch.zeros((1, 1, 16, 64), dtype=torch.bfloat16)
-    states = {"keys": keys.clone()} if plan.updates else {}
-    want = run(emit_cuda(plan), weights, states, inputs)
-    for blocks, seed in ((1, 1), (3, 2), (4, 3), (7, 4)):
-        monkeypatch.setattr(Turns, "blocks", blocks)
-        monkeypatch.setattr(Turns, "seed", seed)
-        own = {"keys": keys.clone()} if plan.updates else {}
-        got = run(emitted, weights, own, inputs)
-        assert all(map(torch.equal, got, want)), (blocks, seed)
-        assert all(torch.equal(own[n], states[n]) for n in own)
-
-
-# ---------------------------------------------------------------- overlapping launches
-@pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize(("name", "parts"), [("mlp", True), ("decode", False)])
-def test_overlapping_kernels_read_their_weights_before_they_wait(name: str, parts: bool) -> None:
-    """And nothing else; the first kernel begins when all before the program has ended. Results are the same."""
-    plan = planned(name, parts)
-    weights, inputs = given(name)
-    changed = launched(replace(plan, launching=OVERLAPPING))
-    first, *others = [s for s in changed.steps if not s.is_view]
+    first, *others = launched(replace(plan, launching=way)).steps
     assert not first.call.constant and not first.call.schedule.get("early")
-    assert all(s.call.schedule["early"] for s in others)
-    held = 0
-    for step in others:
-        (launch,) = launches(step.template, step.call)  # type: ignore[arg-type]
-        assert isinstance(launch, CudaLaunch)
-        head, wait, _ = launch.text.partition("await_previous();")
-        read = re.findall(r"(?:read(?:_once)?(?:_if)?<\d+>|fetch)\(.*?\b(\w+) \+|(\b\w+_)\[", head.partition("{")[2])
-        names = {(a or b).removesuffix("_") for a, b in read}
-        assert wait and names <= step.call.constant
-        held += bool(names)
-    assert held
+    assert all(s.call.schedule.get("early") for s in others) or way == HELD
+    held = [read_before_wait(s) for s in others if s.call.schedule.get("early")]
+    assert any(held) and all(names <= s.call.constant for names, s in zip(held, others, strict=True))
+    weights, inputs = given(name)
     states = [{"keys": torch.zeros((1, 1, 16, 64), dtype=torch.bfloat16)} if plan.updates else {} for _ in range(2)]
-    want = run(emit_cuda(plan), weights, states[0], inputs)
-    got = run(emit_for(replace(plan, launching=OVERLAPPING)), weights, states[1], inputs)
+    want = run(plan, weights, states[0], inputs)
+    got = run(replace(plan, launching=way), weights, states[1], inputs)
     assert all(map(torch.equal, got, want)) and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
+
+
+def test_matrices_are_under_way_to_shared_memory_before_the_wait() -> None:
+    """The first copies of a loop over a matrix, if it is a weight; of an operand that a kernel writes, behind the wait."""
+    sizes = {"a": (1, 640), "g": (640,), "w": (640, 64)}
+    a, g, w = (t.input(n, size, "bfloat16") for n, size in sizes.items())
+    root = t.matmul(c.rms_norm(a, g, eps=1e-6), w)
+    template = generated(root)
+    operands = {o: Operand(Type(sizes[o], "bfloat16"), contiguous(sizes[o])) for o in template.operands}
+    schedule = {"ahead": 3, "early": 1, "t0": 32, "tn": 4, "v0": 2, "vn": 8}
+    call = Call(operands, Operand(root.type, contiguous(root.shape)), {}, schedule=schedule)  # type: ignore[arg-type]
+    step = Step(template, call, (), 0, Priced(1.0, 1.0, 1.0, "bound"))
+    assert read_before_wait(step) == set()
+    assert read_before_wait(replace(step, call=replace(call, constant=frozenset("w")))) == {"w"}
+    assert read_before_wait(replace(step, call=replace(call, constant=frozenset("g")))) <= {"g"}
+
+
+def test_plans_remember_their_way_to_launch() -> None:
+    plan = planned("mlp")
+    graph = replace(plan.graph, params={n: np.zeros(s, np.float32) for n, s in SIZES.items()})
+    for way in WAYS:
+        stored = plan_to_json(replace(plan, graph=graph, launching=way))
+        assert stored.get("launching", "") == way and plan_from_json(stored, graph).launching == way
+    with pytest.raises(UsageError, match="no way to launch"):
+        plan_from_json({**stored, "launching": "at once"}, graph)
