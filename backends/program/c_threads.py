@@ -13,7 +13,7 @@ caller that finds them busy computes its region alone. The number of threads is 
 from __future__ import annotations
 
 PARTS = 4  # parts of a region for each thread: more balance better, and each costs an exchange between cores
-SPIN_NS = 200_000  # nanoseconds that an idle thread looks for work: longer than what lies between regions of a step
+SPIN_NS = 500_000  # nanoseconds that an idle thread looks for work: longer than what lies between regions or steps
 
 THREADS = f"""#if defined(_OPENMP) && defined(__linux__)
 #define TENSOR_GRAPHS_THREADS 1

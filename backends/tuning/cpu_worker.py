@@ -103,6 +103,9 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
 
 # ---------------------------------------------------------------- operands
 _pool: list[Array] = []
+_large: dict[
+    tuple[Any, ...], Array
+] = {}  # the last operand of more than DRAWN numbers: kernels of a table or output matrix share it
 
 
 def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
@@ -114,6 +117,10 @@ def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.
     if not dtypes.is_float(kind.dtype) and kind.dtype != "bool":
         whole = partial(whole_numbers, dtype=kind.dtype, role=role, rng=np.random.default_rng(seed), turn=0)
         return whole(shape) if role.bound or prod(shape) <= DRAWN else np.resize(whole((POOL,)), shape)
+    large = prod(shape) > DRAWN
+    key = (kind, seed, positive, scale)
+    if key in _large:
+        return _large[key]
     line: Array = np.roll(_pool[0], -(seed % POOL))
     if kind.dtype == "bool":
         return np.resize(line > 0, shape)
@@ -121,7 +128,13 @@ def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.
         line = np.abs(line) + np.float32(0.1)
     elif scale != 1.0:
         line = line * np.float32(scale)
-    return np.resize(line.astype(dtypes.numpy_dtype(kind.dtype)), shape)
+    if large:
+        _large.clear()  # before the memory for another one is taken
+    found = np.resize(line.astype(dtypes.numpy_dtype(kind.dtype)), shape)
+    if large:
+        found.flags.writeable = False
+        _large[key] = found
+    return found
 
 
 def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:

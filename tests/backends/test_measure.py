@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.tuning import kernel_strips
+from tensor_graphs.backends.tuning import cpu_worker, kernel_strips
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.backends.tuning.cpu_worker import (
     BUSY,
@@ -33,6 +33,7 @@ from tensor_graphs.backends.tuning.cpu_worker import (
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProcess, Failure, SinkBase, Timing
 from tensor_graphs.backends.tuning.sample import sample
+from tensor_graphs.backends.verification.inputs import Role
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
@@ -293,3 +294,14 @@ def test_a_kernel_that_ends_at_a_number_is_timed_on_all_positions() -> None:
     found = shown(operands, given, call)
     assert found["at"].tolist() == [299, 299] and found["x"] is operands["x"]
     assert not shown(operands, {"x": given["x"]}, call)
+
+
+def test_the_last_large_operand_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_worker, "DRAWN", 100)
+    first = _values("w", Type((20, 20), "float32"), Role(), False)
+    again = _values("w", Type((20, 20), "float32"), Role(), False)
+    assert first is again and not first.flags.writeable
+    np.testing.assert_array_equal(_values("w", Type((400,), "float32"), Role(), False).reshape(20, 20), first)
+    assert not np.array_equal(_values("v", Type((20, 20), "float32"), Role(), False), first)
+    assert _values("w", Type((20, 20), "float32"), Role(), False) is not first
+    assert _values("w", Type((2, 2), "float32"), Role(), False).flags.writeable
