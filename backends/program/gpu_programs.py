@@ -49,10 +49,7 @@ class GpuPrograms(DevicePrograms):
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
         """Callable program, made by the emitted function `bind` (`DevicePrograms.bound`)."""
-        import torch
-
-        with torch.inference_mode(False):  # memory made in inference mode could not be written outside of it
-            return bind(weights, states, place, way=way) if way else bind(weights, states, place)
+        return bind(weights, states, place, way=way) if way else bind(weights, states, place)
 
     def tensors(self, place: str) -> str:
         """Torch device of the tensors that programs work on (`DevicePrograms.tensors`)."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -104,6 +106,8 @@ class Program:
         self._programs = programs_of(manifest.device)
         self._exchange = self._programs.exchange(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
+        # whether the caller is in a mode of Torch that calls have to leave; None without such modes
+        self._in_mode: Callable[[], bool] | None = None
         self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
         self._space: Mapping[str, Any] = {}  # namespace of the executed source, while bound
         self._tensors: TensorCalls | None = None  # how the bound program takes tensors of the CPU
@@ -183,11 +187,13 @@ class Program:
         self.check_room()
         space = executed(self.source, self.manifest.name, self._usable())
         self._space, self._tensors = space, self._tensor_calls(space)
+        self._in_mode = _mode_to_leave(space.get("torch"), bool(self.manifest.sizes))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
         weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange)
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
-        self._run = self._programs.bound(space["bind"], weights, self.states, self.device, self.manifest.way)
+        with in_plain_modes(self.tensors):
+            self._run = self._programs.bound(space["bind"], weights, self.states, self.device, self.manifest.way)
 
     def share(self, states: dict[str, Any], weights: SharedWeights | None = None) -> Program:
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
@@ -364,6 +370,9 @@ class Program:
                     self._bind()
                     run = self._run
                     assert run is not None
+                if self._in_mode is not None and self._in_mode():
+                    with in_plain_modes(self.tensors):
+                        return run(*taken)
                 return run(*taken)
         except LookupError as error:
             if type(error).__name__ == "NotStored":
@@ -539,6 +548,30 @@ class Program:
 
 
 # ---------------------------------------------------------------- outputs
+def _mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
+    """Function that tells whether a caller is in a mode of Torch that programs with Torch's kernels must leave.
+
+    Autocast changes the dtypes that the plan has decided. Memory that a program for free sizes makes at its first call at a size
+    could not be written outside of inference mode, if it was made in it.
+    """
+    if torch is None:
+        return None
+    autocast, inference = torch._C._is_any_autocast_enabled, torch.is_inference_mode_enabled
+    return (lambda: autocast() or inference()) if sized else autocast
+
+
+@contextmanager
+def in_plain_modes(device: str) -> Iterator[None]:
+    """Context without autocast on a device ("" for the host), inference mode and gradients, if Torch is imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    plain = torch.autocast(device.partition(":")[0] or "cpu", enabled=False)
+    with plain, torch.inference_mode(False), torch.no_grad():  # leaving inference mode turns gradients on
+        yield
+
+
 def refuse_occupied(target: Path) -> None:
     """Raise UsageError unless the target is free, an empty folder or a saved program."""
     recover(Path(os.path.realpath(target)))

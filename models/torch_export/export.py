@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...egraph.ir.graph import Graph
-from ...errors import ExportError, UsageError
+from ...errors import ExportError, UnsupportedError, UsageError
 from ...extract.model.gc_pause import gc_paused
 from ...processes.forks import Lock
 from . import aten_complex as cx
@@ -50,6 +50,7 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
+    _refuse_autocast(title)
     # (pausing garbage collection makes imports alone a third faster)
     with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(title, seconds_of(budget)):
         try:
@@ -69,6 +70,7 @@ def from_exported(
     """
     import torch
 
+    _refuse_autocast(name)
     writes = writes_of(program) if _is_ready(program) else None
     if writes is None:
         with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(name, seconds_of(budget)):
@@ -80,6 +82,15 @@ def from_exported(
 
 
 # ---------------------------------------------------------------- torch.export helpers
+def _refuse_autocast(title: str) -> None:
+    """UnsupportedError under autocast, which would change the dtypes of what is traced."""
+    import torch
+
+    if torch._C._is_any_autocast_enabled():
+        raise UnsupportedError("autocast is on", where=title,
+                               hint="leave it out and cast module and inputs, .to(torch.bfloat16), or use tg.compile")  # fmt: skip
+
+
 _tracing = Lock()
 
 
