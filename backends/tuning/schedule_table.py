@@ -37,7 +37,10 @@ MOVES = {"scale": "×2, ÷2", "step": "±1", "none": "none"}
 
 def schedule_table(listed: Mapping[str, StrategyEmitter]) -> str:
     """Markdown page of the strategies and schedule parameters of some emitters, by backend name."""
-    sections = [f"## Backend `{name}`\n\n{_emitter(emitter)}" for name, emitter in sorted(listed.items())]
+    sections = [
+        f"## Backend `{name}`\n\nStrategies are listed in `{_file(type(emitter))}`.\n\n{_emitter(emitter)}"
+        for name, emitter in sorted(listed.items())
+    ]
     return "\n".join([HEAD, *sections])
 
 
@@ -54,11 +57,17 @@ def _emitter(emitter: StrategyEmitter) -> str:
     return "\n".join("\n".join(_strategy(s)) + "\n" for s in emitter.strategies)
 
 
+def _file(kind: type) -> str:
+    """Path of the module that defines a class, from the package's folder on."""
+    name = kind.__module__
+    return name.removeprefix(f"{__package__.rsplit('.', 2)[0]}.").replace(".", "/") + ".py"
+
+
 def _strategy(strategy: Strategy[Any]) -> Iterator[str]:
     schedule = strategy.schedule
     tag = f"; tag `{schedule.tag}`" if schedule.tag else ""
     yield f"### {strategy.name[0].upper()}{strategy.name[1:]}\n"
-    yield f"{strategy.meaning} Schedule: `{schedule.__name__}`{tag}."
+    yield f"{strategy.meaning} Schedule: `{schedule.__name__}` (`{_file(schedule)}`){tag}."
     parameters = declared(schedule).values()
     if parameters:
         yield "\n| stored name | values | moves | meaning |\n|---|---|---|---|"

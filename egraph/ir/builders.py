@@ -417,7 +417,7 @@ def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def expand_dims(x: Tensor, axis: int) -> Tensor:
-    """Insert an axis of size 1."""
+    """x with an axis of size 1 inserted before `axis`; negative axes count from the end of the result."""
     a = axis_of(axis, x.rank + 1)
     return reshape(x, (*x.shape[:a], 1, *x.shape[a:]))
 
@@ -597,12 +597,16 @@ def gather(x: Tensor, index: Tensor, axis: int = 0) -> Tensor:
 
 
 def gather_elements(x: Tensor, index: Tensor, axis: int) -> Tensor:
-    """NumPy's take_along_axis."""
+    """NumPy's take_along_axis: element [.., i, ..] is x[.., index[.., i, ..], ..]. The result has the index's shape."""
     return make("gather_elements", (x, index), {"axis": axis_of(axis, x.rank)})
 
 
 def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode: str = "set") -> Tensor:
-    """x with updates written at the indices along one axis."""
+    """x with updates written at the indices along one axis; `index` and `updates` have one shape, of x's rank.
+
+    `mode`: "set", or how an update is combined with the element there: "add", "mul", "max", "min". Of several elements
+    set in one place, any one is kept.
+    """
     return make("scatter_elements", (x, index, updates), {"axis": axis_of(axis, x.rank), "mode": mode})
 
 

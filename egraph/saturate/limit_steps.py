@@ -29,7 +29,8 @@ def step_of(limits: Limits) -> int:
 
 
 def narrowed(limits: Limits, more: int) -> list[Narrow]:
-    """Filters, tightest first, that give limits below the first step from one saturation; empty to keep all of it.
+    """Filters that reduce the default saturation to limits below the first step, tightest first; empty if it is kept
+    whole.
 
     `more` is the effort step: beam is multiplied by 2**more and slack grows by 2*more.
     """

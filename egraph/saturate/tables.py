@@ -54,7 +54,7 @@ class LoweredGraph:
 
     @property
     def ops(self) -> set[str]:
-        """Ops that have a constructor."""
+        """Ops of the nodes that have an egglog constructor of their own: all but leaves bound by name or data."""
         return set(self.rows)
 
     def tables(self) -> dict[str, str]:

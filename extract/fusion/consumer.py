@@ -34,7 +34,8 @@ MAX_CONSUMER_LEAVES = 16  # operands of a group: biases and norms of each result
 class LaterValue(NamedTuple):
     """A value computed from a slice by its consumers.
 
-    Class, term over leaves (`start` stands for the slice), class per leaf.
+    `cls`: its class. `term`: the computation over leaves. `start`: the leaf that stands for the slice. `leaves`: class
+    of each leaf.
     """
 
     cls: int

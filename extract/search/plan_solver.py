@@ -171,10 +171,11 @@ class PlanSolver:
     def solve_final(
         self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False
     ) -> Extraction:  # fmt: skip
-        """Set `chosen` to the plan to return, the cheapest at pessimistic costs.
+        """Set `chosen` to the plan to return, the cheapest at pessimistic costs, and return its extraction.
 
-        With `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan. The lower bound is
-        the minimum with that of the optimistic costs.
+        With `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan. The extraction's
+        lower bound is at most that of `optimistic`, so that it also bounds plans whose unmeasured kernels turn out
+        fast.
         """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]

@@ -253,8 +253,8 @@ class AcquisitionPolicy:
     def fits_into(self, plan: Iterable[int]) -> Callable[[int], bool]:
         """Predicate: whether a candidate could replace another one in a plan, with the rest of the plan unchanged.
 
-        Its inputs must be values of the plan or views of them. (The last of three kernels that replace one is faster
-        than that one; a plan with all three is a different plan.)
+        Its inputs must be values of the plan or views of them. Otherwise its time tells nothing: the last of three
+        kernels that together replace one kernel is faster than that kernel, but belongs to a plan with all three.
         """
         own, needs = set(plan), self.hypergraph.numbered.needs
         free = [0.0 if c.is_view or i in own else math.inf for i, c in enumerate(self.hypergraph.candidates)]

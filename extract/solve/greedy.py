@@ -1,7 +1,7 @@
 """Greedy extractions without proof: initial incumbents of every exact solver.
 
 All take `ProblemRows` and return one row per class (-1: no finite term); the caller collects what the roots reach
-(`Rows.walk`)."""
+(`ProblemRows.walk`)."""
 
 from __future__ import annotations
 

@@ -109,9 +109,10 @@ class Relaxation:
                 row.set_coefficient(self.vars[x], u / most)
 
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
-        """Cutting plane for an integral cycle: at most len(cycle) - 1 of its edges are chosen.
+        """Cutting plane for an integral cycle: sum of its edges <= number of its classes in the solution, one class
+        left out.
 
-        One class (with the fewest rows) counts as built.
+        Left out is the class with the fewest rows.
         """
         free = min(range(len(cycle)), key=lambda i: len(self.rows.members[cycle[i]]))
         reads = [v for i, c in enumerate(cycle) for v in self.taken(c, cycle[(i + 1) % len(cycle)])]

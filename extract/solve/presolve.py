@@ -2,7 +2,7 @@
 
 The *must set* of a class is the set of classes in every acyclic derivation of it (its dominators). Classes in the must
 set of a root are always on: reading them is free, so such reads are dropped (outside cycles) and the problem
-decomposes. Solutions map back because every remaining row is one row of the input: see `Reduced.restore`."""
+decomposes. Solutions map back because every remaining row is one row of the input: see `PresolvedRows.restore`."""
 
 from __future__ import annotations
 

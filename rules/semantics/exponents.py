@@ -4,12 +4,12 @@ For g of order p - 1, the map x -> g**x takes residues modulo p - 1 to the nonze
 products; its inverse takes products to sums. This mirrors exp and log. So every value has up to two components, one
 modulo p and one modulo p - 1, which are independent for a variable. Sums and products have both components. exp
 computes the first from the second, log the second from the first, and quotients have only the first. A maximum returns
-the operand that comes first in a random order, as in field.py; other functions are uninterpreted (random).
+the operand that comes first in a random order, as in prime_field.py; other functions are uninterpreted (random).
 
 In terms of y = g**x, the first component is a quotient of polynomials in the variables x and y, and the second
 component is the logarithm of such a quotient, if integer coefficients in exponents are small. y is uniform over the
 nonzero residues. By the Schwartz–Zippel lemma a difference is missed with probability at most degree / (p - 1);
-collisions among compared values and among arguments of random functions are counted as in field.py. Evaluation modulo
+collisions among compared values and among arguments of random functions are counted as in prime_field.py. Evaluation modulo
 two moduli follows Mirage (https://arxiv.org/abs/2405.05751), which does not bound exponents in this way.
 """
 

@@ -80,7 +80,10 @@ def booleans(rule: Rule) -> set[str]:
 
 
 def bits(rule: Rule) -> set[str]:
-    """Variables of a rule of `and`, `or`, `xor` and layout ops alone, which holds bit by bit; else empty."""
+    """Variables of a rule that consists of `and`, `or`, `xor` and layout ops alone; empty for other rules.
+
+    Such a rule holds for integers if it holds for each bit, so that a proof over booleans suffices.
+    """
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t.op for t in terms if isinstance(t, PatternCall)]
     if not any(map(_is_bitwise, calls)) or any(

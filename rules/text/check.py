@@ -8,7 +8,7 @@ nothing refutes it.
 
 - "proved": in every family of a scope both sides have the same canonical form over symbolic sizes (symbolic.py), and
   random evaluations with uninterpreted functions leave a probability below 2**-60 that the sides differ at the
-  evaluated shapes (field.py).
+  evaluated shapes (prime_field.py).
 - "tested": nothing refutes the rule, but the canonical forms differ, not all parameter values could be enumerated, or
   it holds only if joined kernels have the same shape, which the rule does not state.
 - "refuted": with shapes and values, or with shapes at which only one side is well typed or the types differ.

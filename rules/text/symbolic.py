@@ -24,20 +24,20 @@ equations and the signs of sizes, windows across a cut, and reshapes are not sup
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from fractions import Fraction
-from itertools import count, permutations, product
+from itertools import product
 from math import gcd, lcm, prod
 
 from .axis_regions import Regions, enlarged
-from .linear_equations import ZERO, Affine, quotient
-from .monomials import CONDITIONS, Factor, IndexPolynomial, Monomial, Sum, never_negative, shared, variables_of, without
+from .canonical_sums import CanonicalSums
+from .linear_equations import Affine, quotient
+from .monomials import Factor, IndexPolynomial, Monomial, Sum, never_negative, shared, variables_of, without
 from .shape_families import Typing
 from .signs import Effort, Open, Seam, Signs, Unprovable
+from .symbolic_indices import SymbolicIndices
 from .terms import Typed
 
-ORDERS = 720  # limit on renamings of indistinguishable summation indices
 MONOMIALS = 400
 INCREASING = ("relu", "tanh", "sigmoid")
 KEEPING_SIGNS = ("tanh",)
@@ -51,12 +51,8 @@ class SymbolicProver:
         self.typing, self.effort = typing, effort or Effort()
         self.signs = Signs(typing, assumed)
         self.regions = Regions(typing, self.signs)
-        self.ranges: dict[int, Affine] = {}
-        self.inside: dict[tuple[IndexPolynomial, Affine], bool | None] = {}
-        self.texts: dict[Affine, str] = {}
-        self.products: dict[tuple[int, Affine], int] = {}  # (index variable, unknown stride) -> variable of the product
-        self.factored: dict[int, tuple[int, Affine]] = {}
-        self.numbers = count()
+        self.indices = SymbolicIndices(self.signs, typing.spans)
+        self.forms = CanonicalSums(self.indices, self.effort)
 
     def proves(self) -> bool:
         """Whether all pairs of sides are equal for all sizes of the family."""
@@ -64,55 +60,17 @@ class SymbolicProver:
             return False
         for left, right in self.typing.pairs:
             for block in product(*(self.regions.of(axis) for axis in left.axes)):
-                at = [self.variable(start, size) for start, size in block]
+                at = [self.indices.variable(start, size) for start, size in block]
                 names = {i.parts[0][0]: f"i{n}" for n, i in enumerate(at) if i.parts}
-                if self.canonical(self.value(left, at), names) != self.canonical(self.value(right, at), names):
+                first, second = (self.forms.canonical(self.value(side, at), names) for side in (left, right))
+                if first != second:
                     return False
         return True
-
-    # ------------------------------------------------------------ indices
-    def variable(self, start: Affine, size: Affine) -> IndexPolynomial:
-        """start + a fresh index variable with this range; the start alone if the range has one position."""
-        if self.signs.reduce(size).number == 1:
-            return IndexPolynomial(start)
-        number = next(self.numbers)
-        self.ranges[number] = self.signs.reduce(size)
-        return IndexPolynomial(start, ((number, 1),))
-
-    def bounds(self, index: IndexPolynomial) -> tuple[Affine, Affine]:
-        """The smallest and largest value of an index."""
-        low = high = index.offset
-        for v, c in index.parts:
-            end = self.ranges[v] - 1
-            low, high = (low, high.plus(end, c)) if c > 0 else (low.plus(end, c), high)
-        return low, high
-
-    def within(self, index: IndexPolynomial, size: Affine) -> bool | None:
-        """Whether an index is always in [0, size) (True), never (False), or neither can be proved (None)."""
-        key = (index, size)
-        if key not in self.inside:
-            self.inside[key] = self._within(index, size)
-        return self.inside[key]
-
-    def _within(self, index: IndexPolynomial, size: Affine) -> bool | None:
-        low, high = self.bounds(index)
-        if self.signs.nonnegative(low) and self.signs.nonnegative(size - high - 1):
-            return True
-        return False if self.signs.nonnegative(high * -1 - 1) or self.signs.nonnegative(low - size) else None
-
-    def before(self, index: IndexPolynomial, place: Affine) -> bool:
-        """Whether an index is always below a position; raises Seam unless it is always below or always at or above."""
-        low, high = self.bounds(index)
-        if self.signs.nonnegative(place - high - 1):
-            return True
-        if self.signs.nonnegative(low - place):
-            return False
-        raise Seam("a window across the seam of a concat")
 
     # ------------------------------------------------------------ values
     def value(self, term: Typed, at: Sequence[IndexPolynomial]) -> Sum:
         """The element of a term at a symbolic index, as a sum of monomials."""
-        found = self.simple(getattr(self, f"_{term.op}", self._opaque)(term, list(at)))
+        found = self.forms.simple(getattr(self, f"_{term.op}", self._opaque)(term, list(at)))
         act = term.params.get("act", 0)
         return self.apply(ACTS[act], found) if act else found
 
@@ -151,7 +109,7 @@ class SymbolicProver:
             if name != "sigmoid" and (common := shared(first)):  # functions with f(0) = 0 commute with guards
                 inner = tuple(Monomial(m.coefficient, without(m.factors, common), m.bound) for m in first)
                 return self.guarded(self.apply(name, inner), common)
-            if name == "relu" and (found := self.rectified(first := self.together(first))) is not None:
+            if name == "relu" and (found := self.rectified(first := self.forms.together(first))) is not None:
                 return found
             alone = first[0].factors[0] if len(first) == 1 and len(first[0].factors) == 1 else None
             if alone is not None and first[0].coefficient == 1 and not first[0].bound:
@@ -159,14 +117,6 @@ class SymbolicProver:
                     inner = self.apply(name, alone.sums[0])  # windows are never empty
                     return (Monomial(Fraction(1), (Factor("max", sums=(inner, alone.sums[1]), bound=alone.bound),)),)
         return (Monomial(Fraction(1), (Factor("f", name, sums=sums),)),)
-
-    def together(self, terms: Sum) -> Sum:
-        """A sum of monomials with equal monomials merged."""
-        found: dict[str, Monomial] = {}
-        for m in terms if len(terms) > 1 else ():
-            same = found.setdefault(text := self.text(m, {}), replace(m, coefficient=Fraction(0)))
-            found[text] = replace(same, coefficient=same.coefficient + m.coefficient)
-        return tuple(m for m in found.values() if m.coefficient) or terms
 
     def rectified(self, first: Sum) -> Sum | None:
         """relu of a sum with common nonnegative factors pulled out, or moved past a sign-preserving function.
@@ -227,7 +177,7 @@ class SymbolicProver:
         place = left.axes[axis].size
         beyond = [*at[:axis], at[axis].plus(IndexPolynomial(place), -1), *at[axis + 1 :]]
         try:
-            return self.value(left, at) if self.before(at[axis], place) else self.value(right, beyond)
+            return self.value(left, at) if self.indices.before(at[axis], place) else self.value(right, beyond)
         except Seam:  # a window across the seam reads both parts, each under a guard that the index is inside
             parts = ((left, at), (right, beyond))
             return tuple(
@@ -253,7 +203,7 @@ class SymbolicProver:
         a, b = term.args
         found: Sum = ()
         for start, size in self.regions.of(a.axes[-1]):
-            k = self.variable(start, size)
+            k = self.indices.variable(start, size)
             both = self.times(self.value(a, [*at[:-1], k]), self.value(b, [*at[:-2], k, at[-1]]))
             found += self.summed(both, k)
         return found
@@ -267,27 +217,9 @@ class SymbolicProver:
         self, at: IndexPolynomial, step: int | Affine, low: Affine, k: IndexPolynomial, size: Affine, places: Affine
     ) -> tuple[IndexPolynomial, list[Factor]]:
         """The position that a window at an output index reads, and the guards that exclude padding."""
-        where = IndexPolynomial(low * -1).plus(self.stepped(at, step, places)).plus(k)
-        inside = self.within(where, size)
+        where = IndexPolynomial(low * -1).plus(self.indices.stepped(at, step, places)).plus(k)
+        inside = self.indices.within(where, size)
         return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
-
-    def stepped(self, at: IndexPolynomial, step: int | Affine, places: Affine) -> IndexPolynomial:
-        """step × an index with this number of positions.
-
-        For an unknown step, the product is an index variable of its own.
-        """
-        if not isinstance(step, Affine):
-            return IndexPolynomial(Affine.of(0)).plus(at, step)
-        whole = [v for v, c in at.parts if c == 1 and self.signs.zero(self.ranges[v] - places)]
-        span = next((s for (n, d), s in self.typing.spans.items() if d == step and self.signs.zero(n - places)), None)
-        if span is None or len(at.parts) != 1 or not whole or not self.signs.zero(at.offset):
-            raise Unprovable("an unknown stride along a part of an axis")
-        (v,) = whole
-        if (v, step) not in self.products:
-            self.products[v, step] = next(self.numbers)
-            self.ranges[self.products[v, step]] = self.signs.reduce(span + 1)
-            self.factored[self.products[v, step]] = (v, step)
-        return IndexPolynomial(Affine.of(0), ((self.products[v, step], 1),))
 
     def _conv2d(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         x, w = term.args
@@ -296,7 +228,7 @@ class SymbolicProver:
         low = [term.numbers["low_" + i] for i in "hw"]
         found: Sum = ()
         for (c0, cn), (r0, rn), (s0, sn) in product(*(self.regions.of(axis) for axis in w.axes[1:])):
-            c, r, s = self.variable(c0, cn), self.variable(r0, rn), self.variable(s0, sn)
+            c, r, s = self.indices.variable(c0, cn), self.indices.variable(r0, rn), self.indices.variable(s0, sn)
             h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size, term.axes[2].size)
             v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size, term.axes[3].size)
             weight = self.value(w, [at[1], c, r, s])
@@ -309,7 +241,7 @@ class SymbolicProver:
     def group(self, at: IndexPolynomial, outputs: Affine, groups: int) -> int:
         """The number of the group that an output channel belongs to."""
         for j in range(groups - 1):
-            if self.before(at, outputs * quotient(j + 1, groups)):
+            if self.indices.before(at, outputs * quotient(j + 1, groups)):
                 return j
         return groups - 1
 
@@ -323,7 +255,7 @@ class SymbolicProver:
         """For a pooling window: both window indices, the guards, and the element that the window reads."""
         (x,), p = term.args, term.params
         low = [term.numbers["low_" + i] for i in "hw"]
-        r, s = (self.variable(Affine.of(0), Affine.of(p["kernel_" + i])) for i in "hw")
+        r, s = (self.indices.variable(Affine.of(0), Affine.of(p["kernel_" + i])) for i in "hw")
         h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size, term.axes[2].size)
         v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size, term.axes[3].size)
         return r, s, inside + inside_w, self.value(x, [at[0], at[1], h, v])
@@ -336,13 +268,13 @@ class SymbolicProver:
         """Factor 1 / (number of positions of a pooling window); uninterpreted for unknown sizes."""
         sizes = [self.signs.reduce(Affine.of(term.params["kernel_" + i])) for i in "hw"]
         numbers = [Fraction(1, int(s.constant)) for s in sizes if not s.terms]
-        unknown = tuple(Factor("f", f"1/({self.affine(s)})") for s in sizes if s.terms)
+        unknown = tuple(Factor("f", f"1/({self.forms.affine(s)})") for s in sizes if s.terms)
         return Monomial(prod(numbers, start=Fraction(1)), unknown)
 
     def _poolmax(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         r, s, guards, read = self.pooled(term, at)
         bound = tuple(v for i in (r, s) for v, _ in i.parts)
-        read = tuple(Monomial(m.coefficient, without(m.factors, guards), m.bound) for m in self.simple(read))
+        read = tuple(Monomial(m.coefficient, without(m.factors, guards), m.bound) for m in self.forms.simple(read))
         if (not bound and not guards) or not any(variables_of(f) for m in read for f in m.factors):
             return read  # one position, or one constant at all positions; windows are never empty
         limits = (Monomial(Fraction(1), tuple(guards)),)  # which positions count; at least one does in every window
@@ -353,7 +285,7 @@ class SymbolicProver:
         inner, guards = list(at), list[Factor]()
         for i, low in enumerate(enlarged(term)):
             where = at[2 + i].plus(IndexPolynomial(low), -1)
-            inside = self.within(where, w.axes[2 + i].size)
+            inside = self.indices.within(where, w.axes[2 + i].size)
             if inside is False:
                 return ()
             if inside is None:
@@ -385,208 +317,6 @@ class SymbolicProver:
     def _Cpool(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         share = self.share(term)
         return (Monomial(share.coefficient, share.factors + self.equal((at[0], at[1]))),)
-
-    # ------------------------------------------------------------ simplification
-    def simple(self, terms: Sum) -> Sum:
-        """A sum of monomials, simplified: without zero monomials, deltas solved, guards that always hold dropped."""
-        return tuple(m for t in terms if (m := self.solved(t)) is not None)
-
-    def solved(self, term: Monomial) -> Monomial | None:
-        """A simplified monomial; None if it is zero."""
-        while True:
-            step = next((s for f in term.factors if (s := self.step(term, f)) is not None), None)
-            if step is None:
-                return term
-            if step is False:
-                return None
-            assert isinstance(step, Monomial)
-            term = step
-
-    def step(self, term: Monomial, factor: Factor) -> Monomial | bool | None:
-        """The monomial after one simplification of a factor; False if it is zero, None if nothing applies."""
-        if factor.kind not in CONDITIONS:
-            return None
-        self.effort.spend()
-        (index,), rest = factor.indices, tuple(f for f in term.factors if f is not factor)
-        if factor.kind == "guard":
-            inside = self.within(index, factor.size)
-            if inside is None and any(self.implies(f, factor) for f in rest if f.kind in CONDITIONS):
-                inside = True
-            if inside is None:
-                return self.shifted(term, factor, rest)
-            return inside and Monomial(term.coefficient, rest, term.bound)
-        if not index.parts and self.signs.zero(index.offset):
-            return Monomial(term.coefficient, rest, term.bound)
-        if self.within(index, Affine.of(1)) is False:
-            return False
-        self.alone(term.bound)
-        for v, c in index.parts:
-            if v in term.bound and abs(c) == 1:
-                others = IndexPolynomial(index.offset, tuple(p for p in index.parts if p[0] != v))
-                value = IndexPolynomial(Affine.of(0)).plus(others, -c)
-                inside = self.within(value, self.ranges[v])
-                if inside is False:
-                    return False
-                bound = tuple(b for b in term.bound if b != v)
-                kept = () if inside else (Factor("guard", indices=(value,), size=self.ranges[v]),)
-                return Monomial(term.coefficient, (*kept, *(f.put(v, value) for f in rest)), bound)
-        if any(v in term.bound for v, _ in index.parts):
-            raise Unprovable("an identity on a strided index")
-        return self.replaced(term, factor, rest)
-
-    def replaced(self, term: Monomial, factor: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """The monomial with the last index of an index equation substituted by the others."""
-        (index,) = factor.indices
-        last = max((v for v, c in index.parts if abs(c) == 1), default=None)
-        steps = {v for product in (*self.products.values(), *(b for b, _ in self.products)) for v in (product,)}
-        if last is None or last in steps or not any(last in variables_of(f) for f in rest):
-            return None
-        value = IndexPolynomial(ZERO).plus(
-            IndexPolynomial(index.offset, tuple(p for p in index.parts if p[0] != last)), -dict(index.parts)[last]
-        )
-        return Monomial(term.coefficient, (factor, *(f.put(last, value) for f in rest)), term.bound)
-
-    def implies(self, known: Factor, guard: Factor) -> bool:
-        """Whether a condition on an index that differs by a constant offset implies a guard."""
-        (index,), (other,) = guard.indices, known.indices
-        apart = index.plus(other, -1)
-        if apart.parts or known == guard:
-            return False
-        size = known.size if known.kind == "guard" else Affine.of(1)  # the other index is in [0, size)
-        return self.signs.nonnegative(apart.offset) and self.signs.nonnegative(guard.size - apart.offset - size)
-
-    def alone(self, bound: Sequence[int]) -> None:
-        """Raises Unprovable if a bound index is multiplied by an unknown stride, which substitution would miss."""
-        if any(base in bound for base, _ in self.products):
-            raise Unprovable("an unknown stride of a summed index")
-
-    def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """A monomial without a guard that only restricts the range of a summation index.
-
-        It is summed over that range instead.
-
-        For kernels padded with zeros.
-        """
-        (index,) = guard.indices
-        self.alone(term.bound)
-        for v, c in index.parts:
-            if v in term.bound and c == 1:
-                before = index.plus(IndexPolynomial(Affine.of(0), ((v, 1),)), -1)
-                low, high = self.bounds(before)
-                if self.signs.nonnegative(high * -1) and self.signs.nonnegative(self.ranges[v] + low - guard.size):
-                    inner = self.variable(Affine.of(0), guard.size)
-                    bound = (*(b for b in term.bound if b != v), *(u for u, _ in inner.parts))
-                    value = inner.plus(before, -1)
-                    return Monomial(term.coefficient, tuple(f.put(v, value) for f in rest), bound)
-        return None
-
-    def known(self, term: Monomial, given: frozenset[str] = frozenset()) -> Monomial:
-        """The monomial without conditions inside functions that it already has as factors."""
-        texts = {id(f): self.factor_text(f, {}) for f in term.factors if f.kind in CONDITIONS}
-        factors = [f for f in term.factors if id(f) not in texts or texts[id(f)] not in given]
-        given |= frozenset(texts.values())
-        if given:
-            factors = [
-                f if f.kind in ("input", *CONDITIONS)
-                else replace(f, sums=tuple(tuple(self.known(m, given) for m in s) for s in f.sums))
-                for f in factors
-            ]  # fmt: skip
-        return Monomial(term.coefficient, tuple(factors), term.bound)
-
-    # ------------------------------------------------------------ canonical form
-    def canonical(self, terms: Sum, names: dict[int, str]) -> dict[str, Fraction]:
-        """Coefficient per monomial text, with canonical names for summation indices.
-
-        Monomials with coefficient 0 are dropped.
-        """
-        found: dict[str, Fraction] = {}
-        for m in map(self.known, self.simple(terms)):
-            text = self.text(m, names)
-            found[text] = found.get(text, Fraction(0)) + m.coefficient
-        return {t: c for t, c in found.items() if c}
-
-    def sum_text(self, terms: Sum, names: dict[int, str]) -> str:
-        """A sum as canonical text."""
-        found = self.canonical(terms, names)
-        return " + ".join(f"{c}*{t}" for t, c in sorted(found.items()))
-
-    def text(self, term: Monomial, names: dict[int, str]) -> str:
-        """A monomial as canonical text: the least text over all admissible orders of its summation indices."""
-        return min(self.spelled(term.factors, order, names) for order in self.orders(term.factors, term.bound, names))
-
-    def spelled(self, factors: Sequence[Factor], order: Sequence[int], names: dict[int, str]) -> str:
-        """Factors as text, with summation indices named in this order."""
-        self.effort.spend()
-        depth = len(names)
-        inner = {**names, **{v: f"s{depth}.{n}" for n, v in enumerate(order)}}
-        limits = ",".join(f"{inner[v]}<{self.affine(self.ranges[v])}" for v in order)
-        texts = [(f.kind, self.factor_text(f, inner)) for f in factors]
-        once = {text for kind, text in texts if kind in CONDITIONS}  # repeated conditions count once
-        return f"[{limits}]" + "·".join(sorted([*once, *(text for kind, text in texts if kind not in CONDITIONS)]))
-
-    def orders(self, factors: Sequence[Factor], bound: Sequence[int], names: dict[int, str]) -> Iterator[Sequence[int]]:
-        """Candidate orders of the summation indices: sorted by range and by appearance with all others anonymous."""
-        if len(bound) < 2:
-            yield bound
-            return
-        looks: dict[int, str] = {}
-        for v in bound:
-            marked = {**names, **dict.fromkeys(bound, "*"), v: "!"}
-            looks[v] = self.affine(self.ranges[v]) + "".join(sorted(self.factor_text(f, marked) for f in factors))
-        classes = [[v for v in bound if looks[v] == look] for look in sorted(set(looks.values()))]
-        total = 1
-        for c in classes:
-            for i in range(2, len(c) + 1):
-                total *= i
-        if total > ORDERS:
-            raise Unprovable("too many summed indices look alike")
-        for chosen in product(*(permutations(c) for c in classes)):
-            yield [v for part in chosen for v in part]
-
-    def factor_text(self, f: Factor, names: dict[int, str]) -> str:
-        """A factor as text."""
-        if f.kind == "input":
-            return f"{f.name}[{','.join(self.index_text(i, names) for i in f.indices)}]"
-        if f.kind == "f":
-            return f"{f.name}({'; '.join(self.sum_text(s, names) for s in f.sums)})"
-        if f.kind == "max":
-            texts = []
-            for order in self.orders_of_max(f):
-                inner = {**names, **{v: f"m{len(names)}.{n}" for n, v in enumerate(order)}}
-                limits = ",".join(f"{inner[v]}<{self.affine(self.ranges[v])}" for v in order)
-                texts.append(f"max[{limits}]({'; '.join(self.sum_text(s, inner) for s in f.sums)})")
-            return min(texts)
-        if f.kind == "delta":
-            (i,) = f.indices
-            return (
-                "["
-                + min(self.index_text(i, names), self.index_text(IndexPolynomial(Affine.of(0)).plus(i, -1), names))
-                + "=0]"
-            )
-        return f"[0<={self.index_text(f.indices[0], names)}<{self.affine(f.size)}]"
-
-    def orders_of_max(self, f: Factor) -> Iterator[Sequence[int]]:
-        """All orders of a maximum's indices."""
-        return iter(list(permutations(f.bound)))
-
-    def index_text(self, index: IndexPolynomial, names: dict[int, str]) -> str:
-        """An index as text."""
-        parts = sorted(f"{c}*{self.variable_text(v, names)}" for v, c in index.parts)
-        return "+".join([self.affine(index.offset), *parts])
-
-    def variable_text(self, v: int, names: dict[int, str]) -> str:
-        """An index variable as text."""
-        if v in self.factored:
-            base, step = self.factored[v]
-            return f"({self.affine(step)})*{self.variable_text(base, names)}"
-        return names.get(v, f"?{v}")
-
-    def affine(self, expr: Affine) -> str:
-        """A size as text."""
-        if expr not in self.texts:
-            reduced = self.signs.reduce(expr)
-            self.texts[expr] = "+".join([f"{c}n{u}" for u, c in reduced.terms] + [str(reduced.constant)])
-        return self.texts[expr]
 
 
 CASES = 24  # limit on case splits over the order of cuts

@@ -237,7 +237,8 @@ class Fragments(CudaPart):
         self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * 8;")
 
     def warmed(self) -> list[str]:
-        """Statements that prefetch the first `WARM` bytes that a block reads of each matrix into L2 (see `Loads.warm`)."""
+        """Statements that prefetch the first `WARM` bytes that a block reads of each matrix into L2
+        (`ThreadLoads.warm`)."""
         frame, dim = self.frame, self.frame.dim
         scope = CudaScope(1, set(frame.top.bound))
         matrices = [x for x in self.rights if x.op == "load" and not x.args]
