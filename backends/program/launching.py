@@ -39,7 +39,7 @@ def launched(plan: Plan) -> Plan:
         weights = frozenset(o for o, v in step.inputs if plan.values[root[v]].origin == "weight")
         constant = weights if found.get("early") and not first else frozenset()
         steps.append(replace(step, call=replace(step.call, schedule=dict(found), constant=constant)))
-        first = False
+        first = first and bool(found.get("early"))  # True until one has waited for all before
     return replace(plan, steps=tuple(steps))
 
 

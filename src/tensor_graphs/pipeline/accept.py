@@ -60,7 +60,7 @@ def acceptance(
         patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
     )  # fmt: skip
     if measurer is not None:
-        loop.fastest = partial(fastest_finalist, session, task, compiler=measurer.compile)
+        loop.fastest = partial(fastest_finalist, session, task, compiler=measurer.compile if measurer.ahead else None)
     if symbolic is not None:
         loop.plan, loop.sized = symbolic.plan, symbolic.without_sized
         loop.elsewhere = lambda program, poll: symbolic.verifier.problem(

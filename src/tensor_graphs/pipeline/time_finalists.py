@@ -45,7 +45,7 @@ def fastest_finalist(
     the program of a choice. Finalists that the time or memory limit excludes, or that fail to run, are left out. The
     predicted and the measured time of each goes to the session, for the report. All kernels of the others were measured
     alone, hence checked; the program is verified later. At last the way to launch kernels is chosen (time_launching.py);
-    `compiler` compiles for that ahead.
+    `compiler` compiles for that ahead (None: kernels are launched as measured).
     """
     most = min(MAX_S, SHARE * session.options.budget)
     seconds = min(most, max(session.left - session.verification_s, LEAST_S))

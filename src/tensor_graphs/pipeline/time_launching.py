@@ -35,11 +35,11 @@ def other_forms(
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
     """The choice with its program in each other way to launch its kernels that changes any of them.
 
-    If there is a `compiler`, it compiles them beside the given program. Empty if there is no time: the session's list of omitted
-    work then says so.
+    `compiler` compiles them beside the given program. Empty without a compiler, and if there is no time: the session's list of
+    omitted work then says so.
     """
     plan: Plan | None = getattr(program, "plan", None)
-    if plan is None or session.progress.stopped:
+    if plan is None or compiler is None or session.progress.stopped:
         return []
     ways = [way for way in WAYS if way != plan.launching and changes(plan, way)]
     if not ways:
@@ -49,11 +49,10 @@ def other_forms(
         return []
     choices = [replace(choice, launching=way) for way in ways]
     forms = [(c, build(c)) for c in choices]
-    if compiler is not None:
-        calls = [call for way in ways for call in _compiled_alone(plan, launched(replace(plan, launching=way)))]
-        if not compiler(calls, programs=[program.source, *(p.source for _, p in forms)]):
-            session.omitted.append(OMITTED)
-            return []
+    calls = [call for way in ways for call in _compiled_alone(plan, launched(replace(plan, launching=way)))]
+    if not compiler(calls, programs=[program.source, *(p.source for _, p in forms)]):
+        session.omitted.append(OMITTED)
+        return []
     return forms
 
 
