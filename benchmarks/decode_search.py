@@ -2,7 +2,8 @@
 
 The search is that of an H200, without one: backends count as usable, nothing is measured, and kernels are priced from rooflines. Each
 model (`benchmarks/llm.py`) runs in a process of its own. Printed for each stage are the CPU seconds of the process and those of its worker
-processes, then the sizes of e-graph and hypergraph, and the plan's cost with its proven bound. `--again` then builds the program from the
+processes; then, for optimistic, expected and pessimistic kernel times, CPU seconds and cost of a solve that is followed by measuring and of
+one that is not (their limits count CPU time); and the sizes of e-graph and hypergraph. `--again` then builds the program from the
 plan cache in a second process. `--to FILE` writes the figures as JSON.
 
 `--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the plan cache;
@@ -34,6 +35,7 @@ from .llm import CONFIGS, LENGTH
 
 NAMES = ("gemma-270m", "llama-1b")
 BUDGET = 40.0  # of the plan that `--again` recalls
+LONG_S = 2.5  # limit of a solve that no measuring follows, as in `search`
 FUNCTIONS = 60  # lines of a profile
 
 
@@ -104,6 +106,33 @@ def gpu_assumed() -> Any:
     return stack
 
 
+def solves(found: Any, prices: Any) -> dict[str, tuple[float, float, float]]:
+    """(CPU seconds, cost, lower bound) of solves of a hypergraph at three sets of kernel times in µs."""
+    from tensor_graphs.extract.search.encoding import EncodedHypergraph
+    from tensor_graphs.extract.search.plan_solver import pessimistic_us, quick_solve_seconds
+    from tensor_graphs.extract.solve.solve import solve
+
+    costs = {
+        "optimistic": [p.low for p in prices],
+        "expected": [p.us for p in prices],
+        "pessimistic": [pessimistic_us(c, p) for c, p in zip(found.candidates, prices)],
+    }
+    rows = {}
+    for kind, cost in costs.items():
+        problem = EncodedHypergraph(found, cost).problem
+        for label, limit, hasty in (("quick", quick_solve_seconds(found, LONG_S), True), ("long", LONG_S, False)):
+            with mock.patch("time.perf_counter", time.process_time):
+                begun = time.process_time()
+                one = solve(problem, time_limit=limit, hasty=hasty)
+                took = time.process_time() - begun
+            rows[f"{kind}, {label}"] = round(took, 2), round(one.cost, 2), round(one.lower_bound, 2)
+            print(
+                f"  {kind}, {label}: {took:.2f} s, {one.cost:.2f} µs, bound {one.lower_bound:.2f} ({one.method})",
+                flush=True,
+            )
+    return rows
+
+
 def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
     """Stages of a search in this process; its plan is stored in the plan cache."""
     from tensor_graphs.backends.program.emission import emit_for
@@ -150,7 +179,7 @@ def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
     return {
         "stages": stage.seconds, "e_nodes": len(rewritten.view), "candidates": len(found.candidates),
         "cost_us": round(choice.cost, 3), "bound_us": round(choice.extraction.lower_bound, 3),
-        "method": choice.extraction.method, "kernels": len(choice.chosen), "program": digest(text), "not_stored": why,
+        "solves": solves(found, choice.prices), "method": choice.extraction.method, "kernels": len(choice.chosen), "program": digest(text), "not_stored": why,
     }  # fmt: skip
 
 
