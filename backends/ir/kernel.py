@@ -96,6 +96,8 @@ def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
     return order
 
 
+#: Arithmetic op -> the logical op that it is on bools.
+ON_BOOLS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
 
 
@@ -149,7 +151,12 @@ class Builder:
         return self.make("lt", (self.index(a), self.index(b)), None, "bool")
 
     def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
-        """An elementwise operation, after constant folding and removal of neutral elements."""
+        """An elementwise operation, after constant folding and removal of neutral elements.
+
+        Arithmetic on bools is logic: languages compute 1 + 1 = 2, or 0 in one bit.
+        """
+        if all(a.kind == "bool" for a in args):
+            op = ON_BOOLS.get(op, op)
         known = OPS.get(op)
         kind = "bool" if known is not None and known.law == "compare" else args[-1].kind
         found = simplified(self, op, args) or folded(self, op, args, kind)

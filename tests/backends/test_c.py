@@ -40,6 +40,7 @@ from tensor_graphs.backends.tuning.single_kernel import (
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.egraph.ir.special_functions import erf
@@ -558,3 +559,19 @@ def test_a_scatter_writes_into_its_operand_or_a_copy_of_it() -> None:
     values["at"][0, 0] = 6  # not there: not written
     want[0, 3] = new[0, 2]
     assert np.array_equal(run_template(template, call, values), want)
+
+
+def test_arithmetic_on_bools_inside_a_kernel_is_logic() -> None:
+    """Two true values are one true value, not 2, before another op reads them."""
+    x, y, z = (tg.input(n, (64,), "bool") for n in "xyz")
+    drawn = {n: np.random.default_rng(i).random(64) < 0.5 for i, n in enumerate("xyz")}
+    outputs = {}
+    for op in ("add", "mul", "maximum", "minimum"):
+        inner = make(op, (x, y))
+        outputs |= {f"{op} {after}": make(after, (inner, z)) for after in ("xor", "eq", "lt", "add")}
+        outputs[f"{op} cast"] = make("cast", (inner,), {"dtype": "int32"})
+    graph = Graph.of(outputs)
+    program = tg.optimize(graph, backend="c", budget=5, measure=False, verify=False)
+    found = program(*(drawn[n] for n in program.input_names))
+    for name, wanted in zip(graph.names, evaluate(graph, drawn), strict=True):
+        np.testing.assert_array_equal(found[name], wanted, err_msg=name)
