@@ -202,16 +202,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     operators, inside = (sum(r.get(k, 0) for r in rows) for k in ("operators", "in_programs"))
     whole = sum(r.get("operators", 0) == r.get("in_programs", -1) for r in rows)
     ratios = sorted(r["time_ratio"] for r in rows if "time_ratio" in r)
-    slower = [r["name"] for r in rows if r.get("time_ratio", 0) > 1 + NOISE]
+    slower = [f"{r['name']} {r['time_ratio']:.2f}" for r in rows if r.get("time_ratio", 0) > 1 + NOISE]
+    programs = sum(_chosen(r) == "programs" for r in rows)
     breaks = sum(r.get("breaks", 0) > 0 for r in rows)
     lines = [
         "# Architectures under tg.compile", "", __doc__.split("\n\n", 1)[1].strip(), "",
         f"{len(rows)} architectures, {right} right ({100 * right / max(len(rows), 1):.1f} %). {inside} of {operators} operators are in "
         f"programs ({100 * inside / max(operators, 1):.1f} %); of {whole} architectures all are. {breaks} have graph breaks.", "",
-        f"Calls of {len(ratios)} architectures were timed: the median takes {median(ratios or [0]):.2f} of eager's time, {len(slower)} take more "
+        f"Calls of {len(ratios)} architectures were timed: the median takes {median(ratios or [0]):.2f} of eager's time ({programs} run programs), {len(slower)} take more "
         f"than {1 + NOISE:.2f} of it{': ' if slower else ''}{', '.join(slower)}.", "",
-        "| architecture | right | operators | in programs | graphs | graph breaks | error against float64 | eager's | would run | time | eager, µs | not in programs |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| architecture | right | operators | in programs | graphs | graph breaks | error against float64 | eager's | would run | calls go to | time | eager, µs | not in programs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in rows:
         why = (
@@ -221,9 +222,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         )
         cells = [r["name"], "yes" if r["right"] else "**no**", r.get("operators", ""), r.get("in_programs", ""), r.get("graphs", ""),
                  r.get("breaks", ""), *(f"{r[k]:.1e}" if k in r else "" for k in ("error", "eager_error")), r.get("faster", ""),
-                 r.get("time_ratio", ""), r.get("eager_us", ""), why]  # fmt: skip
+                 _chosen(r), r.get("time_ratio", ""), r.get("eager_us", ""), why]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _chosen(row: dict[str, Any]) -> str:
+    """Where whole calls of a row go: to programs or to the module itself."""
+    said = str(row.get("calls", ""))
+    return "programs" if said.startswith("go to the compiled") else "module" if "time_ratio" in row else ""
 
 
 def _compared(row: dict[str, Any]) -> list[str]:
