@@ -337,14 +337,11 @@ class Program:
         return program.called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """Fast marshalling function for calls with these inputs (`BucketForm.quick`); None without one."""
+        """See `buckets.BucketForm`."""
         return self._exchange.quick(specs, lambda: self._tensors)
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """Flat outputs of a call with arguments that the function of `quick` returned (`BucketForm.called`).
-
-        Device faults and sizes that the program does not accept raise errors of this package.
-        """
+        """The results of this plan for arguments in its own form. Errors of the device and of sizes get names."""
         return self._called(taken)
 
     def _called(self, taken: Sequence[Any]) -> Sequence[Any]:

@@ -46,13 +46,12 @@ class Quantization:
 def quantized(graph: Graph, form: str, *, but: Sequence[Tensor] = ()) -> tuple[Graph, Quantization]:
     """Return the graph with the weights of matrix products in a form of `FORMS`, and what was done.
 
-    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed or
-    cast. An embedding table that is the output matrix too keeps its dtype where rows are looked up. Two kinds of
-    weights stay as they are: those of products from which elementwise ops and views alone lead to a value in `but`
-    (logits, say), and those that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q` and
-    `NAME.scale`, computed when they are loaded.
-
-    UsageError for another form or a param without data, UnsupportedError if there is no weight.
+    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed or cast. An
+    embedding table that is the output matrix too keeps its dtype where rows are looked up.
+    Products that values in `but` are (up to elementwise ops and views), such as logits, keep their weights, and so do
+    weights that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q` and
+    `NAME.scale`, computed when they are loaded. UsageError for another form or a param without data, UnsupportedError if there
+    is no weight.
     """
     check_form(form)
     found = _matrices(graph, but)

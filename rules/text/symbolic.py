@@ -58,12 +58,12 @@ class SymbolicProver:
         """Whether all pairs of sides are equal for all sizes of the family."""
         if not self.typing.agrees():
             return False
-        form = lambda side, at, names: self.forms.canonical(self.value(side, at), names)
         for left, right in self.typing.pairs:
             for block in product(*(self.regions.of(axis) for axis in left.axes)):
                 at = [self.indices.variable(start, size) for start, size in block]
                 names = {i.parts[0][0]: f"i{n}" for n, i in enumerate(at) if i.parts}
-                if form(left, at, names) != form(right, at, names):
+                one, other = (self.forms.canonical(self.value(side, at), names) for side in (left, right))
+                if one != other:
                     return False
         return True
 

@@ -127,10 +127,10 @@ class ThreadLoops(CudaPart):
     def walk(
         self, dim: str, inner: CudaScope, outer: CudaScope, fetched: CudaScope | None = None, end: str = ""
     ) -> None:
-        """Write the sequential loop over a dimension around the statements of scope `inner`, into scope `outer`.
+        """Close a loop over a dimension: header, first coordinate, body.
 
-        `fetched`: loads of an iteration, which are prefetched `ahead` iterations earlier (cp.async). `end`: text of the
-        index at which the loop ends; empty for the end of the dimension.
+        With `fetched`, loads are prefetched some iterations ahead (cp.async). `end`: text of where the loop ends, if
+        not behind the last element.
         """
         frame = self.frame
         size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead
