@@ -46,7 +46,7 @@ from benchmarks.search_rehearsal import (
     _place,
     hypergraph_of,
 )  # fmt: skip
-from tensor_graphs.backends.tuning import measure_gpu, trials
+from tensor_graphs.backends.tuning import kernel_searches, measure_gpu, trials
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
@@ -253,7 +253,7 @@ def replay(
         patch(Store, "flush", lambda self: ())
         store = Store(Path(folder), starter=(lambda: [GPU.partition("|")[0]]) if starter else None)
         pricer.store = store
-        patch(measure_gpu, "search_of", schedules.search_of)
+        patch(kernel_searches, "search_of", schedules.search_of)
         times = schedules.times = TrueTimes(store, seed, stores)
         measurer = VirtualMeasurer(store, times, time)
 

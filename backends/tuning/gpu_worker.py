@@ -181,9 +181,10 @@ def _broken() -> bool:
 
 
 def rehearse(device: MeasuringDevice) -> None:
-    """Run the steps of checking and timing on small operands, so that libraries load lazily initialized parts.
+    """Run the steps of checking and timing on small operands, so that libraries are initialized before the first
+    kernel.
 
-    They cost the first kernel half a second.
+    Otherwise the first kernel waits half a second for them.
     """
     import torch
 

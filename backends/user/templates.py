@@ -31,7 +31,7 @@ class UserKernel(LibraryKernel):
     variant: Mapping[str, int] | None = field(kw_only=True)  # choices; None: schedules of a tuner choose
 
     def job_fields(self) -> dict[str, Any]:
-        """The file that declares the kernel."""
+        """JSON fields of a tuning job: path and digest of the file that declares the kernel (`Template.job_fields`)."""
         return {"kernel_file": [str(self.file.path), self.file.digest]}
 
 

@@ -47,10 +47,10 @@ class GaussianProcess:
 
 
 def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
-    """Fit targets (n,) on finite feature rows (n, features); n is at least 1.
+    """Gaussian process fitted to targets (n,) on finite feature rows (n, features); n is at least 1.
 
-    `emphasis` (features,): weight of each feature in distances, 1 for one standard deviation; 0 for features that
-    enter as they are.
+    `emphasis` (features,): weight in distances of one standard deviation of each feature; 0 for features that are used
+    without standardization.
     """
     plain = emphasis == 0
     spread = rows.std(axis=0)

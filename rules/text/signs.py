@@ -78,10 +78,8 @@ class Signs:
         return found
 
     def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
-        """Whether the expression is provably >= 0.
-
-        A nonnegative combination of up to three facts and a nonnegative constant.
-        """
+        """Whether the expression is provably >= 0, as a nonnegative combination of up to three facts and a nonnegative
+        constant."""
         expr = self.reduce(expr)
         if not expr.terms:
             return expr.constant >= 0

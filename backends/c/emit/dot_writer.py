@@ -12,8 +12,12 @@ from .integer_dots import DotGroup, DotVector, IntegerDots
 
 @dataclass(frozen=True)
 class SplitRow:
-    """Variables of a row that is split into planes of integers (`dots_split`): floats, integers, steps of the blocks, sums of
-    the integers, and whether the integers stand for the row."""
+    """Names of the C variables of a row that is split into `planes` planes of 8-bit integers in `blocks` blocks
+    (`dots_split`).
+
+    `row`: its floats. `digits`: the planes. `steps`: the step of each block. `totals`: sums of the integers by block
+    and group of weights. `whole`: flag, whether the row could be split.
+    """
 
     planes: int
     blocks: int
@@ -29,7 +33,7 @@ class SplitRow:
         return SplitRow(planes, blocks, *(fresh(n) for n in ("row", "digits", "steps", "totals", "whole")))
 
     def declared(self, dots: IntegerDots) -> list[str]:
-        """Statements that split the row, which is known."""
+        """C statements that declare these variables and split the row; `row` must be declared already."""
         vectors, groups = len(dots.vectors), len(dots.groups)
         order = ", ".join(str(n) for v in dots.vectors for n in v.chunks)
         of = ", ".join(str(g) for v in range(vectors) for g, own in enumerate(dots.groups) if v in own.vectors)

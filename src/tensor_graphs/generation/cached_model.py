@@ -26,8 +26,11 @@ def caches_of(batch: int, capacity: int) -> Caches:
 
 @dataclass
 class HeldRow:
-    """Tokens of a row whose keys and values are in the caches, by position, and the largest position written since
-    position 0 was: rings of layers with windows have lost positions before it.
+    """What the caches hold of one row: its tokens by position, and the largest position written since position 0 was
+    written.
+
+    Layers with sliding windows keep a ring of positions: keys and values far enough before that largest position are
+    overwritten.
     """
 
     tokens: list[int] = field(default_factory=list)

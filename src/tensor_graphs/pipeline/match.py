@@ -108,7 +108,7 @@ def only_generated(backends: Sequence[Backend]) -> bool:
 
 
 def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
-    """Predicate that ends kernel generation on a GPU (argument: see `candidates`).
+    """Predicate that ends kernel generation on a GPU: the argument `enough` of `candidate_hypergraph`.
 
     Always false without library kernels, since there may then be no plan without generated ones.
     """
