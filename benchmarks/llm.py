@@ -41,7 +41,7 @@ from .llm_time import timed
 LENGTH, PROMPT, NEW, PREFILL = 1024, 48, 64, 512
 PARTS = ("peers", "step", "generate", "prefill")
 LEAST = 10.0  # seconds below which a part is not begun
-PATTERN = 16_777_259  # random numbers that the weights repeat; a prime, so that no two rows are equal
+PATTERN = 1_048_583  # random numbers that the weights repeat; a prime, so that no two rows are equal
 _LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0, "max_position_embeddings": 8192,

@@ -60,7 +60,7 @@ def fastest_finalist(
             forms = other_forms(session, choice, program, build, compiler)
             if others or forms:
                 values = _inputs(session, task, program)
-                program.flat(*values)
+                program.flat_near(*values)
                 runnable += _bound(others, build, values, MAX_BYTES - _nbytes(program), ended)
             if len(runnable) > 1:
                 first = program
@@ -109,7 +109,7 @@ def sample_programs(
             if p.manifest.states:
                 p.reset()
 
-    calls = {str(n): lambda p=p: p.flat(*values) for n, p in enumerate(programs)}
+    calls = {str(n): lambda p=p: p.flat_near(*values) for n, p in enumerate(programs)}
     clock = timing.cold_clock_of(programs[0].tensors)
     samples = timing.sampled(calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=first)
     return [samples[n] for n in calls]
@@ -134,7 +134,7 @@ def _bound(
         if (nbytes := nbytes - _nbytes(made)) < 0:
             break
         with suppress(Exception):  # a compiler error, or too little device memory
-            made.flat(*values)
+            made.flat_near(*values)
             made.wait("running a finalist")
             found.append((choice, made))
     return found

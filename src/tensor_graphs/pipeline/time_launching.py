@@ -17,11 +17,11 @@ from ..extract.model.kernel import Call, Template
 from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..report.report import FinalistReport
-from ..wording import counted
 from .session import Session
 
 OMITTED = "timing overlapping kernels"  # name in a report's list of omitted work
 NEEDED_S, LEAST_BUDGET_S = 3.0, 20.0  # seconds that it takes; budget from which a search leaves them
+LONGEST_S = 5.0  # seconds that compilers may take
 Compiler = Callable[..., bool]  # `Measurer.compile`
 
 
@@ -50,7 +50,8 @@ def other_forms(
     choices = [replace(choice, launching=way) for way in ways]
     forms = [(c, build(c)) for c in choices]
     calls = [call for way in ways for call in _compiled_alone(plan, launched(replace(plan, launching=way)))]
-    if not compiler(calls, programs=[program.source, *(p.source for _, p in forms)]):
+    seconds = min(LONGEST_S, max(NEEDED_S, session.left - session.verification_s))
+    if not compiler(calls, seconds, [program.source, *(p.source for _, p in forms)]):
         session.omitted.append(OMITTED)
         return []
     return forms
@@ -69,7 +70,7 @@ def fastest_launching(
     for made, other in forms:
         wrong = sum(not _equal(a, b) for a, b in zip(want, _results(other, values), strict=True))
         if wrong:
-            said = f"{counted(wrong, 'result')} differ from those of kernels as measured"
+            said = f"results that differ from those of kernels as measured: {wrong} of {len(want)}"
             session.warnings.append(f"kernels are not {made.launching}: {said}")
             other.unbind()
         else:
@@ -99,15 +100,16 @@ def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport
 
 
 def _results(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Results and states after a call of a program whose states are reset."""
+    """Results and states, as tensors on the device, after a call of a program whose states are reset."""
     if program.manifest.states:
         program.reset()
-    results = program.flat(*values)
+    results = program.flat_near(*values)
     program.wait("comparing ways to launch kernels")
     return [*results, *(x.clone() for x in program.states.values())]
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Whether two tensors on the device have equal bits."""
     return bool(equal_bits(a, b, a.dtype.is_floating_point).all())
 
 
