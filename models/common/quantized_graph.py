@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
@@ -168,7 +169,7 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
     codes = (outputs, inputs // 2 if form in ("int4", "mxfp4") else inputs)
     encoding = _Encoding(form, dtype, by_rows)
     parts: dict[str, Data] = {
-        name: LazyPart(own, kind, (data,), partial(encoding.part, name))
+        name: _EncodedPart(own, kind, (data,), partial(encoding.part, name), encoding)
         for name, own, kind in (("q", codes, "int8" if form == "int8" else "uint8"), ("scale", scales, dtype))
     }
 
@@ -186,8 +187,10 @@ class _Encoding:
     form: str
     dtype: str
     by_rows: bool
+    keeps_codes: bool = False  # whether it keeps the codes, too
     _scale: Array | None = None
     _codes: ref[Array] | None = None
+    _kept: Array | None = None
 
     def part(self, name: str, weight: Array) -> Array:
         """Codes ("q") or scales ("scale") of the weight, which is the same in every call, in any shape."""
@@ -196,17 +199,42 @@ class _Encoding:
             return codes
         if name == "scale" and self._scale is not None:
             return self._scale.copy()
-        wanted = ("q", "scale") if name == "q" else ("scale",)
+        wanted = ("q", "scale") if name == "q" or self.keeps_codes else ("scale",)
         found = encoded(weight if self.by_rows else weight.T, self.form, self.dtype, wanted)
         self._scale = found["scale"].copy()
-        if name == "q":
+        if "q" in found:
             owner = found["q"] if found["q"].base is None else found["q"].base  # lives as long as some view of it
             self._codes = ref(owner)
+            self._kept = owner if self.keeps_codes else None
         return found[name]
+
+    def keep_codes(self, keeps: bool) -> None:
+        """Keep codes in memory from the next encoding on, or let go of them."""
+        self.keeps_codes, self._kept = keeps, None
 
     def __getstate__(self) -> dict[str, Any]:
         """What the parts are computed by, without those that are known."""
-        return {"form": self.form, "dtype": self.dtype, "by_rows": self.by_rows, "_scale": None, "_codes": None}
+        return {**vars(self), "_scale": None, "_codes": None, "_kept": None}
+
+
+@dataclass(frozen=True)
+class _EncodedPart(LazyPart):
+    """The codes or the scales of a weight."""
+
+    encoding: _Encoding
+
+
+@contextmanager
+def codes_kept(params: Mapping[str, Data]) -> Iterator[None]:
+    """Within it, codes of weights that `quantized` made stay in memory: each weight is encoded once, however often it is loaded."""
+    encodings = {id(d.encoding): d.encoding for d in params.values() if isinstance(d, _EncodedPart)}.values()
+    for encoding in encodings:
+        encoding.keep_codes(True)
+    try:
+        yield
+    finally:
+        for encoding in encodings:
+            encoding.keep_codes(False)
 
 
 def _error(weight: Array, form: str, dtype: str, by_rows: bool) -> tuple[float, float]:
@@ -219,4 +247,4 @@ def _error(weight: Array, form: str, dtype: str, by_rows: bool) -> tuple[float, 
     return float(((again - wide) ** 2).sum()), float((wide**2).sum())
 
 
-__all__ = ["Quantization", "packed_weight", "quantized"]
+__all__ = ["Quantization", "codes_kept", "packed_weight", "quantized"]

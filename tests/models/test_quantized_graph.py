@@ -193,3 +193,17 @@ def test_a_weight_is_encoded_once_for_several_graphs_and_parts(monkeypatch: pyte
     codes = None  # nobody uses the codes any more
     np.testing.assert_array_equal(load_data(pickle.loads(pickle.dumps(first.params["w.q"]))), want["q"])
     np.testing.assert_array_equal(load_data(second.params["w.q"]), want["q"])
+
+
+def test_codes_are_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within `codes_kept` a weight whose codes nobody uses between two loads is encoded once; behind it nothing stays."""
+    calls: list[Any] = []
+    real = quantized_graph.encoded
+    graph, _ = quantized(model(), "int4")
+    monkeypatch.setattr(quantized_graph, "encoded", lambda *a: calls.append(a[-1]) or real(*a))
+    with quantized_graph.codes_kept(graph.params):
+        for name in ("up.scale", "up.q", "up.q"):
+            load_data(graph.params[name])
+        assert calls == [("q", "scale")]
+    load_data(graph.params["up.q"])
+    assert calls == [("q", "scale")] * 2

@@ -18,7 +18,7 @@ from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
 from ..egraph.ir import builders as t
 from ..egraph.ir.graph import Graph
-from ..models.common.quantized_graph import Known, quantized
+from ..models.common.quantized_graph import Known, codes_kept, quantized
 from ..models.huggingface.step import Caches, Folder, build_step
 from ..pipeline.optimize import optimize
 from .sampling import Kind, sampler
@@ -154,9 +154,11 @@ class Programs:
         name = self.prefix + name
         if name not in self._made:
             begun = time.perf_counter()
-            program = optimize(graph(), **{"budget": share * self.budget, **self.options})
-            program.unbind()
-            self._made[name] = program.share(self.states, self.weights)
+            built = graph()
+            with codes_kept(built.params):
+                program = optimize(built, **{"budget": share * self.budget, **self.options})
+                program.unbind()
+                self._made[name] = program.share(self.states, self.weights)
             self.seconds[name] = time.perf_counter() - begun
         return self._made[name]
 
