@@ -265,10 +265,10 @@ def replay(
             budgets: Any,
             known: Any,
             stop: Any,
-            nested: bool,
+            **options: Any,
         ) -> Any:
             measurer.advance(min(limit, SOLVE_S_PER_CANDIDATE * len(cost)))
-            return solve_(hypergraph, cost, limit, True, budgets, known, None, nested)
+            return solve_(hypergraph, cost, limit, True, budgets, known, None, **options)
 
         price_ = pricer.price
 
