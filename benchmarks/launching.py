@@ -21,24 +21,14 @@ import numpy as np
 from tensor_graphs.backends.program.launching import WAYS
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.generation import Generator
-from tensor_graphs.models.huggingface.step import Folder
-from tensor_graphs.models.zoo import random_checkpoint
 
-from .llm import CONFIGS, LENGTH, Repeated, kernel_table
+from .llm import LENGTH, generator, kernel_table
 from .llm_time import timed
 
 
-def made(name: str, budget: float, backend: str | None) -> tuple[Generator, Program]:
-    """A generator of a model at random weights, and its decode program."""
-    config = CONFIGS[name]
-    weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
-    generator = Generator(Folder.of(config, weights), budget=budget, max_length=LENGTH, backend=backend)
-    return generator, generator._programs.decode()
-
-
-def measured(generator: Generator, first: Program, ways: list[str]) -> list[dict[str, Any]]:
+def measured(made: Generator, first: Program, ways: list[str]) -> list[dict[str, Any]]:
     """A row per way, timed in turn."""
-    programs = generator._programs
+    programs = made._programs
     assert first.plan is not None
     runs: dict[str, Program] = {}
     rows: dict[str, dict[str, Any]] = {}
@@ -82,14 +72,15 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.names:
         begun = time.perf_counter()
-        generator, program = made(name, options.budget, options.backend)
+        made = generator(name, options.budget, backend=options.backend)
+        program = made._programs.decode()
         assert program.plan is not None and program.report is not None
         print(json.dumps({
             "model": name, "backend": options.backend, "kernels": program.plan.kernels, "plan_us": round(program.plan.cost, 1),
             "search_s": round(time.perf_counter() - begun, 1), "seconds": {k: round(v, 1) for k, v in program.report.seconds.items()}, "omitted": program.report.omitted,
                     "launching": program.plan.launching, "finalists": [(f.kernels, f.predicted_us, f.measured_us, f.chosen, f.launching) for f in program.report.finalists],
         }), flush=True)  # fmt: skip
-        for row in measured(generator, program, options.ways.split(",")):
+        for row in measured(made, program, options.ways.split(",")):
             print(json.dumps(row), flush=True)
         for row in kernel_table(program.report, 4.1e6):
             print(json.dumps(row), flush=True)

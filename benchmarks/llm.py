@@ -100,13 +100,13 @@ def _pattern(dtype: str, scale: float, mean: float) -> np.ndarray[Any, Any]:
 
 
 # ---------------------------------------------------------------- this library
-def generator(name: str, budget: float, quantize: str = "") -> Generator:
-    """A generator of a model at random weights; `quantize`: format of its weights."""
+def generator(name: str, budget: float, quantize: str = "", **options: Any) -> Generator:
+    """A generator of a model at random weights; `quantize`: format of its weights, `options`: others of `Generator`."""
     config = CONFIGS[name]
     weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
     batch = BATCH.get(name, 1)
     return Generator(
-        Folder.of(config, weights), budget=budget, max_length=LENGTH, batch=batch, quantize=quantize or None
+        Folder.of(config, weights), budget=budget, max_length=LENGTH, batch=batch, quantize=quantize or None, **options
     )
 
 

@@ -13,6 +13,7 @@ caller that finds them busy computes its region alone. The number of threads is 
 from __future__ import annotations
 
 PARTS = 4  # parts of a region for each thread: more balance better, and each costs an exchange between cores
+SHARED = "tensor_graphs_region_1"  # symbol by which libraries of a process find the threads of the first one
 SPIN_NS = 500_000  # nanoseconds that an idle thread looks for work: longer than what lies between regions or steps
 
 THREADS = f"""#if defined(_OPENMP) && defined(__linux__)
@@ -100,7 +101,7 @@ static void region_helpers(int wanted, pid_t own)
     }}
     atomic_store(&region.helpers, region.made < wanted ? region.made : wanted);
 }}
-void tensor_graphs_region_1(region_body body, void *data, int threads)
+void {SHARED}(region_body body, void *data, int threads)
 {{
     const int own = getpid();
     int holder = 0;
@@ -142,11 +143,9 @@ __attribute__((visibility("hidden"))) void GOMP_parallel(void (*loop)(void *), v
     region_loop own = {{loop, data}};
     const int most = omp_get_max_threads ? omp_get_max_threads() : 1;
     (void)flags;
-    tensor_graphs_region_1(region_run, &own, threads ? (int)threads : most);
+    {SHARED}(region_run, &own, threads ? (int)threads : most);
 }}
 #endif
 """
-
-SHARED = "tensor_graphs_region_1"  # symbol that libraries share
 
 __all__ = ["PARTS", "SHARED", "SPIN_NS", "THREADS"]

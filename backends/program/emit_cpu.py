@@ -353,11 +353,8 @@ class ProgramEmitter:
             text = self._written(step, names)
             if kind == "address" and not any(map(self._dynamic, (*step.outputs, *(v for _, v in step.inputs)))):
                 name, _, rest = text.partition("(")
-                call, text = (
-                    text,
-                    f"{self._once(f'partial({name}, {rest}', f'{name}_')}()",
-                )  # its addresses never change
-                self.made_once[text] = call
+                call, text = text, f"{self._once(f'partial({name}, {rest}', f'{name}_')}()"
+                self.made_once[text] = call  # its addresses never change
             self.each += STATEMENTS.split(text)
 
     def _scratch(self, step: Step, kind: str) -> str:

@@ -182,7 +182,7 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
 
 @dataclass
 class _Encoding:
-    """Computes the parts of a quantized weight. Keeps the scales, which are small, and knows the codes while others use them."""
+    """Computes the codes and scales of a quantized weight; keeps the scales, and a weak reference to the codes."""
 
     form: str
     dtype: str
@@ -226,7 +226,7 @@ class _EncodedPart(LazyPart):
 
 @contextmanager
 def codes_kept(params: Mapping[str, Data]) -> Iterator[None]:
-    """Within it, codes of weights that `quantized` made stay in memory: each weight is encoded once, however often it is loaded."""
+    """Context in which codes of weights that `quantized` made stay in memory, so that each weight is encoded once."""
     encodings = {id(d.encoding): d.encoding for d in params.values() if isinstance(d, _EncodedPart)}.values()
     for encoding in encodings:
         encoding.keep_codes(True)

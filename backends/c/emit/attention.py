@@ -134,10 +134,7 @@ class AttentionWriter(CValues):
         self._block(loop)
         loop.close()
         self._stored(scope)
-        while scope is not top:
-            scope.close()
-            assert scope.parent is not None
-            scope = scope.parent
+        self._closed(scope, top)
 
     def _place(self, e: Expr, scope: LoopScope) -> LoopScope:
         """The scope itself for values that depend on scores or their sums, which only this scope knows."""

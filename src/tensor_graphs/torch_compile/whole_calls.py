@@ -97,10 +97,9 @@ class WholeCalls:
         self._training = isinstance(own, torch.nn.Module)
         self._chosen: dict[Any, Callable[..., Any]] = {}
         self._trials: dict[Any, CallTrial] = {}
-        self._last: tuple[Any, ...] | None = (
-            None  # of the last signature: a check in C, its count of tensors, modes, chosen
-        )
-        self._repeated: tuple[Any, int] = None, 0  # the last signature that was spelled out, and how often it has been
+        # of a frequent signature: check in C, number of tensors, modes, chosen callable
+        self._last: tuple[Any, ...] | None = None
+        self._repeated: tuple[Any, int] = None, 0  # the last signature that `_signature` made, and how often in a row
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
@@ -123,7 +122,7 @@ class WholeCalls:
         return chosen(*args, **named)
 
     def _remember(self, key: Any, args: Sequence[Any], chosen: Callable[..., Any]) -> None:
-        """Recognise a signature of tensors that occurs often by one check in C, which takes a third of the time."""
+        """Make a check in C for a signature of tensors that occurs often; it takes a third of the time of `_signature`."""
         last, count = self._repeated
         self._repeated = key, count + 1 if key == last else 1
         if key == last and count in (2, 20, 200) and args and all(type(x) is torch.Tensor for x in args):
@@ -162,9 +161,8 @@ class WholeCalls:
             self._trials.clear()
             self._last = None
         if all(g.report.runs == EAGER for g in graphs):
-            self._choose(
-                key, self.own, "go to the module itself: no graph runs a program"
-            )  # or Dynamo has captured none
+            # without graphs, too: Dynamo has captured none
+            self._choose(key, self.own, "go to the module itself: no graph runs a program")
         elif torch.is_grad_enabled():
             self._choose(key, self.compiled, "")
         else:
