@@ -17,7 +17,8 @@ $(READY): pyproject.toml hatch_build.py
 demo: $(READY)  ## optimize real model files that the demo writes itself
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## the whole test suite
+test: export PYTHONDONTWRITEBYTECODE =
+test: $(READY)  ## the whole test suite; its hundreds of processes compile each module once
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: lint types wheel  ## everything CI checks beside the tests

@@ -76,7 +76,8 @@ class Target(Backend, Protocol):
     ) -> Template:
         """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`).
 
-        UsageError if the backend generates no kernels.
+        `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: name
+        of the input precision of float32 matrix products. Raises UsageError if the backend generates no kernels.
         """
         ...
 

@@ -39,7 +39,10 @@ def planned_for() -> str:
 
 
 def check_hardware(wanted: str, where: str = "") -> None:
-    """Raise DeviceUnavailableError unless the GPU a program was made for is present ("" accepts any GPU)."""
+    """Raise DeviceUnavailableError unless the GPU that a program was made for is present.
+
+    `wanted`: its name and compute capability as in `hardware`; "" accepts any GPU. `where`: path for the message.
+    """
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()
@@ -58,7 +61,7 @@ def check_hardware(wanted: str, where: str = "") -> None:
 def check_room(device: str, wanted: int) -> None:
     """Raise DeviceUnavailableError without a GPU, DeviceMemoryError if `wanted` bytes are not free.
 
-    DeviceFaultError if the GPU has failed before.
+    Raises DeviceFaultError if the GPU has failed before.
     """
     check_hardware("")
     import torch
@@ -82,7 +85,7 @@ def is_gpu(device: Any) -> bool:
 
 
 def wait(device: str, what: str) -> None:
-    """Synchronize with a device; `what` names the operation for errors. DeviceFaultError if its work failed."""
+    """Synchronize with a device; `what` names the operation for errors. Raises DeviceFaultError if its work failed."""
     import torch
 
     if not is_gpu(torch.device(device)):

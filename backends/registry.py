@@ -43,7 +43,7 @@ HIDDEN = {"null", "torch_cuda", "nvrtc"}
 def backends() -> Mapping[str, Target]:
     """All backends by name, including those that cannot be used on this machine.
 
-    UsageError if two backends have the same name.
+    Raises UsageError if two backends have the same name.
     """
     there = {n: m for n, m in BUILT_IN.items() if find_spec(f".{m.split('.')[0]}", __package__)}
     found: dict[str, Target] = {n: import_module(f".{m}", __package__).BACKEND for n, m in there.items()}
@@ -65,7 +65,7 @@ on_forget: list[Callable[[], None]] = []  # clear what other modules have cached
 def register(added: Target) -> None:
     """Add a backend for this process. Measuring processes know only built-in backends and entry points.
 
-    UsageError if a backend or a choice has its name, or if another device has its device's name.
+    Raises UsageError if a backend or a choice has its name, or if another device has its device's name.
     """
     if added.name in backends() or added.name in CHOICES:
         raise UsageError(f"two backends are called {added.name!r}", where="register")
@@ -89,7 +89,7 @@ def forget() -> None:
 
 @cache
 def devices() -> Mapping[str, TargetDevice]:
-    """The devices of all backends by name. UsageError if two devices have the same name."""
+    """The devices of all backends by name. Raises UsageError if two devices have the same name."""
     found: dict[str, TargetDevice] = {}
     for b in backends().values():
         if found.setdefault(b.device.name, b.device) != b.device:
@@ -98,14 +98,14 @@ def devices() -> Mapping[str, TargetDevice]:
 
 
 def device(name: str) -> TargetDevice:
-    """The device of a name. UsageError for an unknown name."""
+    """The device of a name. Raises UsageError for an unknown name."""
     if name not in devices():
         raise UsageError(f"no backend works on a device called {name!r}", hint=f"one of {', '.join(sorted(devices()))}")
     return devices()[name]
 
 
 def backend(name: str) -> Target:
-    """The backend of a name. UsageError for an unknown name; its hint lists the known ones."""
+    """The backend of a name. Raises UsageError for an unknown name; its hint lists the known ones."""
     known = backends()
     if name not in known:
         raise UsageError(
@@ -135,7 +135,7 @@ def select(choice: str | None = None) -> list[Target]:
     is "gpu" if a GPU is usable, else NumPy with Torch and C as far as they are usable. Another backend comes with NumPy
     if both work in the host's memory.
 
-    DeviceUnavailableError if a required backend is unusable here. No error where the choice is for planning only
+    Raises DeviceUnavailableError if a required backend is unusable here. No error where the choice is for planning only
     (`elsewhere`).
     """
     name = choice or settings.current().backend
@@ -252,7 +252,7 @@ def with_kernels(chosen: Iterable[Target], added: Iterable[Template]) -> list[Ta
 
 
 def template(backend_name: str, name: str) -> Template:
-    """The template of a name in a backend, or the user kernel of that name. UsageError if there is none."""
+    """The template of a name in a backend, or the user kernel of that name. Raises UsageError if there is none."""
     found = _user.get(backend_name, {}).get(name) or _by_name(backend_name).get(name)
     if found is None:
         raise UsageError(f"the backend {backend_name} has no kernel called {name!r}")

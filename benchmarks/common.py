@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("BENCH_DATA", ROOT.parent / "shared/data"))
@@ -19,6 +20,31 @@ BUDGET = float(os.environ.get("BENCH_BUDGET", "60"))  # seconds of one `optimize
 THREADS = 2
 
 Row = dict[str, Any]
+
+
+class Sampler:
+    """Thread that calls `sample` every `seconds`, as long as the context lasts."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._ended.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self.seconds):
+            self.sample()
+
+    def sample(self) -> None:
+        """Take a sample."""
+        raise NotImplementedError
 
 
 def row(figure: str, required: str, measured: str, ok: bool | None = None, **details: Any) -> Row:

@@ -1,8 +1,9 @@
 """Kernels of decode steps on a GPU, alone: `python -m benchmarks.decode_kernels [--seconds S] [--only TEXT] [--out FILE]`.
 
-Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes) and products with quantized weights (`benchmarks.quantised`),
-each as a generated kernel of Triton and of CUDA C++. Every kernel's schedule search tries up to `--schedules` schedules. Rows: the
-kernel, its best schedules with µs in cold caches, µs of its bytes at the device's bandwidth, failed schedules with their first message.
+Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes), products with quantized weights (`benchmarks.quantised`), and
+the kernels of a layer of Gemma-3-270M and Llama-3.2-1B with and without what can be fused into them (`layer ...`), each as a generated
+kernel of Triton and of CUDA C++. Every kernel's schedule search tries up to `--schedules` schedules. Rows: the kernel, its best schedules (with
+`--all`, all of them) with µs in cold caches, µs of its bytes at the device's bandwidth, failed schedules with their first message.
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ from .quantised import SHAPES
 BEST = 4  # schedules of a row
 
 
-def attention(groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0) -> Tensor:
-    """Attention of a decode step over a cache of `room` positions; `window`: a ring; `norm`: queries are normed and turned."""
+def attention(
+    groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0, angles: bool = False
+) -> Tensor:
+    """Attention of a decode step over a cache of `room` positions; `window`: a ring; `norm`: queries are normed and turned,
+    with `angles` by sines and cosines of the position that the kernel computes itself."""
     q = t.input("q", (1, groups, heads, head))
     k, v = (t.input(name, (1, groups, room, head)) for name in "kv")
     if norm:
-        waves = (t.input(name, (1, 1, 1, head)) for name in ("cos", "sin"))
+        waves = tuple(t.input(name, (1, 1, 1, head)) for name in ("cos", "sin"))
+        if angles:
+            turn = t.cast(t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), "float32") * waves[0]
+            waves = t.cos(turn), t.sin(turn)
         q = c.rope(c.rms_norm(q, t.input("g", (head,)), eps=1e-6), *waves)
     own, held = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), t.iota((1, 1, 1, room), 3)
     if window:
@@ -67,8 +74,66 @@ def product(shape: str, rows: int, form: str) -> Tensor:
     return t.matmul(x, t.transpose(quantization.dequantized(form, codes, scale)))
 
 
-CASES: dict[str, Callable[[], Tensor]] = {
+def normed(x: Tensor, name: str) -> Tensor:
+    """The RMS norm of rows with the gain `name`."""
+    return c.rms_norm(x, t.input(name, x.shape[-1:]), eps=1e-6)
+
+
+def stream(hidden: int, norms: int) -> Tensor:
+    """A row of the residual stream after a layer's half; `norms`: 2 where the half's result is normed as well."""
+    x, y = t.input("x", (1, hidden)), t.input("y", (1, hidden))
+    return x + (normed(y, "before") if norms > 1 else y)
+
+
+def layer_product(hidden: int, columns: int, norms: int, activation: Callable[[Tensor], Tensor] | None = None, *,
+                  stored: bool = False) -> list[Tensor]:  # fmt: skip
+    """A layer's product of one row of `hidden` elements: of an operand (`norms` 0), of its norm (1), or of the norm of the residual
+    stream (2: its last summand is normed, 3: it is not), which is a second result with `stored`. `activation`: that of a gated
+    product of `columns` columns."""
+    summed = stream(hidden, 2 if norms == 2 else 1) if norms > 1 else t.input("x", (1, hidden))
+    x = normed(summed, "gain") if norms else summed
+    gate, up = (t.matmul(x, t.transpose(t.input(name, (columns, hidden)))) for name in ("w", "v"))
+    return [gate if activation is None else activation(gate) * up, *([summed] if stored else [])]
+
+
+def layer_caches(heads: int, groups: int, head: int, room: int, *, norm: bool) -> list[Tensor]:
+    """The row that a decode step writes to the caches of keys and values, and its queries, of a layer's product."""
+    widths = (groups * head, groups * head, heads * head)
+    whole = t.input("x", (1, 1, sum(widths)))
+    at = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1))
+    k, v, q = (t.reshape(p, (1, groups, -1, head)) for p in t.split(whole, widths, -1))
+    angles = t.cast(at, "float32") * t.input("waves", (1, 1, 1, head))
+    waves = t.cos(angles), t.sin(angles)
+    k, q = (c.rope(normed(p, name) if norm else p, *waves) for p, name in ((k, "kg"), (q, "qg")))
+    caches = (t.input(name, (1, groups, room, head)) for name in ("keys", "values"))
+    place = t.broadcast_to(t.mod(at, room), (1, groups, 1, head))
+    return [*(t.scatter_elements(cache, place, x, 2) for cache, x in zip(caches, (k, v))), q]
+
+
+def layers() -> dict[str, Callable[[], list[Tensor]]]:
+    """The kernels of a layer's decode step, apart and fused."""
+    found: dict[str, Callable[[], list[Tensor]]] = {}
+    for name, hidden, inner, qkv, own, norms, act in (
+        ("gemma", 640, 2048, 1536, 1024, 2, c.gelu_tanh), ("llama-1b", 2048, 8192, 3072, 2048, 3, c.silu),
+    ):  # fmt: skip
+        found |= {
+            f"layer {name} stream and norm": lambda h=hidden, n=norms: [normed(s := stream(h, 2 if n == 2 else 1), "gain"), s],
+            f"layer {name} qkv": lambda h=hidden, w=qkv: layer_product(h, w, 0),
+            f"layer {name} norm qkv": lambda h=hidden, w=qkv: layer_product(h, w, 1),
+            f"layer {name} stream norm qkv": lambda h=hidden, w=qkv, n=norms: layer_product(h, w, n, stored=True),
+            f"layer {name} gate-up": lambda h=hidden, w=inner, a=act: layer_product(h, w, 0, a),
+            f"layer {name} stream norm gate-up": lambda h=hidden, w=inner, a=act, n=norms: layer_product(h, w, n, a, stored=True),
+            f"layer {name} down": lambda h=hidden, w=inner: layer_product(w, h, 0),
+            f"layer {name} o": lambda h=hidden, w=own: layer_product(w, h, 0),
+        }  # fmt: skip
+    found["layer gemma caches"] = lambda: layer_caches(4, 1, 256, 768, norm=True)
+    found["layer llama-1b caches"] = lambda: layer_caches(32, 8, 64, 1024, norm=False)
+    return found
+
+
+CASES: dict[str, Callable[[], Tensor | list[Tensor]]] = {
     "gemma ring 768, norm": lambda: attention(1, 4, 256, 768, norm=True, window=512),
+    "gemma ring 768, norm, angles": lambda: attention(1, 4, 256, 768, norm=True, window=512, angles=True),
     "gemma 1024, norm": lambda: attention(1, 4, 256, 1024, norm=True),
     "gemma ring 768": lambda: attention(1, 4, 256, 768, window=512),
     "llama-1b 1024": lambda: attention(8, 4, 64, 1024),
@@ -78,6 +143,7 @@ CASES: dict[str, Callable[[], Tensor]] = {
        for shape, rows, form in (
            ("8b-gate-up", 1, "int4"), ("8b-gate-up", 1, "fp8"), ("8b-gate-up", 1, "plain"), ("8b-down", 1, "int4"), ("8b-gate-up", 16, "int4"),
            ("8b-gate-up", 1, "int8"), ("8b-gate-up", 1, "mxfp4"), ("8b-o", 1, "int4"), ("8b-gate-up", 16, "fp8"))},
+    **layers(),
 }  # fmt: skip
 
 
@@ -89,7 +155,8 @@ def call_of(template: GeneratedKernel) -> Call:
         return Operand(Type(n.shape, dtype), contiguous(n.shape))  # type: ignore[arg-type]
 
     found = {str(n.attr("name")): place(n) for n in topological(template.roots) if n.op == "input"}
-    return Call({o: found[o] for o in template.operands}, place(template.root), {})
+    first, *more = map(place, template.roots)
+    return Call({o: found[o] for o in template.operands}, first, {}, more=tuple(more))
 
 
 def kernels(only: str) -> Iterator[tuple[str, str, GeneratedKernel, Call]]:
@@ -111,8 +178,10 @@ def bytes_of(call: Call) -> int:
     )
 
 
-def figures(rows: Sequence[Mapping[str, Any]], template: GeneratedKernel, call: Call) -> dict[str, Any]:
-    """Best schedules of a kernel in rows of a store, and its failures."""
+def figures(
+    rows: Sequence[Mapping[str, Any]], template: GeneratedKernel, call: Call, best: int | None
+) -> dict[str, Any]:
+    """The `best` schedules of a kernel (None: all) in rows of a store, and its failures."""
     wanted = key_of(template, call).columns
     same = [
         r
@@ -121,7 +190,7 @@ def figures(rows: Sequence[Mapping[str, Any]], template: GeneratedKernel, call: 
     ]
     cold = sorted((r["median_us"], r["schedule"]) for r in same if r["kind"] == "timing" and r["regime"] == "cold")
     failed = [f"{r['schedule']}: {r['message'][:200]}" for r in same if r["kind"] == "failure"]
-    return {"best": cold[:BEST], "tried": len(cold), "failed": len(failed), "failures": failed[:2]}
+    return {"best": cold[:best], "tried": len(cold), "failed": len(failed), "failures": failed[:2]}
 
 
 def stored(root: Path) -> list[dict[str, Any]]:
@@ -135,6 +204,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0, help="no kernel is begun after so many seconds")
     parser.add_argument("--schedules", type=int, default=32)
     parser.add_argument("--only", default="", help="only cases whose names contain this text")
+    parser.add_argument("--all", action="store_true", help="print all schedules of a kernel")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     begun, found = time.perf_counter(), list(kernels(options.only))
@@ -151,7 +221,7 @@ def main() -> None:
             "case": name,
             "backend": backend,
             "limit_us": bytes_of(call) / GPU.bytes_per_us,
-            **figures(rows, template, call),
+            **figures(rows, template, call, None if options.all else BEST),
         }
         for name, backend, template, call in found
     ]

@@ -7,36 +7,37 @@ one that is not (their limits count CPU time); and the sizes of e-graph and hype
 plan cache in a second process. `--to FILE` writes the figures as JSON.
 
 `--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the plan cache;
-printed are wall-clock seconds by stage and, of the second process, the functions that take the most time.
+printed are wall-clock seconds by stage, the timeline of all processes, and the functions of each thread that take the most time (from
+samples of its stack).
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
-import io
 import json
 import math
 import os
-import pstats
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from .common import Sampler
 from .fingerprint import GPU, digest
 from .llm import CONFIGS, LENGTH
 
 NAMES = ("gemma-270m", "llama-1b")
 BUDGET = 40.0  # of the plan that `--again` recalls
 LONG_S = 2.5  # limit of a solve that no measuring follows, as in `search`
-FUNCTIONS = 60  # lines of a profile
+FUNCTIONS, SAMPLE_S = 45, 0.01  # lines of a profile; seconds between samples
 
 
 def cpu_seconds() -> tuple[float, float]:
@@ -209,28 +210,51 @@ def recalled(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
     return {"stages": stage.seconds, "process_s": round(own + workers, 2), "program": digest(program.source)}
 
 
+class StackSampler(Sampler):
+    """Samples of the stacks of all threads of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(SAMPLE_S)
+        self.found: dict[str, Counter[str]] = {}
+
+    def sample(self) -> None:
+        """Count the functions on each thread's stack."""
+        names = {t.ident: t.name for t in threading.enumerate() if t is not self.thread}
+        for number, frame in sys._current_frames().items():
+            if number in names:
+                stack, at = set(), frame
+                while at is not None:
+                    code = at.f_code
+                    stack.add(f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})")
+                    at = at.f_back  # type: ignore[assignment]
+                self.found.setdefault(names[number], Counter()).update(stack)
+
+    def __str__(self) -> str:
+        """Of each thread with most of the samples, the functions that are most often on its stack."""
+        lines: list[str] = []
+        for name, counts in sorted(self.found.items(), key=lambda item: -max(item[1].values()))[:4]:
+            lines += [f"{name}:", *(f"{n * SAMPLE_S:7.2f} s {what}" for what, n in counts.most_common(FUNCTIONS))]
+        return "\n".join(lines)
+
+
 def on_gpu(name: str, budget: float) -> dict[str, Any]:
     """Wall-clock seconds of making a decode step in this process, and of its parts."""
+    from tensor_graphs.report.timeline import drawn
+
     from .llm import generator
 
     begun = time.perf_counter()
     made = generator(name, budget)
     loaded = time.perf_counter()
-    profile = cProfile.Profile()
-    profile.enable()
-    program = made._programs.decode()
-    profile.disable()
+    with StackSampler() as sampler:
+        program = made._programs.decode()
     ready = time.perf_counter()
     program.flat_near()
     program.wait("a decode step")
     first = time.perf_counter()
     report = program.report
     assert report is not None
-    if report.from_plan_cache:
-        for order in ("cumulative", "tottime"):
-            text = io.StringIO()
-            pstats.Stats(profile, stream=text).sort_stats(order).print_stats(FUNCTIONS)
-            print(text.getvalue(), flush=True)
+    print(drawn(report.timeline), sampler, sep="\n", flush=True)
     return {
         "from_plan_cache": report.from_plan_cache, "weights_s": loaded - begun, "ready_s": ready - loaded, "first_step_s": first - ready,
         "seconds": {k: round(v, 2) for k, v in report.seconds.items()}, "plan_us": round(report.cost_us, 1),

@@ -41,6 +41,7 @@ from .llm_time import timed
 LENGTH, PROMPT, NEW, PREFILL = 1024, 48, 64, 512
 PARTS = ("peers", "step", "generate", "prefill")
 LEAST = 10.0  # seconds below which a part is not begun
+TERM = 400  # characters of a kernel's term in its row
 PATTERN = 1_048_583  # random numbers that the weights repeat; a prime, so that no two rows are equal
 _LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
@@ -112,12 +113,15 @@ def generator(name: str, budget: float, quantize: str = "", **options: Any) -> G
 
 def kernel_table(report: Report, bytes_per_us: float) -> list[dict[str, Any]]:
     """Kernels of a plan with equal names and results, the most expensive first: `calls`, `us` of all calls, `share` of the plan,
-    `bandwidth` (share of the device's, of the bytes that the kernel must move) and `limit_us`, the roofline of all calls."""
+    `terms` (what they compute -> number of calls and µs of one), `bandwidth` (share of the device's, of the bytes that the kernel must move) and `limit_us`, the roofline of all calls."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for step in report.steps:
         row = rows.setdefault((step.name, step.type), {
             "kernel": step.name, "result": step.type, "calls": 0, "us": 0.0, "limit_us": 0.0, "bytes": 0.0, "source": step.source,
+            "terms": {},
         })  # fmt: skip
+        calls, _ = row["terms"].get(step.computes[:TERM], (0, 0.0))
+        row["terms"][step.computes[:TERM]] = calls + 1, round(step.us, 2)
         row["calls"] += 1
         row["us"] += step.us
         row["limit_us"] += step.limit_us or 0.0

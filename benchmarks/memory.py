@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,42 +15,33 @@ from typing import Any
 import tensor_graphs as tg
 from tensor_graphs.progress import Progress
 
-from .common import BUDGET, QUICK, gemma, row
+from .common import BUDGET, QUICK, Sampler, gemma, row
 
 TARGET = 2 << 30
 
 
-class Watch:
-    """Samples memory in a thread; `stage` is set from outside."""
+class Watch(Sampler):
+    """Samples of this process's memory by stage; `stage` is set from outside."""
 
     def __init__(self) -> None:
+        super().__init__(0.02)
         self.stage = "start"
         self.peak: dict[str, dict[str, float]] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Keep the sizes if they are the stage's largest."""
         me = os.getpid()
-        while not self._ended.wait(0.02):
-            own, file = _sizes(me)
-            others = sum(_sizes(child)[0] for child in _children(me))
-            total = own + file + others
-            if total > self.peak.get(self.stage, {}).get("total", 0.0):
-                self.peak[self.stage] = {
-                    "total": total,
-                    "own": own,
-                    "mapped files": file,
-                    "children": others,
-                    "at": time.time(),
-                }
+        own, file = _sizes(me)
+        others = sum(_sizes(child)[0] for child in _children(me))
+        total = own + file + others
+        if total > self.peak.get(self.stage, {}).get("total", 0.0):
+            self.peak[self.stage] = {
+                "total": total,
+                "own": own,
+                "mapped files": file,
+                "children": others,
+                "at": time.time(),
+            }
 
 
 def _children(pid: int) -> list[int]:

@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -153,8 +154,13 @@ def whole_calls(make: Make, **options: Any) -> dict[str, Any]:
     }
 
 
-def in_child(name: str, make: Make, seconds: float, options: dict[str, Any]) -> dict[str, Any]:
-    """The row of an architecture, computed in a forked process with limits."""
+def whole_row(name: str, make: Make, **options: Any) -> dict[str, Any]:
+    """The row of an architecture with the times of its calls."""
+    return recorded(name, make, **options) | whole_calls(make, **options)
+
+
+def in_child(name: str, work: Callable[[], dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """The row that `work` returns, computed in a forked process with limits."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -162,8 +168,7 @@ def in_child(name: str, make: Make, seconds: float, options: dict[str, Any]) -> 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         os.close(read)
         try:
-            row = recorded(name, make, **options)
-            row |= whole_calls(make, **options)
+            row = work()
         except BaseException as failure:
             last = traceback.format_exc(limit=-3)
             row = {
@@ -256,7 +261,8 @@ def main() -> None:
     torch.set_num_threads(1)
     known = architectures()
     for name in given.names or [n for n in known if n not in rows]:
-        row = in_child(name, known[name], given.seconds, {"budget": given.budget})
+        work = partial(whole_row, name, known[name], budget=given.budget)
+        row = in_child(name, work, given.seconds)
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(row["name"], "right" if row["right"] else "WRONG", row.get("in_programs"), "of", row.get("operators"),

@@ -1,11 +1,14 @@
 """Training under `tg.compile` beside eager: `python -m benchmarks.training [--steps N] [--budget S] [--device D] [--scale small] [names]`.
 
-On a GPU within 100 s: `--device cuda --scale small --budget 4 --no-peer --seconds 80`.
+On a GPU within 70 s: `--device cuda --scale small --budget 3 --no-peer --seconds 66`.
 
 Models: GPT-2 of 4 layers, ResNet-18, ViT-S, each with its loss. Each row: the relative error of all gradients of the first step
 against eager in float64 (programs, eager), the losses of the first and the last step of both curves, the largest difference of each
-from the curve of eager in float64 (relative to the first loss), µs of a training step (forward, backward, optimizer), the operators that are in programs, and what runs
-after times were compared. For the errors and the curves programs run even where they are slower.
+from the curve of eager in float64 (relative to the first loss), µs of a training step (forward, backward, optimizer), the operators
+that are in programs, and what runs after whole steps were compared. For the errors, the curves and the column of programs they run even
+where they are slower. Times are lower quartiles of alternating steps, without the time for which the thread waited for a core.
+
+Every phase prints what it found at once. A phase that is not done when `--seconds` have passed ends there.
 """
 
 from __future__ import annotations
@@ -14,23 +17,68 @@ import argparse
 import copy
 import json
 import math
+import os
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
 import torch
 from torch import nn
 
 import tensor_graphs as tg
-from tensor_graphs.torch_compile import judge
+from tensor_graphs.pipeline.timing import wall_us
+from tensor_graphs.torch_compile import judge, whole_calls
 
 F = nn.functional
 RATE = 0.01  # of SGD
-ROUNDS = 10  # timed steps of each form, alternating
+ROUNDS = 30  # timed steps of each form, alternating; fewer if they take longer than TIMED_S
+TIMED_S = 4.0
+BEGUN = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Print what is known by now."""
+    print(f"{time.monotonic() - BEGUN:6.1f} s  {text}", flush=True)
+
+
+class TimeUp(BaseException):
+    """The time of the whole run has passed; not an Exception, which searches catch."""
+
+
+GRACE_S = 4.0  # after which the process ends, if it is in a backward pass: a search there sees no signal
+
+
+@contextmanager
+def bounded(until: float, last: Callable[[], None]) -> Iterator[None]:
+    """Context that ends with TimeUp when the monotonic clock reaches `until`; the process ends after `last()`, if it cannot."""
+    if until == math.inf:
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise TimeUp
+
+    def end_process() -> None:
+        last()
+        os._exit(1)
+
+    left = max(until - time.monotonic(), 1e-3)
+    before, timer = signal.signal(signal.SIGALRM, end), threading.Timer(left + GRACE_S, end_process)
+    timer.daemon = True
+    timer.start()
+    signal.setitimer(signal.ITIMER_REAL, left)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Attention(nn.Module):
@@ -160,7 +208,7 @@ def cases(scale: str) -> dict[str, Case]:
 
 @contextmanager
 def always() -> Iterator[None]:
-    """Context in which programs win every comparison of times."""
+    """Context in which programs win every comparison of times, and whole calls go to them."""
 
     def won(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
         for call in calls.values():
@@ -169,10 +217,13 @@ def always() -> Iterator[None]:
         return {"eager": [2.0] * 5, "program": [1.0] * 5}
 
     timed, judge.timed = judge.timed, won
+    begin = whole_calls.WholeCalls._begin
+    whole_calls.WholeCalls._begin = lambda calls, key: calls._choose(key, calls.compiled, "")  # type: ignore[method-assign]
     try:
         yield
     finally:
         judge.timed = timed
+        whole_calls.WholeCalls._begin = begin  # type: ignore[method-assign]
 
 
 def losses(call: Callable[..., Any], module: nn.Module, batches: Sequence[Sequence[torch.Tensor]]) -> list[float]:
@@ -210,81 +261,121 @@ def errors(call: Callable[..., Any], module: nn.Module, batch: Sequence[torch.Te
     return ours, eager
 
 
-def trained(
-    name: str, *, scale: str, steps: int, device: str = "cpu", dtype: torch.dtype = torch.float32, **options: Any
-) -> dict[str, Any]:
-    """Errors of gradients and both loss curves of a model, with programs for all that can be imported."""
+def wide(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors with floats as float64."""
+    return [x.double() if x.is_floating_point() else x for x in tensors]
+
+
+def operands(
+    name: str, scale: str, device: str, dtype: torch.dtype, count: int
+) -> tuple[nn.Module, list[list[torch.Tensor]]]:
+    """A model with reproducible weights, and some batches."""
     torch.manual_seed(0)
     make, batch = cases(scale)[name]
     module = make().to(device, dtype)
-    batches = [
-        [x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch()] for _ in range(min(steps, 4))
+    return module, [
+        [x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch()] for _ in range(count)
     ]
+
+
+def steps_us(
+    forms: Mapping[str, Callable[..., Any]], module: nn.Module, batch: Sequence[torch.Tensor], rounds: int = ROUNDS
+) -> dict[str, float]:
+    """µs of a training step with each form's loss: lower quartiles of alternating steps, after two untimed ones."""
+    optimizer = torch.optim.SGD(module.parameters(), RATE)
+
+    def step(call: Callable[..., Any]) -> None:
+        optimizer.zero_grad()
+        call(*batch).backward()
+        optimizer.step()
+        if batch[0].is_cuda:
+            torch.cuda.synchronize()
+
+    samples: dict[str, list[float]] = {f: [] for f in forms}
+    begin = time.monotonic()
+    for turn in range(2 + rounds):
+        for form, call in forms.items():
+            samples[form].append(wall_us(lambda call=call: step(call)))
+        if turn > 4 and time.monotonic() - begin > TIMED_S:
+            break
+    return {form: round(quantiles(us[2:], n=4)[0], 1) for form, us in samples.items()}
+
+
+def trained(
+    name: str, *, scale: str, steps: int, device: str = "cpu", dtype: torch.dtype = torch.float32, untimed: bool = True,
+    row: dict[str, Any] | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Errors of gradients, times of steps and both loss curves of a model, with programs for all that can be imported.
+
+    They are written into `row` as they are found, and returned.
+    """
+    module, batches = operands(name, scale, device, dtype, min(steps, 4))
     batches = [batches[i % len(batches)] for i in range(steps)]
     reference = copy.deepcopy(module)
+    row = {"case": name} if row is None else row
     with always():
         compiled = tg.compile(module, wait=True, **options)
-        gradients(compiled, module, batches[0])  # the search; its gradients are eager's
-        ours, eager = errors(compiled, module, batches[0])
-        curve = losses(compiled, module, batches)
-    report = tg.torch_compile.last_report()
-    assert report is not None
-    wide = copy.deepcopy(reference).double()
-    exact = losses(wide, wide, [[x.double() if x.is_floating_point() else x for x in b] for b in batches])
-    own = losses(reference, reference, batches)
-    apart, eager_apart = (max(abs(a - b) for a, b in zip(c, exact)) / exact[0] for c in (curve, own))
-    return {
-        "case": name, "error": ours, "eager_error": eager, "losses": curve, "eager_losses": own,
-        "apart": apart, "eager_apart": eager_apart, "runs": report.runs,
-        "operators": sum(x.nodes for x in report.traced), "in_programs": sum(p.nodes for x in report.traced for p in x.parts if p.state.startswith("program")),
-        "report": report.to_json(),
-    }  # fmt: skip
+        for phase in ("forward", "backward"):  # the first call searches one, the second the other
+            gradients(compiled, module, batches[0])
+            say(f"{name}: {phase} pass searched")
+        gradients(compiled, module, batches[0])  # programs are tried and come into use
+        report = tg.torch_compile.last_report()
+        assert report is not None
+        row |= {
+            "runs": report.runs, "report": report.to_json(), "operators": sum(x.nodes for x in report.traced),
+            "in_programs": sum(p.nodes for x in report.traced for p in x.parts if p.state.startswith("program")),
+        }  # fmt: skip
+        say(str(report))
+        row["error"], row["eager_error"] = errors(compiled, module, batches[0])
+        say(f"{name}: error of gradients {row['error']:.2g}, eager {row['eager_error']:.2g}")
+        if not untimed:
+            row |= steps_us(
+                {"eager_us": reference, "programs_us": compiled}, nn.ModuleList([module, reference]), batches[0]
+            )
+            say(f"{name}: a step {row['programs_us']} µs with programs, {row['eager_us']} µs eager")
+            module.load_state_dict(operands(name, scale, device, dtype, 0)[0].state_dict())
+            reference.load_state_dict(module.state_dict())
+        row["losses"] = losses(compiled, module, batches)
+    double = copy.deepcopy(reference).double()
+    exact = losses(double, double, [wide(b) for b in batches])
+    row["eager_losses"] = losses(reference, reference, batches)
+    row["apart"], row["eager_apart"] = (
+        max(abs(a - b) for a, b in zip(row[c], exact)) / exact[0] for c in ("losses", "eager_losses")
+    )
+    return row
 
 
 def timed(
-    name: str, *, scale: str, device: str, dtype: torch.dtype, peer: bool = True, **options: Any
+    name: str, *, scale: str, device: str, dtype: torch.dtype, peer: bool = True, row: dict[str, Any], **options: Any
 ) -> dict[str, Any]:
     """µs of a training step: eager, under `torch.compile` as it is (with `peer`), and under `tg.compile` as it decides."""
     torch._dynamo.reset()
-    torch.manual_seed(0)
-    make, batch = cases(scale)[name]
-    module = make().to(device, dtype)
-    given = [x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch()]
-    compiled = tg.compile(module, wait=True, **options)
-    optimizer = torch.optim.SGD(module.parameters(), RATE)
-
-    def step(call: Callable[..., Any]) -> float:
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        call(*given).backward()
-        optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return 1e6 * (time.perf_counter() - begin)
-
-    forms = {"eager_us": module, "us": compiled}
+    module, (batch,) = operands(name, scale, device, dtype, 1)
+    forms: dict[str, Callable[..., Any]] = {"us": tg.compile(module, wait=True, **options)}
+    for _ in range(4 + 2 * whole_calls.MOST_CALLS):  # both passes are searched and judged, then whole steps
+        gradients(forms["us"], module, batch)
+        report = tg.torch_compile.last_report()
+        if report is not None and report.calls:
+            break
+    forms["eager_us"] = module
     if peer:
         forms["peer_us"] = torch.compile(module)
         try:
-            step(forms["peer_us"])
+            gradients(forms["peer_us"], module, batch)
         except Exception as error:  # no C++ compiler, for example: no figure
-            print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
+            say(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
             del forms["peer_us"]
-    samples: dict[str, list[float]] = {f: [] for f in forms}
-    for _ in range(2 + ROUNDS):
-        for form, call in forms.items():
-            samples[form].append(step(call))
-    report = tg.torch_compile.last_report()
-    return {
-        **{f: round(median(s[2:]), 1) for f, s in samples.items()},
-        "decided": report.runs if report else "",
-        "why": report.why if report else "",
-    }
+    row |= steps_us(forms, module, batch)
+    if report is not None:
+        row["decided"] = "program" if "the compiled one" in report.calls else "eager"
+        row["why"] = f"{report.why}; calls {report.calls}"
+        say(f"{name}: {row['why']}")
+    return row
 
 
 COLUMNS = (
     "model", "operators in programs", "error of gradients: programs, eager", "first loss", "last loss: programs, eager",
-    "largest difference from float64: programs, eager", "eager step, µs", "torch.compile step, µs", "tg.compile step, µs", "runs",
+    "largest difference from float64: programs, eager", "eager step, µs", "step with programs, µs", "torch.compile step, µs", "tg.compile step, µs", "runs",
 )  # fmt: skip
 
 
@@ -293,14 +384,20 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
         cells: list[Any] = [" ".join([row["case"], *row.get("failed", ())])]
-        if "losses" in row:
+        cells.append(f"{row['in_programs']} of {row['operators']}" if "operators" in row else "")
+        cells.append(f"{row['error']:.2g}, {row['eager_error']:.2g}" if "eager_error" in row else "")
+        if "apart" in row:
             ours, eager = row["losses"], row["eager_losses"]
-            cells += [f"{row['in_programs']} of {row['operators']}", f"{row['error']:.2g}, {row['eager_error']:.2g}", f"{ours[0]:.5f}",
-                      f"{ours[-1]:.5f}, {eager[-1]:.5f}", f"{row['apart']:.2g}, {row['eager_apart']:.2g}"]  # fmt: skip
+            cells += [
+                f"{ours[0]:.5f}",
+                f"{ours[-1]:.5f}, {eager[-1]:.5f}",
+                f"{row['apart']:.2g}, {row['eager_apart']:.2g}",
+            ]
         else:
-            cells += [""] * 5
+            cells += [""] * 3
         cells += [
             row.get("eager_us", ""),
+            row.get("programs_us", ""),
             row.get("peer_us", ""),
             row.get("us", ""),
             row.get("decided", row.get("runs", "")),
@@ -320,7 +417,7 @@ def main() -> None:
     parser.add_argument("--scale", choices=("full", "medium", "small", "tiny"), default="full")
     parser.add_argument("--untimed", action="store_true", help="errors and curves only")
     parser.add_argument("--no-peer", action="store_true", help="do not time torch.compile")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no part begins later than this")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="the run ends after so many")
     parser.add_argument("--json", help="file for the rows")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -332,21 +429,28 @@ def main() -> None:
         "budget": given.budget,
     }
     rows: dict[str, dict[str, Any]] = {name: {"case": name} for name in names}
-    parts: list[Callable[[str], dict[str, Any]]] = [lambda name: trained(name, steps=given.steps, **common)]
-    parts += [] if given.untimed else [lambda name: timed(name, peer=not given.no_peer, **common)]
-    begin = time.monotonic()
-    for part in parts:
-        for name in names:
-            if time.monotonic() - begin > given.seconds:
-                continue
-            try:
-                rows[name] |= part(name)
-            except Exception as error:  # the other models still have figures
-                rows[name].setdefault("failed", []).append(f"{type(error).__name__}: {str(error)[:300]}")
-            print(f"{time.monotonic() - begin:6.1f} s", *table([rows[name]]).splitlines()[2:], flush=True)
-            if given.json:
-                Path(given.json).write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")
-    print(table(list(rows.values())))
+    parts: list[Callable[[str], Any]] = [
+        lambda name: trained(name, steps=given.steps, untimed=given.untimed, row=rows[name], **common)
+    ]
+    parts += [] if given.untimed else [lambda name: timed(name, peer=not given.no_peer, row=rows[name], **common)]
+    last = lambda: print(table(list(rows.values())), flush=True)
+    try:
+        with bounded(BEGUN + given.seconds, last):
+            for part in parts:
+                for name in names:
+                    try:
+                        part(name)
+                    except Exception as error:  # the other models still have figures
+                        rows[name].setdefault("failed", []).append(f"{type(error).__name__}: {str(error)[:300]}")
+                    finally:
+                        say(table([rows[name]]).splitlines()[2])
+                        if given.json:
+                            Path(given.json).write_text(
+                                json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8"
+                            )
+    except TimeUp:
+        say("the time is up")
+    last()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,10 @@ def write_gpt2(
     folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, vocab: int = 50257,
     positions: int = 1024, dtype: str = "float32", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a GPT-2 checkpoint (124 M parameters). `more` holds further config fields."""
+    """Write a GPT-2 checkpoint (124 M parameters at the default sizes) and return its path.
+
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields.
+    """
     config = {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_embd": hidden,
         "n_head": heads, "vocab_size": vocab, "n_positions": positions, "activation_function": "gelu_new",
@@ -162,12 +165,18 @@ class Net:
         self.dtype, self.seed, self.params = dtype, seed, dict[str, Data]()
 
     def param(self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0) -> Tensor:
-        """Return a parameter of normal random numbers. Equal names give the same parameter."""
+        """Return a parameter of normal random numbers of a mean and standard deviation (`scale`).
+
+        Equal names give the same parameter.
+        """
         self.params[name] = RandomArray(tuple(shape), self.dtype, scale, mean, self.seed, name)
         return t.param(name, shape, self.dtype)
 
     def dense(self, name: str, x: Tensor, outputs: int, *, bias: bool = True, gain: float = 1.0) -> Tensor:
-        """Linear layer x @ w (+ b)."""
+        """Linear layer x[..., inputs] @ w[inputs, outputs] (+ b); `name` is the prefix of its parameters.
+
+        `gain`: factor on the scale of its weights, which is 1 / sqrt(inputs).
+        """
         inputs = _int(x.shape[-1])
         w = self.param(f"{name}.weight", (inputs, outputs), gain / sqrt(inputs))
         return c.linear(x, w, self.param(f"{name}.bias", (outputs,), 0.02)) if bias else t.matmul(x, w)
@@ -175,14 +184,17 @@ class Net:
     def conv(
         self, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, bias: bool = False, gain: float = 1.0
     ) -> Tensor:
-        """2-D convolution with "same" padding (for odd window sizes)."""
+        """2-D convolution of x[N, C, H, W] with "same" padding (for odd window sizes), as `Net.dense`.
+
+        `size`: window size in both directions.
+        """
         inputs = _int(x.shape[1])
         w = self.param(f"{name}.weight", (outputs, inputs, size, size), gain / sqrt(inputs * size * size))
         b = self.param(f"{name}.bias", (outputs,), 0.02) if bias else None
         return t.conv(x, w, b, strides=(stride,) * 2, pads=((size - 1) // 2,) * 4)
 
     def affine(self, name: str, features: int, gain: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the (gain, shift) parameters of a norm."""
+        """Return the (gain, shift) parameters [features] of a norm."""
         return self.param(f"{name}.weight", (features,), 0.05 * gain, gain), self.param(
             f"{name}.bias", (features,), 0.02
         )
@@ -196,7 +208,7 @@ class Net:
         return c.group_norm(x, *self.affine(name, _int(x.shape[1])), groups=groups, eps=1e-5)
 
     def batch_norm(self, name: str, x: Tensor, gain: float = 1.0) -> Tensor:
-        """Batch normalization with running statistics."""
+        """Batch normalization of x[N, C, H, W] with running statistics; `gain`: mean of the factors."""
         features = _int(x.shape[1])
         mean = self.param(f"{name}.running_mean", (features,), 0.05)
         var = self.param(f"{name}.running_var", (features,), 0.05, 1.0)

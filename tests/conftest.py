@@ -1,7 +1,8 @@
-"""Settings of a test run: a home of its own, a profile of Hypothesis, and Triton's interpreter where there is no GPU.
+"""Settings of a test run: a home of its own, threads that sleep while they wait, a profile of Hypothesis, and Triton's
+interpreter where there is no GPU.
 
-No test reads or writes the user's cost store, or reads the shipped one. Triton reads the choice of its interpreter when
-it is imported.
+No test reads or writes the user's cost store, or reads the shipped one. Libraries read the settings of their threads, and
+Triton the choice of its interpreter, when they are imported.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Tests run on all cores at once: a thread that spins while it waits takes the core of another test.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2**4 cycles
 
 from tensor_graphs.backends.library.torch_cuda import BACKEND
 
@@ -35,7 +40,8 @@ if BACKEND.unavailable():
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage be collected while tests run."""
+    """Let garbage be collected while tests run, seldom: they share a process with the modules of all tests."""
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 

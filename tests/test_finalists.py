@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from tensor_graphs.extract.search.alternatives import finalists
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import time_finalists, time_launching, timing
+from tensor_graphs.pipeline.reserves import after_finalists_s, after_search_s, launching_s
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.time_finalists import fastest_finalist
 from tensor_graphs.report.report import FinalistReport, Report
@@ -71,8 +73,8 @@ class SimulatedProgram:
             raise RuntimeError("no such kernel")
         return self.us
 
-    def memory(self) -> dict[str, int]:
-        return {"cuda": self.nbytes}
+    def missing_bytes(self) -> int:
+        return self.nbytes
 
     def near(self, values: Any) -> Any:
         return values
@@ -99,11 +101,18 @@ def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def timed(
-    choice: Choice, build: Callable[[Choice], Any], **options: Any
+    choice: Choice, build: Callable[[Choice], Any], compile_s: float = 0.0, **options: Any
 ) -> tuple[Choice, SimulatedProgram, Session]:  # fmt: skip
-    session = Session(Options(backend="gpu", **{"budget": 60.0, **options}))
+    """The fastest finalist; compilers take `compile_s` seconds of the session's clock."""
+    late: list[float] = []
+    session = Session(Options(backend="gpu", **{"budget": 60.0, **options}), now=lambda: time.monotonic() + sum(late))
     task: Any = SimpleNamespace(on_gpu=True, symbolic=None, model=SimpleNamespace(graph=GRAPH))
-    best, program = fastest_finalist(session, task, choice, build(choice), build, lambda calls, seconds, programs: True)
+
+    def compiled(calls: Any, seconds: float, programs: Any) -> bool:
+        late.append(min(compile_s, seconds))
+        return compile_s <= seconds
+
+    best, program = fastest_finalist(session, task, choice, build(choice), build, compiled)
     return best, program, session  # type: ignore[return-value]
 
 
@@ -136,12 +145,21 @@ def test_a_difference_within_noise_keeps_the_predicted_plan(choice: Choice) -> N
 
 def test_finalists_that_fail_or_do_not_fit_are_left_out(choice: Choice) -> None:
     fails = lambda c: SimulatedProgram(c, 4.0, fails=len(c.chosen) == 1)
-    large = lambda c: SimulatedProgram(c, 4.0, nbytes=5 << 30)
+    large = lambda c: SimulatedProgram(c, 4.0, nbytes=9 << 30)
     for build in (fails, large):
         best, _, session = timed(choice, build)
         assert best is choice and not session.finalists and not session.warnings
     best, _, session = timed(choice, lambda c: SimulatedProgram(c, 4.0, fails=True))
     assert best is choice and "no such kernel" in session.warnings[0]
+
+
+def test_programs_that_take_long_to_bind_are_timed_more_than_once(choice: Choice) -> None:
+    class Bound(SimulatedProgram):
+        def wait(self, what: str) -> None:
+            time.sleep(0.12)
+
+    best, _, session = timed(choice, lambda c: Bound(c, 4.0), budget=2.0)  # a twentieth of it for finalists
+    assert names(best) == ["both"] and [f.chosen for f in session.finalists] == [False, True]
 
 
 def test_nothing_is_timed_without_time(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +207,20 @@ def test_kernels_overlap_where_the_program_is_then_faster(choice: Choice, result
         and program.us == 83.0
         and [f.chosen for f in session.finalists] == [False, True, False, False]
     )
+
+
+def test_compilers_take_no_time_from_timing_and_leave_some_for_the_stages_after(
+    choice: Choice, results: list[Any]
+) -> None:
+    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), compile_s=4.5)
+    assert names(best) == ["both"] and best.launching == "held" and session.omitted == []
+    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), compile_s=4.5, budget=20.0)
+    assert names(best) == ["both"] and session.omitted == []
+    session = Session(Options(backend="gpu", budget=40.0))
+    session.verification_s = 0.5
+    assert after_search_s(session) > launching_s(session) + after_finalists_s(session) > 0.5 + launching_s(session)
+    small = Session(Options(backend="gpu", budget=5.0))
+    assert after_search_s(small) == after_finalists_s(small) == launching_s(small) == 0.0
 
 
 def test_other_launches_are_not_tried_without_time_or_with_other_results(choice: Choice, results: list[Any]) -> None:

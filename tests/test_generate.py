@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,6 +37,7 @@ from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.zoo import write_checkpoint
+from tensor_graphs.processes import forks
 
 VOCAB, LENGTH, LONG = 24, 48, 23
 #: Searches that take no longer than they must.
@@ -65,6 +67,12 @@ def made(folder: Path) -> Iterator[Generator]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cached_model, "BUCKETS", (4, 8))
         yield Generator(folder, max_length=LENGTH, batch=2, **FAST)
+
+
+def test_a_generator_is_not_pickled_and_its_lock_is_free_in_a_forked_child(made: Generator) -> None:
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        pickle.dumps(made)
+    assert isinstance(made._lock, forks.Lock)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

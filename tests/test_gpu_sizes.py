@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.choose import choose
 from tensor_graphs.verification import diagnose
 
-from .backends.cuda_host import compiler, cuda_core
+from .backends.cuda_host import emulate
 
 torch = pytest.importorskip("torch")
 T = tg.dim("T", max=200)
@@ -55,10 +54,7 @@ def rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """cuda-core, compiling for and launching on this CPU."""
-    compiler()
-    for name, module in cuda_core(tmp_path).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    emulate(monkeypatch, tmp_path)
     monkeypatch.setattr(Cuda, "unavailable", lambda self: "")
     monkeypatch.setitem(registry.CHOICES, "generated", ("nvrtc", "torch_cuda"))
 

@@ -23,6 +23,19 @@ ALLOWED = {
     "backends": {"egraph", "extract", "costdb"},
     "models": {"egraph", "extract", "costdb", "backends"},
 }
+UPPER = (
+    "verification",
+    "report",
+    "option_checks",
+    "options",
+    "public_functions",
+    "pipeline",
+    "explorer",
+    "generation",
+    "torch_compile",
+    "kernels",
+    "cli",
+)  # of src/tensor_graphs, each may import those before it
 BASE = {
     "errors",
     "settings",
@@ -44,7 +57,8 @@ def module_files() -> Iterator[tuple[str, Path]]:
     source = ROOT / "src" / "tensor_graphs"
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
-        if parts[0] not in FOLDERS and parts[-1] not in ("__init__", "__main__"):
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if parts and parts[0] not in FOLDERS and parts[-1] != "__main__":
             yield ".".join(parts), path
 
 
@@ -146,6 +160,14 @@ def test_folders_import_one_way(folder: str) -> None:
         assert not wrong, f"{module} imports {sorted(wrong)}"
 
 
+@pytest.mark.parametrize("number", range(len(UPPER)), ids=UPPER)
+def test_upper_packages_import_one_way(number: int) -> None:
+    own, later = UPPER[number], {*UPPER[number + 1 :]}
+    for module in (m for m in FILES if m.split(".")[0] == own):
+        wrong = {i.split(".")[0] for i in imports_of(module)} & later
+        assert not wrong, f"{module} imports {sorted(wrong)}"
+
+
 def test_no_packages_import_each_other() -> None:
     assert cycles(packages()) == []
 
@@ -193,3 +215,15 @@ def test_class_names_are_unique() -> None:
             if not name.startswith("_") and name not in PUBLIC_NAMES:
                 named.setdefault(name, []).append(module)
     assert {name: modules for name, modules in named.items() if len(modules) > 1} == {}
+
+
+def test_modules_named_in_strings_exist() -> None:
+    """Worker processes, entry points and messages name modules as text, which a renaming would leave behind."""
+    wrong = []
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            for name in re.findall(r"\btensor_graphs\.([a-z_]\w*(?:\.[a-z_]\w*)+)", text):
+                if name not in FILES and name.rpartition(".")[0] not in FILES:  # a module, or a function in one
+                    wrong.append(f"{module}:{node.lineno}: tensor_graphs.{name}")
+    assert not wrong, "\n".join(wrong)

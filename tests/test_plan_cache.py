@@ -30,6 +30,7 @@ from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.pipeline import choose_form, measuring, recall, search, time_program, verify_program
 from tensor_graphs.pipeline import plan_cache as remember
 from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.cached_kernels import read_kernels
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, priced_steps
 from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.private import read_sealed, sealed
@@ -436,6 +437,7 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     from tensor_graphs.backends import gpu
     from tensor_graphs.backends.generate.generator import KernelGenerator
     from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+    from tensor_graphs.backends.program.binaries import Binaries
     from tensor_graphs.backends.program.program import Program
     from tensor_graphs.backends.registry import backend
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
@@ -452,6 +454,10 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(measuring, "GpuMeasurer", type("Here", (GpuMeasurer,), {"__init__": made}))
     whole_programs_take(monkeypatch, lambda *a: None)
     source = t.exp(t.input("x", (40, 6))) * t.input("y", (40, 6))
+    stored = Binaries("this GPU", {"0.cubin": b"code"}, [{"binary": "0.cubin", "name": "f"}])
+    taken: list[Binaries | None] = []
+    monkeypatch.setattr(Program, "binaries", stored)
+    monkeypatch.setattr(Program, "take_binaries", lambda self, found: taken.append(found))
     first = tg.optimize(source, backend="triton-only", budget=60)
     assert first.report.search_stopped == "measured" and first.report.measured_now > 0
     spent = first.report.measuring
@@ -459,7 +465,19 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert spent["rounds"] >= 2 and spent["try_s"] > 0, "the last round finds nothing to measure"
     second = tg.optimize(source, backend="triton-only", budget=60)
     assert second.report.from_plan_cache and second.source == first.source and second.report.measured_now == 0
-    assert second.manifest.device == "cuda"
+    assert second.manifest.device == "cuda" and taken == [stored]  # compiled kernels are stored beside the plan
+    (file,) = (home / "plans").glob("*.kernels")
+    file.write_bytes(file.read_bytes()[:-1] + b"0")
+    third = tg.optimize(source, backend="triton-only", budget=60)
+    assert third.report.from_plan_cache and taken == [stored, None]
+    assert any("kernels of a cached plan are compiled again" in w for w in third.report.warnings)
+    tg.optimize(source, backend="triton-only", budget=60)
+    assert taken[-1] == stored  # they were stored again
+    damaged = json.loads(read_sealed(file, name=file.name)) | {"files": {"launches.json": "AA"}}
+    file.write_bytes(sealed(json.dumps(damaged).encode(), file.name))
+    with pytest.raises(ValueError, match="padding"):
+        read_kernels(file.with_suffix(".json"), damaged["source"])
+    assert read_kernels(file.with_suffix(".json"), "another program") is None
 
 
 def test_renamed_report_fields_are_readable_under_their_old_names() -> None:

@@ -16,6 +16,7 @@ from tensor_graphs.errors import BadModelError
 from tensor_graphs.report.drawings import weight_names
 from tensor_graphs.report.page import advice, share_of_limit
 from tensor_graphs.report.report import BucketReport, OperationReport, Report, StepReport, UserKernelReport
+from tensor_graphs.report.timeline import drawn
 
 HOSTILE = "</main><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80\0"
 
@@ -91,6 +92,42 @@ def test_weights_are_named_where_they_are_read() -> None:
     made = Report("m", "c", operations=[OperationReport(op, name, "float32[4, 4]", reads) for op, name, reads in rows])
     assert weight_names(made) == {0: "w", 1: "w"}
     assert "The model, simplified: 2 operations" in made.html()
+
+
+def test_names_of_weights_stay_few() -> None:
+    """Each operation reads the two before it: joined texts would double every other row."""
+    rows = [OperationReport("param", f"w{i}", "float32[4]", []) for i in range(12)]
+    rows += [OperationReport("add", "", "float32[4]", [i - 1, i - 2]) for i in range(12, 400)]
+    assert max(map(len, weight_names(Report("m", "c", operations=rows)).values())) < 100
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"buffers": [{"value": "x", "offset": 10**400, "size": 4, "first": 0, "last": 1}]},
+        {"buffers": [{"value": "x", "offset": 0, "size": 4, "first": 0, "last": -1}]},
+        {"steps": [{"name": "k", "backend": "c", "computes": "", "us": -1.0, "source": "", "reads": [], "writes": []}]},
+        {"cost_us": 1e308},
+        {"timeline": {"x": [[-1e12, 1.0]]}},
+        {"timeline": {"x": [[2.0, 1.0]]}},
+        {"verification": {"error_before": 10**400, "error_after": 0.0, "allowed": 0.0, "passed": True, "seeds": 1}},
+    ],
+)
+def test_numbers_of_a_report_are_bounded(report: Report, tmp_path: Path, change: dict[str, object]) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({**report.to_json(), **change}))
+    with pytest.raises(BadModelError, match="no report"):
+        Report.read(tmp_path / "report.json")
+
+
+def test_charts_take_any_number_that_a_report_may_have(report: Report, tmp_path: Path) -> None:
+    """Steps up to 2^62, times and flops of almost nothing, spans before the call, and rows without any."""
+    buffers = [{"value": "x", "offset": 0, "size": 4, "first": 0, "last": 1 << 62}]
+    step = {"name": "k", "backend": "c", "computes": "", "source": "measured", "reads": [], "writes": []}
+    steps = [{**step, "us": us, "limit_us": us, "flops": us, "bytes": 5e-324} for us in (0.0, 5e-324, 1e18)]
+    change = {"buffers": buffers, "steps": steps, "timeline": {"x": [[-1e8, -1e7]], "y": []}}
+    (tmp_path / "report.json").write_text(json.dumps({**report.to_json(), **change}))
+    found = Report.read(tmp_path / "report.json")
+    assert len(found.html()) + len(found._repr_html_()) + len(drawn(found.timeline)) < 1 << 20
 
 
 def test_shares_and_advice() -> None:

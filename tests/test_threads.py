@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import linecache
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -13,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,11 +33,13 @@ from tensor_graphs.backends.program.gpu_helpers import HELPERS
 from tensor_graphs.backends.runtime.threads import one_blas_thread
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
+from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.errors import warned, warnings_into
+from tensor_graphs.errors import UsageError, warned, warnings_into
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.gc_pause import gc_paused
+from tensor_graphs.models.torch_export import aten_recurrent
 
 from .fuzz.soak import LIMITS, graph, resources, slope, soak
 
@@ -239,19 +244,14 @@ def test_the_settings_of_a_call_hold_in_its_threads() -> None:
     assert seen == [3]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_runs_programs_and_optimizes(tmp_path: Path) -> None:
-    """With processes and threads of its own, also where the parent's threads hold what it needs."""
-    big = tg.optimize(
-        t.exp(t.input("x", (256, 256))) @ t.param("w", (256, 256)), params={"w": np.ones((256, 256), np.float32)},
-        budget=10.0, deterministic=True, limits=LIMITS, costdb=tmp_path,
-    )  # fmt: skip
-    x = np.zeros((256, 256), np.float32)
-    expected, held, done = big(x), threading.Event(), threading.Event()
+def in_child_while_held(contexts: Sequence[AbstractContextManager[Any]], right: Callable[[], bool]) -> bool:
+    """Result of `right()` in a forked child, while another thread of the parent is inside contexts; False if the child hangs."""
+    held, done = threading.Event(), threading.Event()
 
     def holds() -> None:
-        with big._lock, gc_paused():
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
             held.set()
             done.wait(60)
 
@@ -261,17 +261,51 @@ def test_a_forked_child_runs_programs_and_optimizes(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         signal.alarm(60)  # a child that hangs is killed
-        right = np.array_equal(big(x), expected) and gc.isenabled()
-        right = right and bool(optimized(2, tmp_path).report.verification["passed"])
-        os._exit(0 if right else 1)
+        os._exit(0 if right() else 1)
     status = os.waitpid(child, 0)[1]
     done.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(status) == 0
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_runs_programs_and_optimizes(tmp_path: Path) -> None:
+    """With processes and threads of its own, also where the parent's threads hold what it needs."""
+    big = tg.optimize(
+        t.exp(t.input("x", (256, 256))) @ t.param("w", (256, 256)), params={"w": np.ones((256, 256), np.float32)},
+        budget=10.0, deterministic=True, limits=LIMITS, costdb=tmp_path,
+    )  # fmt: skip
+    x = np.zeros((256, 256), np.float32)
+    expected = big(x)
+
+    def right() -> bool:
+        same = np.array_equal(big(x), expected) and gc.isenabled()
+        return same and bool(optimized(2, tmp_path).report.verification["passed"])
+
+    assert in_child_while_held([big._lock, gc_paused()], right)
     assert optimized(2, tmp_path).report.verification["passed"], "the parent's workers are its own"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_locks_are_free_in_a_forked_child(tmp_path: Path) -> None:
+    """Those of a store and of traces, whichever thread of the parent holds them."""
+    locks = [Store(tmp_path)._lock, aten_recurrent._LOCK]
+    assert in_child_while_held(locks, lambda: all(lock.acquire(timeout=2) for lock in locks))
+
+
+def test_programs_are_saved_not_pickled(tmp_path: Path) -> None:
+    program = optimized(4, tmp_path)
+    x = np.ones(program.manifest.inputs[0][1], np.float32)
+    for way in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(UsageError, match=r"program\.save"):
+            way(program)
+    assert np.array_equal(copy.copy(program)(x), program(x))
+
+
 def test_the_lines_of_a_program_s_text_go_with_it(tmp_path: Path) -> None:
+    gc.collect()  # programs of earlier tests
     program = optimized(4, tmp_path)
     program(np.ones(program.manifest.inputs[0][1], np.float32))
     (file,) = {

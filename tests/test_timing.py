@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -47,3 +48,18 @@ def test_what_others_at_work_add_makes_nothing_faster() -> None:
     assert is_faster(quiet, [11.0, 14.0, 15.0, 16.0], 0.03)
     assert not is_faster(quiet, [10.2, 10.3, 10.2], 0.03), "within the noise"
     assert not is_faster([9.0, 12.0, 12.0], quiet, 0.03), "one lucky sample"
+
+
+def test_pairs_are_won_significantly_or_not_at_all() -> None:
+    wins = lambda won, of: timing.wins_pairs([1.0] * of, [1.1] * won + [1.01] * (of - won), 0.02)
+    assert wins(3, 3) and wins(9, 12) and wins(30, 48)
+    assert not wins(0, 0) and not wins(2, 2) and not wins(8, 12) and not wins(29, 48)
+
+
+def test_time_without_a_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = iter([0, 20_000_000, 0, 10**12])
+    monkeypatch.setattr(timing, "_waited_ns", lambda: next(waited))
+    assert 9e3 < timing.wall_us(lambda: time.sleep(0.03)) < 25e3  # 20 of 30 ms without a core
+    assert (
+        0 <= timing.wall_us(lambda: time.sleep(0.001)) < 1e3
+    )  # a wait outside of the two clocks: at least the CPU time

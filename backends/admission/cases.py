@@ -47,7 +47,9 @@ class Case:
 
 
 def cases_of(template: UserKernel, count: int = CASES, *, interpreted: bool = False) -> list[Case]:
-    """Up to `count` cases: small sizes, the smallest first, and random ones of any size in turn. KernelError if none is found.
+    """Up to `count` cases: small sizes, the smallest first, and random ones of any size in turn.
+
+    Raises KernelError if none is found.
 
     `interpreted`: the kernel runs in Triton's interpreter, where sizes stay small.
     """

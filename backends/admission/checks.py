@@ -99,7 +99,7 @@ class RunnerProcess(CpuWorkerProcess):
         super().close()
 
     def reply(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The reply to a job. Refused if it is a failure."""
+        """The reply to a job. Raises Refused if it is a failure."""
         reply = self.ask(job, seconds)
         if not reply.get("ok"):
             raise Refused(str(reply.get("status", "error")), str(reply.get("message", ""))[:1000])
@@ -129,7 +129,7 @@ class Checker:
             self.runner.close()
 
     def templates(self) -> list[UserKernel]:
-        """Templates of the file's kernels for matching only. KernelError if the file cannot be executed."""
+        """Templates of the file's kernels for matching only. Raises KernelError if the file cannot be executed."""
         self.runner = RunnerProcess(self.environment)
         try:
             return self._loaded()
@@ -234,7 +234,7 @@ class Checker:
                     raise Refused("nondeterministic", f"two runs differ in {name}, first at {list(where)}", None, where)
 
     def _harmless(self, memory: SharedMemory, places: Mapping[str, Any], before: Mapping[str, bytes]) -> None:
-        """Refused if a run wrote outside of its outputs."""
+        """Raises Refused if a run wrote outside of its outputs."""
         if (at := memory.outside(places)) is not None:
             near = min(places, key=lambda n: min(abs(at - places[n].start), abs(at - places[n].start - places[n].size)))
             start, end = places[near].start, places[near].start + places[near].size

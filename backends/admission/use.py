@@ -33,13 +33,14 @@ def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Admissio
 
         tg.use_kernels("kernels.py")
 
-    `sources`: paths of Python files, kernels (`tg.kernel`) or modules that declare them. **The files are executed as code**,
-    with the rights of this process; the checks find mistakes, they are no sandbox. Each kernel first runs in a child
-    process, on several choices of sizes and values, and is compared with its reference in float64; verdicts are kept by the
-    content of the file. `say` receives the name of each kernel that is checked.
+    `sources`: paths of Python files, kernels (`tg.kernel`) or modules that declare them. **The files are executed as
+    code**, with the rights of this process; the checks find mistakes, they are no sandbox. Each kernel first runs in a
+    child process, on several choices of sizes and values, and is compared with its reference in float64; verdicts are
+    kept by the content of the file. `say` receives the name of each kernel that is checked.
 
-    KernelError for a file that is missing or malformed; KernelRefusedError if a kernel fails a check: then none of its file
-    is used. Kernels whose backend does not work on this machine are left out, with the status "unavailable".
+    Raises KernelError for a file that is missing or malformed; raises KernelRefusedError if a kernel fails a check:
+    then none of its file is used. Kernels whose backend does not work on this machine are left out, with the status
+    "unavailable".
     """
     found: list[AdmissionVerdict] = []
     for file, names in _files(sources).items():
@@ -74,7 +75,7 @@ def _files(sources: Iterable[Any]) -> dict[KernelFile, set[str]]:
 
 
 def _admitted(file: KernelFile, names: set[str], say: Say) -> tuple[list[UserKernel], list[AdmissionVerdict]]:
-    """Usable templates of a file, and the verdicts. KernelRefusedError if a wanted kernel failed a check."""
+    """Usable templates of a file, and the verdicts. Raises KernelRefusedError if a wanted kernel failed a check."""
     verdicts = [v for v in verdicts_of(file, say=say) if not names or v.kernel in names or not v.language]
     refused = [v for v in verdicts if not v.admitted and v.status != "unavailable"]
     if refused:
@@ -111,7 +112,7 @@ def verdicts_of(
 def described(file: KernelFile) -> list[dict[str, Any]]:
     """Name, backend, family, pattern and guards of each kernel of a file, which is executed in a child process only.
 
-    KernelError if that fails.
+    Raises KernelError if that fails.
     """
     found = Checker(file).templates()
     return [

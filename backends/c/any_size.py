@@ -116,7 +116,10 @@ def _made(roots: tuple[Tensor, ...]) -> GeneratedKernel:
 
 # ---------------------------------------------------------------- text
 def _text(template: GeneratedKernel, call: Call) -> str:
-    """The kernel's function without comments, with size-independent names. KeyError if the template has no kernel."""
+    """The kernel's function without comments, with size-independent names.
+
+    Raises KeyError if the template has no kernel.
+    """
     found = template.lower(call)
     if found is None:
         raise KeyError(template.name)

@@ -19,7 +19,8 @@ from ...egraph.ir.ops import OPS, Type
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
-from ..generate.generator import Asked, KernelGenerator, Lowering, Lowerings
+from ..generate.generator import KernelGenerator, Lowering, Lowerings
+from ..generate.lowering_requests import LoweringRequest
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
@@ -78,7 +79,7 @@ def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
 class CLowering(Lowering):
     """Lowering of fusion groups for the C backend."""
 
-    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
+    def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if C can compute it."""
         if not _worth(asked.group.terms):
             return

@@ -94,7 +94,10 @@ class CEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """The version, with an ending for kernels that read bytes, whose sums are integer dot products."""
+        """Version of the emitter in the key of stored measurements.
+
+        Kernels that read bytes have an ending of their own, because their sums are integer dot products.
+        """
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
         return self.version + (PACKED if bytes_ else "")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.graph import Tensor, topological
 from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none
@@ -43,6 +43,7 @@ from .warp_specialized.schedules import gemm_fits, gemm_schedules
 from .windows.kernel import WindowSchedule, emit_windows
 from .windows.schedules import window_schedules, windows_fit
 
+GROUPED = ".1"  # ending of the version of kernels that read bytes
 ThreadSchedule = SimtSchedule | SkinnyGemmSchedule | FewRowAttentionSchedule  # schedules with a thread layout
 
 
@@ -117,6 +118,7 @@ SIMT = Strategy(
     legal=lambda kernel, shape, s, splits: simt_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
     masked=lambda s: True,
+    sides=True,
 )
 ATTENTION = Strategy(
     "attention of few rows",
@@ -166,6 +168,11 @@ class CudaEmitter(StrategyEmitter):
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
     strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, ATTENTION, GEMM, TILED), kw_only=True)
+
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """The version, with an ending for kernels that read bytes: scales of groups are applied to sums of products."""
+        bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
+        return self.version + (GROUPED if bytes_ else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
         """(launch statement, definitions) of a kernel for free sizes (`Emitter.sized_launch`).

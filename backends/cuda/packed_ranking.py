@@ -12,6 +12,7 @@ from .ranking import LATENCY, Fixed, Ranked
 BYTES = 16  # of codes in a load
 ISSUED = 128 * 1700.0  # instructions of threads that an SM issues in a µs
 EACH = {32: 2.6, 16: 3.8}  # instructions of a thread per number, by the numbers of 16 bytes: counted in SASS
+GROUPED = 2.0  # the same where offsets and scales are applied to sums of products
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class PackedFew:
     """A skinny GEMM with packed weights, as its ranking model sees it.
 
     Rows, columns, elements along K, numbers in 16 bytes of codes (`span`), matrices, batch size, whether split-K is
-    possible, and the fixed schedule entries of short inner reductions.
+    possible, and the fixed schedule entries of short inner reductions. `grouped`: whether offsets and scales are
+    applied to sums of products.
     """
 
     rows: int
@@ -30,6 +32,7 @@ class PackedFew:
     batch: int
     splits: bool
     own: Fixed
+    grouped: bool = False
 
     def ranked(self) -> Ranked:
         """Yields (schedule, estimated µs): warps along K and N, tiles of 8 columns per warp, split-K factor."""
@@ -53,7 +56,8 @@ class PackedFew:
     def us(self, along: int, wide: int, tiles: int, split: int) -> float:
         """Estimated time in µs: the larger of DRAM time and instruction time of the busiest SM.
 
-        DRAM time has a penalty for too few bytes in flight. Each round of loads takes at least one memory latency.
+        `along`, `wide`: warps along K and N; `tiles`: column fragments per warp; `split`: split-K factor. DRAM time
+        has a penalty for too few bytes in flight. Each round of loads takes at least one memory latency.
         """
         machine, threads, n = target(), 32 * along * wide, 8 * tiles * wide
         blocks = ceil(self.columns / n) * self.batch * split
@@ -66,7 +70,7 @@ class PackedFew:
         dram = self.length * self.columns * self.matrices * self.batch * BYTES / self.span / machine.bytes_per_us
         flying = min(max(1.0, busy), resident) * threads * tiles * BYTES * self.matrices * min(1.0, numbers / padded)
         starved = 0.4 * max(0.0, log2((40 << 10) / flying))
-        issued = share * padded * EACH[self.span] / ISSUED
+        issued = share * padded * (GROUPED if self.grouped else EACH[self.span]) / ISSUED
         waves = ceil(busy / resident)
         joined = (1.0 + 0.3 * split) * (split > 1) + 0.1 * log2(along) + 0.05 * tiles
         return (

@@ -26,12 +26,19 @@ WHOLE = 64  # limit of elements of a row that a thread holds at once
 IN_FLIGHT = 40 << 10  # bytes in flight that an SM needs to saturate its share of the bandwidth (Little's law)
 FLYING = 96  # bytes of loads that the compiler keeps in flight in one thread inside a loop
 LATENCY = 0.9  # µs per dependent round of loads
+ROUND, AHEAD_OF_K = (
+    0.6,
+    80 << 10,
+)  # with vectors along K: µs per round of loads, bytes in flight beyond which more do not help
 FASTEST = 5.5e4  # read bandwidth of one SM in bytes/µs
 JOIN = 3.0  # µs to combine the partial results of split-K
 AHEAD = 3  # prefetch distance of the cp.async pipeline in loop iterations
 TOGETHER = 4  # vectors of a row for neighbouring threads to read: 1 took 2.9 times as long as 8, 2 took 1.4 times
 SEGMENT = 32  # contiguous elements that a warp should write at once
 RING = 47 << 10  # limit of a block's prefetch ring in bytes of shared memory
+# operations per element of a norm, which loads of matrices hide, and operations of longer prologues that an SM issues in a µs
+NORM, ISSUED = 6, 1.4e5
+WARM = 8 << 20  # bytes of matrices from which an L2 prefetch before the wait was slower than none
 
 
 class Seen(Protocol):
@@ -47,8 +54,9 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """Candidate schedules for a kernel description, at most `count`, best rank first.
 
     About three quarters of them use programmatic dependent launch (`early`), the remaining places go to the best
-    schedules without it. Every second `early` schedule of a product with matrices also prefetches into L2 (`warm`),
-    unless the reduction is split in a kernel with further reductions.
+    schedules without it. Every second `early` schedule of a product with matrices, the first one included, also prefetches
+    into L2 (`warm`), unless the reduction is split in a kernel with further reductions; of large matrices along K every fourth
+    one, the first one not included.
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
@@ -59,7 +67,8 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     products = isinstance(seen, Product | Few) and seen.columns > 1
     beside = isinstance(seen, Product | Few) and bool(seen.own)  # reductions beside the product
     early = [s | {"early": 1} for s in ordered[: count - len(plain)]]
-    for schedule in early[::2] if products else ():
+    large = isinstance(seen, Product) and seen.fitted and seen.nbytes > WARM
+    for schedule in early[3::4] if large else early[::2] if products else ():
         if not beside or schedule.get("split", 1) == 1:
             schedule["warm"] = 1
     return (*early, *plain)
@@ -279,7 +288,8 @@ class Product:
 
     `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
     right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors lie along N
-    (`along_columns`) or along K.
+    (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `prologue`: operations for
+    each element of the left operand, which every group of `tk` threads computes.
     """
 
     rows: int
@@ -293,6 +303,8 @@ class Product:
     batch: int
     splits: bool
     own: Fixed
+    whole: bool = False
+    prologue: int = 0
 
     def ranked(self) -> Ranked:
         """Yields (schedule, estimated µs by `us`). Threads are laid out along N and along K."""
@@ -331,19 +343,65 @@ class Product:
             if exchanged > SHARED or self.rows * held_n * -(-split // tk) > WHOLE:
                 continue
             for depth in _repeats(-(-self.length // (split * vk)), tk):
+                if self.whole and tk * vk * depth < self.length:
+                    continue
                 held = held_n * vk * depth * self.matrices
                 if (held + self.rows * vk * depth) * self.itemsize // 4 + sums > REGISTERS:
                     continue
                 longest = 1 + (16 if self.along_columns else 70) / run
-                stalled = 0.0 if self.along_columns else 0.03 * max(0.0, held * self.itemsize / 16 - 4)
-                yield {"split": split}, depth, longest * self.us(tn * held_n, tk, held, block, split) + stalled
+                us = self.us_along_k(tn, held_n, tk, depth, split)
+                if not self.fitted:
+                    stalled = 0.0 if self.along_columns else 0.03 * max(0.0, held * self.itemsize / 16 - 4)
+                    us = longest * self.us(tn * held_n, tk, held, block, split) + stalled
+                yield {"split": split}, depth, us
                 rounds, ring = self.length // split / (tk * vk * depth), held * self.itemsize * block * (AHEAD + 1)
                 if rounds > AHEAD and self.vector * self.itemsize == 16 and ring <= RING - 4 * exchanged:
-                    us = self.us(tn * held_n, tk, held, block, split, ring)
-                    yield {"split": split, "ahead": AHEAD}, depth, longest * us
+                    us = self.us_along_k(tn, held_n, tk, depth, split, AHEAD)
+                    if not self.fitted:
+                        us = longest * self.us(tn * held_n, tk, held, block, split, ring)
+                    yield {"split": split, "ahead": AHEAD}, depth, us
+
+    @property
+    def fitted(self) -> bool:
+        """Whether `us_along_k` estimates schedules: vectors along K, of numbers that need no conversion from bytes."""
+        return not self.along_columns and self.itemsize > 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all right-hand matrices."""
+        return self.columns * self.length * self.matrices * self.itemsize * self.batch
+
+    def us_along_k(self, tn: int, held_n: int, tk: int, depth: int, split: int, ahead: int = 0) -> float:
+        """Estimated time in µs with vectors along K, fitted to measured kernels of decode steps.
+
+        `tn` threads along N hold `held_n` columns each, `tk` threads along K hold `depth` vectors; `ahead`: the prefetch
+        distance of cp.async copies. The larger of DRAM time and of one memory latency per round of loads and wave of
+        blocks. DRAM time is longer where blocks are dealt out unevenly, too few bytes are in flight, contiguous runs are
+        short, or large matrices are read by many loads of one thread.
+        """
+        machine, vector = target(), self.vector
+        threads, sums = max(32, tk * tn), self.rows * held_n * self.matrices
+        share = -(-self.columns // (tn * held_n)) * self.batch * split / machine.multiprocessors
+        loaded = held_n * vector * depth * self.matrices * self.itemsize
+        registers = 30 + loaded / 4 + self.rows * vector * depth * self.itemsize / 4 + sums
+        resident = max(1, min(32, machine.threads // threads, int(machine.registers / (registers * threads))))
+        uneven = ceil(share) / share if share <= resident else 1 + 0.3 * resident / share
+        starved: float = max(1.0, AHEAD_OF_K / (min(share, resident) * threads * loaded)) ** 0.2
+        short = 1 + 70 / (tk * vector * self.itemsize)
+        serial = 1 + 0.08 * max(0.0, log2(loaded / 32)) if self.nbytes > WARM else 1.0
+        rounds = ceil(self.length / (split * tk * vector * depth))
+        wasted = rounds * tk * vector * depth * split / self.length
+        memory = self.nbytes / machine.bytes_per_us * uneven * starved * short * serial
+        latency = ROUND * (rounds / 2 if ahead else rounds) * max(1.0, share / resident)
+        us = 1.0 + max(memory, latency) * (wasted if wasted > 1.3 else 1.0) + 0.005 * share
+        us += (0.06 * sums + 0.1) * (1 + (tk > 32)) + 0.05 * max(0.0, log2(threads / 256))
+        us += 0.05 * (vector * self.itemsize < 16) + us * (registers * threads > machine.registers)  # spills
+        beyond = self.rows * max(0, self.prologue - NORM) * threads * vector * depth * rounds  # operations of a block
+        us += beyond * share / ISSUED
+        return us * (1.15 if ahead else 1.0) + (JOIN + 0.03 * split if split > 1 else 0.0)
 
     def us(self, columns: int, across: int, held: int, threads: int, split: int, ring: int = 0) -> float:
-        """Estimated time in µs.
+        """Estimated time in µs with vectors along N, or of bytes.
 
         A block computes `columns` columns with `across` threads along K; each thread holds `held` matrix elements per
         iteration, of which the compiler keeps only some loads in flight. An iteration takes its bandwidth time or the

@@ -15,7 +15,7 @@ from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
 from ..ir.tiling import Shape, padded, shape_of
 from ..lowering.split_reduction import split
 from .emit.fragments import refusal
-from .emit.packed_fragments import span_of
+from .emit.packed_fragments import sides_of, span_of
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, slope, together
 from .packed_ranking import PackedFew
 from .ranking import Few, Pass, Product, Reduced, Rows, ranked
@@ -268,7 +268,8 @@ def _packed(kernel: Kernel, shape: Shape, few: Few | None) -> PackedFew | None:
     span = span_of(kernel, shape, main)
     if not span or any(e.axis == main and e not in shape.dots for e in kernel.reductions):
         return None
-    return PackedFew(few.rows, few.columns, few.length, span, few.matrices, few.batch, few.splits, few.own)
+    grouped = all(s is not None and s.grouped(main) for s in sides_of(kernel, shape, main))
+    return PackedFew(few.rows, few.columns, few.length, span, few.matrices, few.batch, few.splits, few.own, grouped)
 
 
 def _splittable(kernel: Kernel, shape: Shape) -> bool:
@@ -331,6 +332,8 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
     if shape.dots and not matrices:
         raise Unfusable("a product inside another reduction")
     main = max(matrices or shape.inner, key=lambda a: a.size)
+    if kernel.stored_sides - {main}:
+        raise Unfusable("a result along the axis of a smaller reduction")
     at, own = shape.inner.index(main), _short(kernel, shape, main)
     if not matrices:
         along_rows = side["m"] > side[main.name]
@@ -352,6 +355,8 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
         batch,
         splits,
         own,
+        main in kernel.stored_sides,
+        sum(main in e.axes and e.axes.isdisjoint(shape.cols) for e in kernel.exprs if e.op not in ("const", "index")),
     )
 
 

@@ -147,7 +147,10 @@ class SizedKernel(KernelBase):
 
     # ------------------------------------------------------------ forms
     def all_forms(self, call: Call) -> tuple[Form, ...]:
-        """Forms of a call's schedule, that for the largest sizes first, the last for all sizes; ShapeError if none."""
+        """Forms of a call's schedule: the first for the largest sizes, the last for all sizes.
+
+        Raises ShapeError if there is none.
+        """
         found = self.forms_of(call)
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")

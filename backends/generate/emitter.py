@@ -82,7 +82,7 @@ class Emitter(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Required Python modules."""
+        """Python modules that must be importable for kernels of this emitter to run."""
         ...
 
     @property
@@ -108,7 +108,7 @@ class Emitter(Protocol):
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed schedule of a stored one. UsageError for a schedule with other parameters."""
+        """The typed schedule of a stored one. Raises UsageError for a schedule with other parameters."""
         ...
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
@@ -120,7 +120,7 @@ class Emitter(Protocol):
         ...
 
     def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
-        """The launches of a schedule, in execution order. Unfusable if the kernel cannot be emitted."""
+        """The launches of a schedule, in execution order. Raises Unfusable if the kernel cannot be emitted."""
         ...
 
     def masked(self, schedule: Numbers) -> bool:

@@ -24,7 +24,7 @@ class Sized:
 
 
 def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
-    """Terms of a kernel in free sizes. ShapeError if a term holds at one size only."""
+    """Terms of a kernel in free sizes. Raises ShapeError if a term holds at one size only."""
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         if node.op == "full" and numbers.fill(node.attr("value")) is not None:

@@ -13,11 +13,10 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
-from ...egraph.ir.memo import memo
 from ...egraph.ir.ops import Type
 from ...egraph.saturate.lift import Numbers
 from ...egraph.view.view import EGraphView
@@ -29,8 +28,7 @@ from ...extract.fusion.maximal import MaximalFusion
 from ...extract.fusion.multi_output import MultiOutputFusion, MultiOutputGroup
 from ...extract.fusion.policy import FUSION_POLICIES, FusionGroup, FusionPolicy
 from ...extract.fusion.repeated_blocks import RepeatedBlocks
-from ...extract.fusion.sequence_slices import sequence_slice_classes
-from ...extract.model.kernel import Backend, Call, Operand, Template, contiguous, output_names
+from ...extract.model.kernel import Backend, Call, Template
 from ..contract import BackendBase
 from ..gpu_backend import GpuBackend
 from ..ir.kernel import walk
@@ -40,6 +38,7 @@ from .any_size import sized_kernel
 from .emitter import Emitter, Lowered
 from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
+from .lowering_requests import LoweringRequest, equal_values, reads_of, request_of, with_slices_given
 from .template import GeneratedKernel, across, family_of, lying, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, uneven
 
@@ -68,7 +67,7 @@ class KernelGenerator(BackendBase):
 
     def unavailable(self) -> str:
         """Why the backend is unusable on this machine; empty if it is usable."""
-        return missing(self.emitter.needs) or super().unavailable()
+        return missing_module(self.emitter.needs) or super().unavailable()
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """The fusion policies to grow fusion groups with, for a view."""
@@ -99,7 +98,7 @@ class KernelGenerator(BackendBase):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel of terms over inputs (`Target.template`). UsageError for an unknown precision."""
+        """The generated kernel of terms over inputs (`Target.template`). Raises UsageError for an unknown precision."""
         found = next((p for p in PRECISIONS if p.name == precision), None)
         if found is None:
             raise UsageError(f"there is no precision {precision!r}", hint=f"one of {[p.name for p in PRECISIONS]}")
@@ -135,7 +134,7 @@ class Lowering:
         self.unavailable = generator.unavailable
         self.precisions = within(owner.limit, self.emitter.precisions)
         self.known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], GeneratedKernel] = {}
-        self.done: set[Hashable] = set()  # keys (`Asked.key`) of requests that were submitted
+        self.done: set[Hashable] = set()  # keys (`LoweringRequest.key`) of requests that were submitted
         self.answered: dict[Hashable, Sequence[Answer]] = {}  # key of a request -> templates that compute it
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
@@ -172,7 +171,7 @@ class Lowering:
                 if whole is first:
                     groups.settled, groups.unstarted, groups.unread = whole.settled, whole.unstarted, whole.unread
         repeated = RepeatedBlocks.of(view)
-        for group, template in self._started(_with_places(groups, types).grown, types, pictures, enough):
+        for group, template in self._started(with_slices_given(groups, types).grown, types, pictures, enough):
             made, operands = group.classes, tuple(c for _, c in group.leaves)
             yield template, made, operands
             for classes in repeated.copies((*made, *operands)):
@@ -183,9 +182,9 @@ class Lowering:
     ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
         """The grown fusion groups and the multi-output groups that one kernel can compute, each with its templates."""
         kept = list(self._lowered(groups, types, pictures, enough))
-        made = {(*r.classes, *_reads(r)) for r, _ in kept}
+        made = {(*r.classes, *reads_of(r)) for r, _ in kept}
         for group, template in kept:
-            if not any((c, *_reads(group)) in made for c in _looked_at(group, types)):
+            if not any((c, *reads_of(group)) in made for c in equal_values(group, types)):
                 yield group, template
         if self.several:
             once = {id(r): r for r, _ in kept if isinstance(r, FusionGroup)}  # once per group, not once per precision
@@ -201,7 +200,7 @@ class Lowering:
         Yields as soon as a group is lowered, because time may run out. Groups without a kernel are handed back to
         `whole`, to be split.
         """
-        for asked in (_asked(part, whole.view, types, pictures) for part in whole):
+        for asked in (request_of(part, whole.view, types, pictures) for part in whole):
             group, found = asked.group, self.answers(asked)
             for template, _, _ in found:
                 yield group, template
@@ -221,7 +220,7 @@ class Lowering:
         alike: dict[tuple[Any, ...], list[tuple[float, int, GeneratedKernel, FusionGroup | MultiOutputGroup]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, FusionGroups) else () if enough() else found
-        for asked in self._ahead((_asked(group, view, types, pictures) for group in grown), enough):
+        for asked in self._ahead((request_of(group, view, types, pictures) for group in grown), enough):
             group = asked.group
             operands = frozenset(c for _, c in group.leaves)
             for template, effort, size in self.answers(asked):
@@ -232,7 +231,7 @@ class Lowering:
             for _, _, template, group in sorted(forms, key=lambda g: g[:2])[:BODIES]:
                 yield group, template
 
-    def _ahead(self, grown: Iterable[Asked], enough: Callable[[], bool]) -> Iterator[Asked]:
+    def _ahead(self, grown: Iterable[LoweringRequest], enough: Callable[[], bool]) -> Iterator[LoweringRequest]:
         """The requests in order, each after worker processes have lowered it (generate/lowering_pool.py) or have left it to this
         process.
 
@@ -241,20 +240,20 @@ class Lowering:
         """
         beside = self.owner.open
 
-        def fresh(one: Asked, lowering: Lowering) -> bool:
+        def fresh(one: LoweringRequest, lowering: Lowering) -> bool:
             """Whether the request is new to `lowering`; marks it as submitted."""
             known = one.key in lowering.done
             lowering.done.add(one.key)
             return not known
 
-        def job(one: Asked) -> Job:
+        def job(one: LoweringRequest) -> Job:
             wanted = [n for n, lowering in beside.items() if n == self.name or fresh(one, lowering)]
             return Job(
                 tuple(wanted), flat(one.group.terms), (one.call,), one.weights, one.images, self.owner.limit,
                 machine=self._machine(),
             )  # fmt: skip
 
-        batch, asked = self.owner.pool.growing(), list[tuple[Asked, bool]]()
+        batch, asked = self.owner.pool.growing(), list[tuple[LoweringRequest, bool]]()
         for one in grown:
             asked.append((one, fresh(one, self)))
             if asked[-1][1]:
@@ -275,7 +274,7 @@ class Lowering:
         """The GPU that worker processes schedule for; None for a backend of the CPU."""
         return target() if self.device.on_gpu else None
 
-    def answers(self, asked: Asked) -> Sequence[Answer]:
+    def answers(self, asked: LoweringRequest) -> Sequence[Answer]:
         """Templates that compute a fusion group; cached, because repeated layers give equal requests."""
         key = asked.key
         found = self.answered.get(key)
@@ -316,14 +315,16 @@ class Lowering:
         Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
         """
         if job.form is None:
-            return self.answers(Asked(MultiOutputGroup((), terms, (), ""), job.calls[0], job.weights, job.images))
+            return self.answers(
+                LoweringRequest(MultiOutputGroup((), terms, (), ""), job.calls[0], job.weights, job.images)
+            )
         transposed, last, number = job.form
         template = self._template(terms, transposed, last, PRECISIONS[number])
         for call in job.calls:
             template.applies(call)
         return []
 
-    def _in_all(self, asked: Asked) -> Iterator[tuple[GeneratedKernel, Call]]:
+    def _in_all(self, asked: LoweringRequest) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The group's templates with their calls, in each permitted precision.
 
         In IEEE precision where a lower one has none.
@@ -336,7 +337,7 @@ class Lowering:
             found = list(self._templates(asked, precision))
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
-    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
+    def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The group's templates with the calls that they fit.
 
         The forms are: plain; transposed weights for skinny GEMM; channels-last output where operands are channels-last
@@ -414,50 +415,8 @@ class Lowering:
         return self.known[key]
 
 
-class Asked(NamedTuple):
-    """Lowering request for a fusion group.
-
-    `call` computes it from row-major values; further fields name weights and images among its operands.
-
-    `images`: names of operands and outputs that are images.
-    """
-
-    group: FusionGroup | MultiOutputGroup
-    call: Call
-    weights: tuple[str, ...]
-    images: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> Hashable:
-        """Cache key: everything that the templates depend on within one optimization."""
-        return self.group.terms, lying(self.call), self.weights, self.images
-
-
 # (template, flops of its call, number of expressions in its kernel)
 Answer = tuple[GeneratedKernel, float, int]
-
-
-def _asked(
-    group: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]
-) -> Asked:
-    """The request for a fusion group of a view. `pictures`: classes that are images."""
-    weights = [str(t.attr("name")) for t, c in group.leaves if view.weight[c] and t.type.rank >= 2]
-    first, *more = (_operand(types[c]) for c in group.classes)
-    reads = {str(t.attr("name")): _operand(types[c]) for t, c in group.leaves}
-    seen = [str(t.attr("name")) for t, c in group.leaves if c in pictures and not view.weight[c]]
-    made = [name for name, c in zip(output_names(1), group.classes) if c in pictures]
-    return Asked(group, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
-
-
-def _with_places(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
-    """The fusion groups with sequence slices (single positions of a sequence) as given views, so that every step has
-    the same kernel."""
-    places = sequence_slice_classes(groups.view, groups.given, types)
-    if not places:
-        return groups
-    found = FusionGroups(groups.view, groups.given | places, policies=groups.policies)
-    found.settled, found.unstarted, found.unread = groups.settled, groups.unstarted, groups.unread
-    return found
 
 
 class Lowerings:
@@ -498,25 +457,6 @@ class Lowerings:
                 lowering.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
 
 
-def _reads(group: FusionGroup | MultiOutputGroup) -> tuple[int, ...]:
-    """The operand classes of a fusion group."""
-    return tuple(sorted({c for _, c in group.leaves}))
-
-
-def _looked_at(group: FusionGroup | MultiOutputGroup, types: Sequence[Type]) -> Iterator[int]:
-    """Classes in a fusion group whose value is the result before a final reshape or a cast between equal storage
-    dtypes. A kernel for such a class computes the result too."""
-    if not isinstance(group, FusionGroup):
-        return
-    inner, (cls,) = dict(group.inner), group.classes
-    term = group.term
-    while term.op in ("reshape", "cast") and term.args[0] in inner:
-        term = term.args[0]
-        if types[inner[term]].dtype != types[cls].dtype:
-            return
-        yield inner[term]
-
-
 def _evened(template: GeneratedKernel, call: Call) -> bool:
     """Whether a template reads a weight of unaligned shape through a changed layout."""
     return any(uneven(call.operands[w].type) for w in template.prep)
@@ -528,14 +468,8 @@ def _rows(terms: Sequence[Tensor]) -> int:
     return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 
 
-@memo(4096)
-def _operand(kind: Type) -> Operand:
-    """A row-major operand of a type."""
-    return Operand(kind, contiguous(concrete(kind.shape)))
-
-
-def missing(modules: Iterable[str]) -> str:
-    """Which of some required modules is not installed, as text; empty if all are."""
+def missing_module(modules: Iterable[str]) -> str:
+    """Text that names the first of some modules that is not installed; "" if all are."""
     return next((f"{module} is not installed" for module in modules if not _there(module)), "")
 
 

@@ -65,7 +65,7 @@ def built(found: Flat) -> tuple[Tensor, ...]:
 
 
 def read(stream: IO[bytes]) -> Any:
-    """The next message of a stream. EOFError at the end of input."""
+    """The next message of a stream. Raises EOFError at the end of input."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         raise EOFError

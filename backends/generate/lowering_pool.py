@@ -15,7 +15,6 @@ import os
 import pickle
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +23,9 @@ from functools import partial
 
 from ...costdb.keys.device import cores
 from ...extract.model.clock import Clock
-from ...processes.forks import adopted, in_forked_child
+from ...processes.forks import in_forked_child
 from ...processes.memory_limits import limited_environment
+from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, message
 
 MOST = 16  # maximum workers of all pools together
@@ -54,7 +54,7 @@ class _Process:
                 del self.out[: os.write(self.process.stdin.fileno(), self.out)]
 
     def read(self) -> list[tuple[int, Reply]]:
-        """The complete replies in the pipe. EOFError if the worker has ended."""
+        """The complete replies in the pipe. Raises EOFError if the worker has ended."""
         assert self.process.stdout is not None
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -181,16 +181,12 @@ class LowerPool:
                 self.size = len(self._processes)
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1",
-                       **limited_environment(self.size)}  # fmt: skip
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tensor_graphs.backends.generate.lowering_worker"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
-        )  # fmt: skip
+        environment = {"OMP_NUM_THREADS": "1", **limited_environment(self.size)}
+        process = start_worker("tensor_graphs.backends.generate.lowering_worker", environment=environment)
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
-        made = _Process(adopted(process))
+        made = _Process(process)
         self._processes.append(made)
         if self._selector is None:
             self._selector = selectors.DefaultSelector()

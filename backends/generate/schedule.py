@@ -111,14 +111,18 @@ def flag(meaning: str, *, fixed: bool = False, **more: Any) -> Any:
 
 
 def depths(meaning: str, domain: Domain, stored: str = "k") -> Any:
-    """Field of a schedule class: one number per reduction axis (type tuple[int, ...])."""
+    """Field of a schedule class: one number per reduction axis (type tuple[int, ...]).
+
+    `meaning`: text for the documentation. `stored`: prefix of the names of the stored parameters (`k0`, `k1`, …).
+    """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "depths", stored=stored)})
 
 
 def sides(meaning: str, domain: Domain, stored: str) -> Any:
-    """Field of a schedule class.
+    """Field of a schedule class: numbers by dimension (type tuple[tuple[str, int], ...]).
 
-    Numbers by dimension, `m`, `n` or the index of a reduction axis (type tuple[tuple[str, int], ...]).
+    Dimensions are `m`, `n` or the index of a reduction axis. `meaning`: text for the documentation. `stored`: prefix
+    of the names of the stored parameters.
     """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "sides", stored=stored)})
 

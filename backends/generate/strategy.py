@@ -82,7 +82,8 @@ class Strategy(Generic[S]):
     `precisions`: names of the input precisions of float32 products that it offers. `wanted(count, found)`: number of
     candidates that it is asked for where earlier strategies found `found`; `merge(found, own, count)`: their order.
     `alone`: later strategies are not asked if it has candidates. `masked`: whether the text for extents that a
-    schedule's tiles do not divide is also right for extents below a tile.
+    schedule's tiles do not divide is also right for extents below a tile. `sides`: whether results along a reduction axis
+    (`Kernel.stored_sides`) can be stored.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Strategy(Generic[S]):
     merge: Merge = after
     alone: bool = False
     masked: Callable[[S], bool] = lambda schedule: False
+    sides: bool = False
 
 
 @dataclass
@@ -114,6 +116,8 @@ class StrategyEmitter(EmitterBase):
         for strategy in self.strategies:
             wanted = strategy.wanted(count, len(found))
             if wanted < 1 or request.precision.name not in strategy.precisions:
+                continue
+            if request.kernel.stored_sides and not strategy.sides:
                 continue
             if strategy.applies(request.kernel, request.shape):
                 own = strategy.ranked(request, wanted)

@@ -100,6 +100,8 @@ class GeneratedKernel(KernelBase):
     last: bool = False
     lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
     _alike: dict[Any, Hashable | None] = field(default_factory=dict, repr=False)
+    _legal: dict[Any, bool] = field(default_factory=dict, repr=False)
+    _writes: dict[Any, bool] = field(default_factory=dict, repr=False)
 
     @property
     def roots(self) -> list[Tensor]:
@@ -141,9 +143,14 @@ class GeneratedKernel(KernelBase):
         return channels_last if self.last else None
 
     def fits(self, call: Call) -> bool:
-        """Whether the schedule of a call is legal."""
-        found = self.lower(call)
-        return found is not None and self.emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)
+        """Whether the schedule of a call is legal. Cached by layout and schedule: a strategy may emit the kernel to find out."""
+        key = _scheduled_key(call)
+        legal = self._legal.get(key)
+        if legal is None:
+            found = self.lower(call)
+            legal = found is not None and self.emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)
+            self._legal[key] = legal
+        return legal
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
         """Moves of the schedule search from a stored schedule, legal or not."""
@@ -186,8 +193,11 @@ class GeneratedKernel(KernelBase):
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (`Template.writes_out`)."""
-        return mentions_out(self.write, self.operands, call)
+        """Whether the code writes into a given buffer (`Template.writes_out`). Cached: repeated layers make equal calls."""
+        key = _scheduled_key(call)
+        if key not in self._writes:
+            self._writes[key] = mentions_out(self.write, self.operands, call)
+        return self._writes[key]
 
     def job_fields(self) -> dict[str, Any]:
         """JSON fields of a tuning job that regenerate the kernel from its pattern (`Template.job_fields`)."""
@@ -306,6 +316,11 @@ def lying(call: Call) -> Hashable:
     """Cache key of the layouts of a call: strides and dtypes of operands and outputs."""
     places = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
+
+
+def _scheduled_key(call: Call) -> Hashable:
+    """Cache key of the layouts and the schedule of a call."""
+    return lying(call), tuple(sorted(call.schedule.items()))
 
 
 def rounds(kernel: Kernel, shape: Shape) -> bool:

@@ -38,7 +38,10 @@ class Spelling:
         return f"{float(value)!r}{self.suffix}"
 
     def text(self, op: str, kind: str) -> str:
-        """The format string of an op for operands of a kind ("float", "int" or "bool"). Unfusable if there is none."""
+        """The format string of an op for operands of a kind ("float", "int" or "bool").
+
+        Raises Unfusable if there is none.
+        """
         text = op_text(op, {"float": self.floats, "int": self.wholes, "bool": self.truths}[kind])
         if not text:
             raise Unfusable(f"{op} of {kind}s has no spelling in C")

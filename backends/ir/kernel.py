@@ -367,6 +367,11 @@ class Kernel:
         return max(depth.values(), default=0) > LONG
 
     @cached_property
+    def stored_sides(self) -> frozenset[Axis]:
+        """Reduction axes along which results are stored: those of left operands of products."""
+        return frozenset(a for s in self.stores for a in s.at.axes if a not in self.axes)
+
+    @cached_property
     def work(self) -> int:
         """Number of operations and loads."""
         return sum(e.op not in ("const", "index") for e in self.exprs)

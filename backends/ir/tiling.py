@@ -153,7 +153,8 @@ class Shape:
 def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
     """Roles of the axes.
 
-    Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count as matrix products.
+    Raises Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count as matrix
+    products.
     """
     dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None} if products else {}
     outer = _outer(kernel)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.interpret import expand_all
+from ...extract.fusion.product_operands import is_product_operand
+from ...extract.model.kernel import contiguous
 from ..ir.axes import normalized
 from ..ir.index import Axis, Index, index, linear, unravelled
 from ..ir.kernel import Buffer, Builder, Expr, Kernel, OutputStore, Unfusable
@@ -28,7 +30,8 @@ def kernel_of(
 
     The first result goes into buffer `out`, the others into `out1`, `out2`, …. Several tensors are computed over the
     axes of the largest one. They must have as many elements each, or size 1 along some axes; or be slices of one
-    tensor, which is computed once; or agree in all axes but one, along which they are concatenated. For
+    tensor, which is computed once; or agree in all axes but one, along which they are concatenated; or be left operands
+    of the first one's products (extract/fusion/product_operands.py), stored along the reduction axis. For
     `scatter_elements` into a tensor in memory only the scattered values count: only their positions are written, and
     the buffer must already hold the rest. Raises Unfusable for other results, and for ops without an index expression
     (sort, argmax).
@@ -41,6 +44,11 @@ def kernel_of(
     apart = pieces(roots)
     if apart is not None:
         return _small(_of_pieces(apart, [names[roots.index(p.root)] for p in apart], operands, buffers))
+    factors = [t for t in roots[1:] if is_product_operand(t, roots[0])]
+    if factors:
+        return _with_operands(
+            [t for t in roots if t not in factors], factors, dict(zip(roots, names)), operands, buffers
+        )
     spaces = [t.args[2] if t.op == "scatter_elements" else t for t in roots]
     sliced = sliced_alike(roots)
     beside = None if sliced else side_by_side(roots, spaces, operands, buffers)
@@ -69,6 +77,31 @@ def kernel_of(
     if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
         raise Unfusable("it reads what it writes into")
     return halved(normalized(_small(kernel)))
+
+
+def _with_operands(
+    roots: Sequence[Tensor], factors: Sequence[Tensor], names: Mapping[Tensor, str], operands: Mapping[Tensor, str],
+    buffers: Mapping[str, Buffer],
+) -> Kernel:  # fmt: skip
+    """The kernel of one product's result that also stores left operands (`factors`) of the product, along its reduction axis."""
+    if len(roots) > 1 or roots[0].op == "scatter_elements":
+        raise Unfusable("an operand of a product beside several results")
+    (root,) = roots
+    shape = concrete(root.shape)
+    if 0 in shape:
+        raise Unfusable("no elements")
+    axes = tuple(Axis(f"i{n}", d) for n, d in enumerate(shape))
+    if buffers[names[root]].strides != contiguous(shape):
+        raise Unfusable("an operand of a product beside a result that is not row-major")
+    reader, at = Reader(Builder(), operands, buffers), tuple(map(index, axes))
+    stores = [_placed(reader, root, names[root], _Part(at, reader.value(root, at)))]
+    for t in factors:
+        own = concrete(t.shape)
+        k = index(reader.fresh(own[-1], at, ()))
+        here = (*unravelled(linear(at[:-1], shape[:-1]), own[:-1]), k)
+        stores.append(_placed(reader, t, names[t], _Part(here, reader.value(t, here))))
+    kernel = Kernel(tuple(a for a in axes if a.size > 1), tuple(stores), buffers, reader.b)
+    return normalized(_small(kernel))
 
 
 LARGEST = 3000  # limit of operations and loads of a kernel: compilation takes at least a second per thousand

@@ -35,6 +35,8 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     """
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
+    if kernel.stored_sides:
+        raise Unfusable("a result along a reduction axis")
     kernel = in_one_walk(kernel, axis)
     b = kernel.builder
     states = [e for e in kernel.reductions if e.axis == axis]

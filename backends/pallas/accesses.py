@@ -89,7 +89,10 @@ def buffer_shape(buffer: Buffer) -> tuple[int, ...]:
 
 
 def last_index(buffer: Buffer, step: int) -> int:
-    """The last index of the dimension that a data-dependent index addresses."""
+    """Last valid index of the axis of a buffer that an index read from memory addresses.
+
+    `step`: stride of the axis in elements. Raises Unfusable if several axes have this stride.
+    """
     sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
     if len(sizes) > 1 or not step:
         raise Unfusable("an index into one of several axes with equal strides")

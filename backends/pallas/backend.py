@@ -15,7 +15,8 @@ from ...egraph.ir.graph import Tensor
 from ...extract.model.kernel import Call
 from ..contract import Measuring
 from ..device import TargetDevice
-from ..generate.generator import Asked, KernelGenerator, Lowering, Lowerings
+from ..generate.generator import KernelGenerator, Lowering, Lowerings
+from ..generate.lowering_requests import LoweringRequest
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import Precision
 from .emitter import EMITTER
@@ -34,7 +35,7 @@ HELPERS: Mapping[str, str] = {
 class PallasLowering(Lowering):
     """Lowering for the Pallas backend: one form per fusion group."""
 
-    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
+    def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """The template of a fusion group with its call, if it can be emitted."""
         template = self._template(asked.group.terms, ())
         if not template.bases and template.lower(asked.call) is not None:
@@ -58,7 +59,7 @@ class Pallas(KernelGenerator):
         return PallasLowering(self, lowerings)
 
     def machine(self) -> MachineKey:
-        """JAX's device and version; the CPU as its interpreter without an accelerator."""
+        """Key of the JAX device and JAX's version; without an accelerator, of the CPU that interprets kernels."""
         if find_spec("jax") is None:
             return host_key(f"{toolchain_key()};jax=none")
         import jax

@@ -106,7 +106,7 @@ EMITTER = PallasEmitter()
 def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
     """Pallas function of a kernel, with `rows` indices of the blocked axis per program.
 
-    Unfusable if it cannot be written.
+    Raises Unfusable if it cannot be written.
     """
     axis = blocked_axis(kernel)
     return _Writer(kernel, axis if axis is not None and rows < axis.size else None, rows).launch(name)

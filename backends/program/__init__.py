@@ -2,6 +2,6 @@
 
 In: a plan.
 Out: a callable program.
-Imports: backends, backends.ir, backends.library, backends.runtime, backends.user, egraph.ir, errors, extract.model,
-    plain, private, processes, wording, writing.
+Imports: backends, backends.ir, backends.library, backends.runtime, backends.user, backends.verification,
+    costdb.keys, egraph.ir, errors, extract.model, plain, private, processes, wording, writing.
 """

@@ -48,8 +48,8 @@ class CallsBySize:
 
     Nothing is compiled for a new choice, because kernels take their sizes as arguments. `warm` lists shapes at which,
     together, all kernels run: they are compiled there at once. With `graph`, their launches are recorded there, and the
-    fastest way of launching (see `Calls`) is found, unless `way` names one. The first call at a choice makes its launches
-    from recorded ones, later calls repeat these. If another way is faster, the launches of a choice are recorded when as
+    fastest way of launching (see `Calls`) is found, unless `way` names one. The first two calls at a choice make their
+    launches from recorded ones, later calls repeat those of the second. If another way is faster, the launches of a choice are recorded when as
     many calls as `break_even` have lost as much time as recording takes. If a launch is like no recorded one, launches are
     recorded when a choice occurs for the `SEEN`th time. The last `KEPT` choices are kept. Calls that are part of a CUDA
     graph of the caller are kept for as long as the program exists, because that graph uses their memory.
@@ -106,7 +106,11 @@ class CallsBySize:
         self.kept[shapes] = self.kept.pop(shapes)
         if not calls.settled:
             calls.seen += 1
-            if self.graph and calls.gpu and calls.seen >= (self.break_even if calls.ready else self.SEEN):
+            if (
+                self.graph
+                and calls.gpu
+                and calls.seen >= (self.break_even if calls.ready or calls.alike else self.SEEN)
+            ):
                 calls.settled = calls.ready and self.way == calls.way
                 calls.wanted = not calls.settled
                 if calls.wanted:
@@ -122,7 +126,11 @@ class CallsBySize:
         While a CUDA graph is captured, values of weights that `at` computes become part of that graph: the calls are
         for it only.
         """
-        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
+        elsewhere = self.gpu and torch._C._cuda_getDevice() != self.index
+        if elsewhere or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+            with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
+                calls = self.at(*shapes)
+        else:  # entering these modes takes as long as several launches
             calls = self.at(*shapes)
         calls.known, calls.wanted = self.known, False  # `prepared` says when launches are recorded
         if self.workspace is not None and self.workspace.grown != self.grown:
@@ -135,9 +143,11 @@ class CallsBySize:
 
     def drop(self, count: int, capturing: bool) -> None:
         """Forget the oldest choices of sizes; waits for the device if several streams used their memory."""
-        if count > 0 and len(self.streams) > 1 and not capturing:
+        if count <= 0:
+            return
+        if len(self.streams) > 1 and not capturing:
             torch.cuda.synchronize(self.index)
-        for shapes in list(self.kept)[: max(count, 0)]:
+        for shapes in list(self.kept)[:count]:
             del self.kept[shapes]
 
     def warm(self, choices: Sequence[Any], states: Any) -> None:

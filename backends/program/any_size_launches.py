@@ -2,18 +2,19 @@
 sizes.
 
 A kernel's own interface (Triton's, `CudaKernel`'s) and recording a CUDA graph cost hundreds of microseconds at every
-new size. The function of a kernel and the layout of its parameters are the same at all sizes of a form. So the first
-call at a new size writes the parameters of each launch itself and launches by the driver; later calls repeat these
-launches.
+new size. The function of a kernel and the layout of its parameters are the same at all sizes of a form. So calls at a
+new size write the parameters of each launch and launch by the driver: the first one into memory that the template has
+for it, since many sizes never recur; the second one into memory of its own, and later calls repeat these launches.
 
 The source of the classes is copied into emitted programs: each may use `ctypes`, `torch`, the helpers of cuda_driver.py
-and gpu_launches.py, and the others only.
+and gpu_launches.py, `Struct`, and the others only.
 """
 
 from __future__ import annotations
 
 import ctypes
 import inspect
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from .cuda_driver import DriverConfig
@@ -64,12 +65,64 @@ class LaunchTemplate:
             self.check(size == 128)
             self.boxes.append((start, source(tensor)[1]))
         self.check(not any(self.read(start, size) for start, size in spans))  # scratch memory, which is not used
+        self.once()
+
+    def once(self) -> None:
+        """Make the memory of launches whose parameters the next launch overwrites."""
+        self.own = ctypes.create_string_buffer(self.size + 64)
+        start = -ctypes.addressof(self.own) % 64  # tensor maps need this alignment
+        base = ctypes.addressof(self.own) + start
+        ctypes.memmove(base, self.base, self.size)
+        self.parameters = self.pointers_type(*[base + offset for offset in self.starts])
+        self.config = DriverConfig((ctypes.c_uint * 3)(), self.block, self.shared, None,
+                                   ctypes.addressof(self.attribute), int(self.early))  # fmt: skip
+        self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
+        self.call, self.maps = self.driver.library.cuLaunchKernelEx, [base + offset for offset, _ in self.boxes]
+        self.packs = []  # (function that writes neighbouring parameters, offset in the memory, their indices in `values`)
+        self.narrow = [k for _, size, k in self.numbers if size == 4]
+        fields = sorted([(a, 8, k) for a, k, _ in self.pointers] + self.numbers)
+        kinds = {k: "Q" for _, k, _ in self.pointers} | {k: "i" if size == 4 else "q" for _, size, k in self.numbers}
+        while fields:
+            count = 1
+            while count < len(fields) and fields[count][0] == sum(fields[count - 1][:2]):
+                count += 1
+            indices = [k for _, _, k in fields[:count]]
+            pack = Struct("=" + "".join(kinds[k] for k in indices)).pack_into
+            self.packs.append((pack, start + fields[0][0], indices))
+            fields = fields[count:]
+
+    def launch(self, grid: Any, values: Sequence[Any], maps: Sequence[Any], stream: int) -> None:
+        """Launch once on the tensors, integers, tensor maps and grid of a call; LookupError as from `SizedLaunch`."""
+        given = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in values]
+        for _, k, _ in self.pointers:
+            self.check(not given[k] & 15)
+        self.check_numbers(values)
+        for k, facts in self.described:
+            self.check(self.facts(values[k]) == facts)
+        for pack, start, indices in self.packs:
+            pack(self.own, start, *[given[k] for k in indices])
+        for where, found in zip(self.maps, maps):
+            ctypes.memmove(where, found.getPtr(), 128)
+        self.config.grid[:] = self.blocks(grid)
+        self.config.stream = stream
+        if code := self.call(*self.arguments):
+            self.driver.checked(self.call, self.arguments, code)
+
+    def check_numbers(self, values: Sequence[Any]) -> None:
+        """LookupError unless all integers fit into their parameters; the kernel has another variant for larger ones."""
+        for k in self.narrow:
+            self.check(-(1 << 31) <= values[k] < 1 << 31)
 
     @staticmethod
     def check(holds: bool) -> None:
         """LookupError unless the parameters are as expected."""
         if not holds:
             raise LookupError("a launch's parameters are not those of its call")
+
+    @staticmethod
+    def blocks(grid: Any) -> tuple[int, ...]:
+        """The numbers of blocks along three axes."""
+        return (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
 
     @staticmethod
     def facts(x: Any) -> tuple[Any, ...]:
@@ -105,6 +158,7 @@ class SizedLaunch(DirectLaunch):
             self.given.append((slot, k))
             if number >= 0:
                 self.slots.append((slot, number, self.offset(where, *spans[number])))
+        like.check_numbers(values)
         for start, size, k in like.numbers:
             (ctypes.c_int32 if size == 4 else ctypes.c_int64).from_address(base + start).value = values[k]
         for k, facts in like.described:
@@ -115,9 +169,8 @@ class SizedLaunch(DirectLaunch):
             self.boxed.append((box, k))
             if number >= 0:
                 self.boxes.append((box, number, self.offset(tensor.data_ptr(), *spans[number])))
-        grid = (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
         self.attribute = like.attribute
-        self.config = DriverConfig((ctypes.c_uint * 3)(*grid), like.block, like.shared, stream,
+        self.config = DriverConfig((ctypes.c_uint * 3)(*like.blocks(grid)), like.block, like.shared, stream,
                                    ctypes.addressof(self.attribute), int(like.early))  # fmt: skip
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
         self.call, self.replace = self.driver.library.cuLaunchKernelEx, self.driver.library.cuTensorMapReplaceAddress
@@ -141,7 +194,7 @@ class KnownLaunches:
         self.complete = True
         self.made: list[Any] = []  # launches of the call that is being made; None for one of another kind
         self.spans: list[tuple[int, int]] = []  # addresses and bytes of its tensors
-        self.stream = 0
+        self.stream, self.keep = 0, False
 
     def learn(self, kernels: Any, complete: bool) -> None:
         """Add the launches that were recorded last."""
@@ -161,9 +214,14 @@ class KnownLaunches:
         """Key of a launch's template: its position in the call, its kernel, and its options without sizes."""
         return position, id(kernel), *[(k, v) for k, v in options.items() if k not in ("boxes", "sizes", "grid")]
 
-    def call(self, kernels: Any, tensors: Sequence[Any], stream: int, run: Callable[..., Any]) -> tuple[Any, bool]:
-        """The results of `run` on the caller's tensors, and whether `kernels` has its launches for later calls."""
-        self.made, self.spans, self.stream = [], [(x.data_ptr(), x.nbytes) for x in tensors], stream
+    def call(
+        self, kernels: Any, tensors: Sequence[Any], stream: int, run: Callable[..., Any], keep: bool
+    ) -> tuple[Any, bool]:
+        """The results of `run` on the caller's tensors, and whether all launches were like recorded ones.
+
+        With `keep`, `kernels` then has them for later calls.
+        """
+        self.made, self.spans, self.stream, self.keep = [], [(x.data_ptr(), x.nbytes) for x in tensors], stream, keep
         kernels.known = self
         try:
             results = run(tensors)
@@ -171,7 +229,8 @@ class KnownLaunches:
             kernels.known, made, self.made = None, self.made, []
         if None in made:
             return results, False
-        kernels.have(made, stream)
+        if keep:
+            kernels.have(made, stream)
         return results, True
 
     def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Any) -> bool:
@@ -183,6 +242,10 @@ class KnownLaunches:
         try:
             maps = [kernel.described(*b) for b in boxes]
             values = [*given, *options.get("sizes", ())]
+            if not self.keep:
+                like.launch(grid, values, maps, self.stream)
+                self.made[-1] = like
+                return True
             one = SizedLaunch(like, grid, values, boxes, maps, self.spans, self.stream)
         except LookupError:
             return False

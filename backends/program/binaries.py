@@ -163,14 +163,20 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
             texts[name] = read_bytes(folder / FOLDER / Path(name).name, LARGEST)
             if sha256(texts[name]).hexdigest() != checksum:
                 raise ValueError(f"{name} is not the file that was saved")
-        record = decode(_Record, strict_json(texts.pop(LAUNCHES)))
-        named = [one.get("binary") for one in (*record.launches, *record.variants.values())]
-        if missing := [n for n in (*named, *record.modules.values()) if not isinstance(n, str) or n not in texts]:
-            raise ValueError(f"{LAUNCHES} names {str(missing[0])[:80]!r}, which is not there")
-        return Binaries(record.gpu, texts, record.launches, record.variants, record.modules)
+        return binaries_of(texts)
     except (OSError, ValueError, KeyError) as error:
         warnings.warn(f"{folder}: kernels are compiled again: {error}", RuntimeWarning, stacklevel=3)
         return None
+
+
+def binaries_of(texts: Mapping[str, bytes]) -> Binaries:
+    """The compiled kernels of `Binaries.texts`. Raises ValueError or KeyError if they are malformed."""
+    files = dict(texts)
+    record = decode(_Record, strict_json(files.pop(LAUNCHES)))
+    named = [one.get("binary") for one in (*record.launches, *record.variants.values())]
+    if missing := [n for n in (*named, *record.modules.values()) if not isinstance(n, str) or n not in files]:
+        raise ValueError(f"{LAUNCHES} names {str(missing[0])[:80]!r}, which is not there")
+    return Binaries(record.gpu, files, record.launches, record.variants, record.modules)
 
 
 class Absent:
@@ -208,4 +214,13 @@ def without_compilers() -> dict[str, Any]:
     return {**vars(builtins), "__import__": imported}
 
 
-__all__ = ["C_LIBRARY", "Binaries", "collected", "processor", "read_binaries", "without_compilers", "write_binaries"]
+__all__ = [
+    "C_LIBRARY",
+    "Binaries",
+    "binaries_of",
+    "collected",
+    "processor",
+    "read_binaries",
+    "without_compilers",
+    "write_binaries",
+]

@@ -57,7 +57,7 @@ class Buckets:
     ) -> Buckets | None:
         """The inverse of `to_json` for a program with these ranges of sizes; None without buckets.
 
-        Malformed unless the rows divide the range of one size, and all plans have plain names.
+        Raises Malformed unless the rows divide the range of one size, and all plans have plain names.
         """
         if not record:
             return None

@@ -214,6 +214,29 @@ template <class T> DEVICE void nibbles(Pack<T, 8> (&y)[4], const Pack<unsigned c
         word(y, 2 * i + 1) = pair_sum(pick(halves, high, 0x4342), one, less, T());
     }
 }
+// The same without an offset: 128 (or 1024) more than the whole numbers 0 to 15.
+template <class T> constexpr float bare_base = is_bf16<T> ? 128.0f : 1024.0f;
+template <class T> DEVICE void bare_nibbles(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x) {
+    const unsigned *codes = reinterpret_cast<const unsigned*>(&x), high = is_bf16<T> ? 0x43434343u : 0x64646464u;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const unsigned halves = (i < 4 ? codes[i] : codes[i - 4] >> 4) & 0x0f0f0f0fu;
+        word(y, 2 * i) = pick(halves, high, 0x4140);
+        word(y, 2 * i + 1) = pick(halves, high, 0x4342);
+    }
+}
+// Sums of each of 8 rows, in every place where products with that row lie.
+template <class T> DEVICE void sum_rows(float (&sums)[4], const Pack<T, 8>& rows) {
+    const unsigned one = one_pair<T>, *x = reinterpret_cast<const unsigned*>(&rows);
+    matrix_step(sums, one, one, one, one, x[0], x[1], T());
+    matrix_step(sums, one, one, one, one, x[2], x[3], T());
+}
+// Add products of rows and codes of one group: an offset of all codes of a column times the rows' sums is added, then the
+// column's scale is applied. Values of two columns each.
+DEVICE void add_group(float (&sums)[4], const float (&products)[4], const float (&rows)[4], const float (&offset)[2], const float (&scale)[2]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[j] += scale[j / 2] * (products[j] + offset[j / 2] * rows[j]);
+}
 // Floats e2m1 in low and high halves: the bytes of the wider floats are looked up by their magnitudes.
 template <class T> DEVICE void e2m1(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x, float) {
     constexpr bool brief = is_bf16<T>;

@@ -55,13 +55,19 @@ class DevicePrograms:
         return ""
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """Raise DeviceUnavailableError unless the hardware that a saved program was made for is present."""
+        """Raise DeviceUnavailableError unless the hardware that a saved program was made for is present.
+
+        `wanted`: its name, as `hardware` gives it. `where`: path for the message.
+        """
 
     def check_room(self, place: str, wanted: int) -> None:
         """Raise DeviceMemoryError if `wanted` bytes are not free."""
 
     def wait(self, place: str, what: str) -> None:
-        """Wait for launched kernels; raises a named error if one failed."""
+        """Wait for launched kernels. Raises the named error of a kernel that failed.
+
+        `place`: the device of the program. `what`: the operation, for the message.
+        """
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
         """The named error that stands for a device's RuntimeError; None if the error is not the device's."""

@@ -23,7 +23,10 @@ except ImportError:  # Windows
 
 
 def device_of(plan: Plan) -> str:
-    """Name of the device that a plan's kernels run on; the host's without any. UsageError if there are several."""
+    """Name of the device that a plan's kernels run on; the host's without any.
+
+    Raises UsageError if there are several.
+    """
     from ..registry import backend
 
     found = {backend(name).device.name for name in {s.template.backend for s in plan.steps}}
@@ -33,7 +36,7 @@ def device_of(plan: Plan) -> str:
 
 
 def programs_of(name: str) -> DevicePrograms:
-    """Emission and marshalling for the device with a name. UsageError for an unknown one."""
+    """Emission and marshalling for the device with a name. Raises UsageError for an unknown one."""
     from ..registry import device
 
     return device(name).programs

@@ -108,7 +108,7 @@ class Source:
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
     """Input axis that each free size is read from: one of exactly this extent, else of a linear expression in it.
 
-    UsageError if no axis determines a size.
+    Raises UsageError if no axis determines a size.
     """
     found: dict[str, Source] = {}
     for leaf, shape in enumerate(shapes):

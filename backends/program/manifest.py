@@ -90,7 +90,7 @@ def _sized_spec(name: str, kind: Type) -> SizedSpec:
 
 
 def initial_states(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
-    """Specs of the states that `params` initializes. BadWeightsError if a shape or dtype differs."""
+    """Specs of the states that `params` initializes. Raises BadWeightsError if a shape or dtype differs."""
     found = []
     taken = {n.attr("name") for n in plan.graph.leaves("param")}
     for name, kind in states:
@@ -159,7 +159,7 @@ class _File:
 
 
 def read_manifest(text: str, source: str) -> Manifest:
-    """Parse manifest.json. BadModelError if it is malformed or `source` does not match its checksum."""
+    """Parse manifest.json. Raises BadModelError if it is malformed or `source` does not match its checksum."""
     try:
         record: _File = decode(_File, strict_json(text))
         if record.schema != SCHEMA:
@@ -173,7 +173,10 @@ def read_manifest(text: str, source: str) -> Manifest:
 
 
 def _manifest(record: _File) -> Manifest:
-    """The manifest of a parsed file, with sizes as dimensions. Malformed, ShapeError or UsageError if inconsistent."""
+    """The manifest of a parsed file, with sizes as dimensions.
+
+    Raises Malformed, ShapeError or UsageError if inconsistent.
+    """
     for name, (low, high, size) in record.sizes.items():
         if not low <= size <= high:
             raise Malformed(f"sizes.{name[:80]}: {size} is not within {low}..{high}")

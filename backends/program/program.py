@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from ...costdb.keys import rates
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import filled
-from ...errors import ShapeError, UsageError
+from ...errors import ShapeError, Unpicklable, UsageError
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
@@ -49,7 +50,7 @@ from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of, write_wei
 KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
-class Program:
+class Program(Unpicklable):
     """An executable plan.
 
     Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the same kind in the graph's
@@ -65,6 +66,7 @@ class Program:
     kernels.
     """
 
+    kept_by = "program.save(folder), and tg.load_program(folder) where it is needed"
     report: Any = None  # optimization report; set by the pipeline
     attached: Callable[[Path], None] | None = None  # writes further files into a saved folder; set by the pipeline
 
@@ -90,7 +92,11 @@ class Program:
         binaries: Binaries | None,
         device: str | None,
     ) -> Program:
-        """A program without a plan from the parts of a saved folder. `binaries`: compiled kernels, if they are known."""
+        """A program without a plan, from the parts of a saved folder.
+
+        `source`: text of program.py. `binaries`: compiled kernels, if they are known. `device`: the user's choice;
+        None runs where the manifest says.
+        """
         made = object.__new__(cls)
         made.plan, made.layout, made._params = None, None, {}
         made._start(manifest, source, weights, device)
@@ -124,8 +130,8 @@ class Program:
 
         Resets states. Returns itself.
 
-        UsageError for unknown params, params without data, and for `params` of a loaded program, which has only its
-        saved weights.
+        Raises UsageError for unknown params, params without data, and for `params` of a loaded program, which has only
+        its saved weights.
         """
         with self._lock:
             if params is not None:
@@ -174,14 +180,31 @@ class Program:
             self._fitting.clear()
         return self
 
+    def pooled(self, weights: SharedWeights) -> Program:
+        """Take weights from a pool of programs over the same params, from the next binding on. Returns itself."""
+        self._pool = weights
+        return self
+
+    def missing_bytes(self) -> int:
+        """Bytes that binding the program allocates on its device beside the states and weights that it shares."""
+        there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
+        there += 0 if self._pool is None else self._pool.held(self._weights)
+        return sum(self._own_memory().values()) - there
+
     def check_room(self) -> None:
         """Check free device memory without allocating.
 
-        DeviceMemoryError if the program does not fit beside what it shares.
+        Raises DeviceMemoryError if the program does not fit beside what it shares.
         """
-        there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
-        there += 0 if self._pool is None else self._pool.held(self._weights)
-        self._programs.check_room(self.device, sum(self._own_memory().values()) - there)
+        self._programs.check_room(self.device, self.missing_bytes())
+
+    def preparing_s(self) -> float:
+        """Estimated seconds of preparing the weights on the host, except those that its pool holds."""
+        there = 0 if self._pool is None else self._pool.held(self._weights)
+        nbytes = sum(map(bytes_of, self.manifest.weights)) - there
+        if isinstance(self._weights, EvaluatedWeights):
+            nbytes += 4 * self._weights.computed_bytes()
+        return nbytes / rates.HOST.reference_bytes_per_s
 
     def _bind(self) -> None:
         self.check_room()
@@ -190,7 +213,7 @@ class Program:
         self._in_mode = _mode_to_leave(space.get("torch"), bool(self.manifest.sizes))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
-        weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange)
+        weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange, self.tensors)
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
         with in_plain_modes(self.tensors):
             self._run = self._programs.bound(space["bind"], weights, self.states, self.device, self.manifest.way)
@@ -200,12 +223,16 @@ class Program:
 
         `states`: memory by name, as other programs got or made it; states that are missing are allocated and added.
         Their values stay; `reset` and `bind` leave them alone from here on. `weights`: a pool of the programs' prepared
-        weights. ShapeError for a state of another shape or dtype.
+        weights. Raises ShapeError for a state of another shape or dtype.
         """
         with self._lock:
-            self._shared, self._run = states, None
-            self._pool = weights
+            self._collect()
+            known = weights.adopt(self._pool) if weights is not None and self._pool is not None else []
+            self._shared, self._pool = states, weights
+            self._run, self.states, self._space = None, {}, {}
+            trim()
             self._bind()
+            known.clear()
         return self
 
     def _state_memory(self, spec: Spec) -> Any:
@@ -245,6 +272,18 @@ class Program:
         if self._run is not None and self._binaries is None:
             self._binaries = collected(self._run, self._programs.present(self.device), self._space)
 
+    @property
+    def binaries(self) -> Binaries | None:
+        """The compiled kernels of the last calls, or those that the program was given; None if they are not known."""
+        with self._lock:
+            self._collect()
+            return self._binaries
+
+    def take_binaries(self, binaries: Binaries | None) -> None:
+        """Use compiled kernels of the same source instead of compiling them. The program must not be bound yet."""
+        with self._lock:
+            self._binaries = binaries
+
     def unbind(self) -> None:
         """Release prepared weights and states; the next call reads the weights again."""
         with self._lock:
@@ -272,7 +311,7 @@ class Program:
     def set_state(self, name: str, value: Any) -> None:
         """Overwrite a state with an array or tensor of its shape.
 
-        UsageError for an unknown name, ShapeError for another shape.
+        Raises UsageError for an unknown name, ShapeError for another shape.
         """
         try:
             with self._lock:
@@ -282,7 +321,7 @@ class Program:
             raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
 
     def get_state(self, name: str) -> Array:
-        """A copy of a state's values. UsageError for an unknown name."""
+        """A copy of a state's values. Raises UsageError for an unknown name."""
         with self._lock:
             return self._exchange.read(self._state(name))
 
@@ -306,8 +345,8 @@ class Program:
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the program.
 
-        ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the program was
-        traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
+        Raises ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the
+        program was traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
         """
         try:
             found = self._flat(args, named)
@@ -392,7 +431,7 @@ class Program:
             raise found from error
 
     def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
-        """The inputs' specs at the sizes that the arguments have. ShapeError for sizes outside their ranges."""
+        """The inputs' specs at the sizes that the arguments have. Raises ShapeError for sizes outside their ranges."""
         return self._at(given).specs
 
     def _compiled_again(self, taken: Sequence[Any], why: str) -> Sequence[Any]:
@@ -403,7 +442,7 @@ class Program:
         return self._called(taken)
 
     def _at(self, given: Sequence[Any]) -> AtSizes:
-        """What calls at the sizes that the arguments have need. ShapeError for sizes outside their ranges."""
+        """What calls at the sizes that the arguments have need. Raises ShapeError for sizes outside their ranges."""
         try:
             shapes = tuple([x.shape for x in given])
         except AttributeError:
@@ -505,13 +544,15 @@ class Program:
 
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
-        """Write the program as a folder and return its path. An existing program is replaced atomically. States are
-        saved with their initial values, not their current ones. For a GPU, the kernels that were compiled for calls so far
-        are saved, too: loaded on the same kind of GPU, the program needs no compiler. Loaded, it returns named tuples of the same
-        type if that is imported by then, else of an equal one, and dicts in place of other types (`egraph/ir/structure.py`).
+        """Write the program as a folder and return its path.
 
-        UsageError if the folder holds something else. UnwritableError if writing fails; an existing program is kept
-        then.
+        An existing program is replaced atomically. States are saved with their initial values, not their current ones.
+        For a GPU, the kernels that were compiled for calls so far are saved, too: loaded on the same kind of GPU, the
+        program needs no compiler. Loaded, it returns named tuples of the same type if that is imported by then, else
+        of an equal one, and dicts in place of other types (`egraph/ir/structure.py`).
+
+        Raises UsageError if the folder holds something else. Raises UnwritableError if writing fails; an existing
+        program is kept then.
         """
         target = named_path(folder)
         refuse_occupied(target)

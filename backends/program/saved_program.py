@@ -27,7 +27,7 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     The program's `report` is None: `pipeline/load_program.py` reads it. A program for a GPU requires a GPU of the same
     name; `device` ("cuda", "cuda:1") skips that check.
 
-    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
+    Raises BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
     DeviceUnavailableError without a matching GPU, KernelMissingError if a file of user kernels in Python is missing or
     has changed.
     """
@@ -68,7 +68,7 @@ def _loaded(
 
 
 def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
-    """BadModelError unless a manifest is that of a plan for some sizes of a program."""
+    """Raises BadModelError unless a manifest is that of a plan for some sizes of a program."""
     same = all(
         [(n, len(shape), dtype) for n, shape, dtype in specs] == [(n, len(shape), dtype) for n, shape, dtype in others]
         for specs, others in ((plan.inputs, around.inputs), (plan.outputs, around.outputs))

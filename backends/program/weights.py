@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import weakref
+from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +15,30 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data, Tensor, load_data, make, structural_digest
+from ...egraph.ir.graph import Data, Tensor, load_data, make, structural_digest, topological
 from ...egraph.ir.interpret import evaluate
 from ...errors import BadWeightsError
 from ...plain import file_identity
 from ..runtime.marshalling import Exchange
 from .manifest import STATE, Spec
+from .weights_on_device import computed_weight
 
 Array = np.ndarray[Any, Any]
 
 
-class EvaluatedWeights(Mapping[str, Array]):
+class KeyedWeights(Mapping[str, Array]):
+    """Weights of a program by key, with the key by which programs share equal weights (`SharedWeights`)."""
+
+    @abstractmethod
+    def pool_key(self, key: str) -> Hashable:
+        """Sharing key of a weight: weights with equal sharing keys have equal values in equal layouts."""
+
+    @abstractmethod
+    def nbytes(self, key: str) -> int:
+        """Bytes of a weight."""
+
+
+class EvaluatedWeights(KeyedWeights):
     """Weights of a program as terms over params, evaluated on each read; nothing is cached.
 
     A matrix that is only prepacked (not in `plain`) may be returned as the transpose of a row-major array, which saves
@@ -65,6 +79,11 @@ class EvaluatedWeights(Mapping[str, Array]):
     def nbytes(self, key: str) -> int:
         """Bytes of a weight."""
         return self.terms[key].type.nbytes
+
+    def computed_bytes(self) -> int:
+        """Bytes of all values that evaluating the weights writes; 0 if each is a param as it is, or a view of one."""
+        nodes = topological(list(self.terms.values()))
+        return sum(n.type.nbytes for n in nodes if n.args and n.entry.kind != "view")
 
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
         """Weights that another program has, too, as {name here: name there}."""
@@ -117,16 +136,28 @@ class SharedWeights:
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
-    def of(self, weights: Mapping[str, Any], exchange: Exchange) -> Mapping[str, Any]:
-        """A program's weights on its device, looked up in the pool first; as they are if their origin is not known."""
-        return _PooledWeights(self._known, weights, exchange) if hasattr(weights, "pool_key") else weights
+    def of(self, weights: Mapping[str, Any], exchange: Exchange, device: str) -> Mapping[str, Any]:
+        """A program's weights on its device, looked up in the pool first; as they are if their origin is not known.
+
+        `device`: the Torch device of the program's tensors, "" for arrays.
+        """
+        return _PooledWeights(self._known, weights, exchange, device) if isinstance(weights, KeyedWeights) else weights
+
+    def adopt(self, other: SharedWeights) -> list[Any]:
+        """Add what another pool knows of the same params, and this one does not.
+
+        Returns the added arrays or tensors, which live while the list does.
+        """
+        found = {key: value for key, value in other._known.items() if key not in self._known}
+        self._known.update(found)
+        return list(found.values())
 
     def held(self, weights: Mapping[str, Any]) -> int:
         """Bytes of a program's weights that are in the pool."""
-        key, nbytes = (getattr(weights, name, None) for name in ("pool_key", "nbytes"))
-        if key is None or nbytes is None:
+        if not isinstance(weights, KeyedWeights):
             return 0
-        return sum(nbytes(name) for name in weights if not name.startswith(STATE) and key(name) in self._known)
+        shared = (n for n in weights if not n.startswith(STATE) and weights.pool_key(n) in self._known)
+        return sum(map(weights.nbytes, shared))
 
 
 @dataclass(frozen=True)
@@ -134,6 +165,7 @@ class _PooledWeights(Mapping[str, Any]):
     known: MutableMapping[Hashable, Any]
     own: Any
     exchange: Exchange
+    device: str
 
     def __getitem__(self, key: str) -> Any:
         if key.startswith(STATE):
@@ -141,8 +173,16 @@ class _PooledWeights(Mapping[str, Any]):
         name = self.own.pool_key(key)
         found = self.known.get(name)
         if found is None:
-            found = self.known[name] = self.exchange.near(self.own[key])
+            found = self.known[name] = self._near(key)
         return found
+
+    def _near(self, key: str) -> Any:
+        """A weight on the device: computed there, or copied."""
+        if isinstance(self.own, EvaluatedWeights):
+            computed = computed_weight(self.own.terms[key], self.own.params, self.device)
+            if computed is not None:
+                return computed
+        return self.exchange.near(self.own[key])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.own)
@@ -151,7 +191,7 @@ class _PooledWeights(Mapping[str, Any]):
         return len(self.own)
 
 
-class StoredWeights(Mapping[str, Array]):
+class StoredWeights(KeyedWeights):
     """Weights in a safetensors file, read on demand."""
 
     def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
@@ -207,10 +247,10 @@ class StoredWeights(Mapping[str, Array]):
         return bytes_of((key, *self.specs[key]))
 
 
-class BorrowedWeights(Mapping[str, Array]):
+class BorrowedWeights(KeyedWeights):
     """Weights of a plan within a saved program: its own, and by `names` those of the program around it.
 
-    BadWeightsError if a weight of another shape or dtype is named."""
+    Raises BadWeightsError if a weight of another shape or dtype is named."""
 
     def __init__(
         self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]

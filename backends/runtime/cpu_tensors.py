@@ -40,7 +40,7 @@ def is_torch(x: Any) -> bool:
 def array_of(x: Any) -> Array:
     """Array with a tensor's values; it shares memory if the tensor is on the CPU.
 
-    UsageError for a tensor that no array holds: sparse, quantized, or without data.
+    Raises UsageError for a tensor that no array holds: sparse, quantized, or without data.
     """
     if str(x.layout) != "torch.strided" or x.is_quantized or x.device.type == "meta":
         raise UsageError(f"a tensor of {x.dtype} and layout {x.layout} on {x.device} has no array",
@@ -104,7 +104,7 @@ def _dynamo_guards(wanted: str) -> Any:
 
 
 def as_arrays(given: Sequence[Any]) -> Taken:
-    """Tensors as arrays over their memory. TypeError or RuntimeError for those that have none."""
+    """Tensors as arrays over their memory. Raises TypeError or RuntimeError for those that have none."""
     return [x.numpy() for x in given], handed_out
 
 

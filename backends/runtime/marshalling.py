@@ -46,7 +46,7 @@ class Exchange(Protocol):
         ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form. ShapeError for another shape or dtype."""
+        """An input in the program's form. Raises ShapeError for another shape or dtype."""
         ...
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
@@ -108,7 +108,7 @@ class OnCpu:
         return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """An input in the program's form. ShapeError for another shape or dtype."""
+        """An input in the program's form. Raises ShapeError for another shape or dtype."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if x.__class__ is not np.ndarray:
@@ -166,7 +166,7 @@ class OnTensors:
         return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form. ShapeError for another shape or dtype."""
+        """An input in the program's form. Raises ShapeError for another shape or dtype."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))
@@ -206,9 +206,10 @@ _CONVERTIBLE = {"b": "biu", "i": "biu", "u": "biu"}
 
 
 def _converted(x: Any, spec: Spec) -> Array:
-    """Any other input (numbers, nested lists, subclasses of np.ndarray) as an array; of the input's dtype if it has none.
+    """Any other input (numbers, nested lists, subclasses of np.ndarray) as an array; of the input's dtype if it has
+    none.
 
-    UsageError if the data is not numeric or would change, for example fractions as integers, or is masked.
+    Raises UsageError if the data is not numeric or would change, for example fractions as integers, or is masked.
     """
     kind = dtypes.numpy_dtype(spec[2])
     if isinstance(x, np.ndarray):

@@ -16,10 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from math import prod
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -40,23 +38,16 @@ from ..runtime.threads import one_blas_thread
 from ..user.files import KernelFile
 from ..user.templates import templates_of
 from ..verification import compare
-from ..verification.inputs import Role, roles, whole_numbers
-from ..verification.rounding_noise import Disturbed, kernel_fault
+from ..verification.rounding_noise import Disturbed
 from .kernel_strips import KernelStrip, strips_of
+from .measured_operands import drawn, operand_values, shown
+from .result_check import Wrong, check, check_layout, check_values, worst
 from .single_kernel import Array, Bound, compiled, laid
 
-TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
-"""Maximum relative Frobenius error of a kernel."""
 COPIES = 64  # maximum sets of operands
 REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
-POOL = 1_000_003
-DRAWN = 1 << 24  # maximum integers of an operand that are drawn one by one; larger operands repeat POOL of them
 PRELOAD = "TENSOR_GRAPHS_PRELOAD"  # environment variable: the library to import before the first job; only "torch"
 KEPT_BYTES = 1 << 29  # total size of cached references
-
-
-class Wrong(Exception):
-    """Raised when a kernel's result is wrong."""
 
 
 # ---------------------------------------------------------------- jobs
@@ -101,71 +92,6 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
     return found, Call({n: operand(o) for n, o in job["operands"].items()}, first, attrs, more=tuple(more))
 
 
-# ---------------------------------------------------------------- operands
-_pool: list[Array] = []
-_large: dict[
-    tuple[Any, ...], Array
-] = {}  # the last operand of more than DRAWN numbers: kernels of a table or output matrix share it
-
-
-def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
-    """Deterministic values of a type per name, from a pool of normal numbers (repeated if needed). Always an array,
-    also for rank 0. Values are converted before they are repeated: large operands take one pass."""
-    if not _pool:
-        _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
-    shape, seed = concrete(kind.shape), crc32(name.encode())
-    if not dtypes.is_float(kind.dtype) and kind.dtype != "bool":
-        whole = partial(whole_numbers, dtype=kind.dtype, role=role, rng=np.random.default_rng(seed), turn=0)
-        return whole(shape) if role.bound or prod(shape) <= DRAWN else np.resize(whole((POOL,)), shape)
-    large = prod(shape) > DRAWN
-    key = (kind, seed, positive, scale)
-    if key in _large:
-        return _large[key]
-    line: Array = np.roll(_pool[0], -(seed % POOL))
-    if kind.dtype == "bool":
-        return np.resize(line > 0, shape)
-    if positive:
-        line = np.abs(line) + np.float32(0.1)
-    elif scale != 1.0:
-        line = line * np.float32(scale)
-    if large:
-        _large.clear()  # before the memory for another one is taken
-    found = np.resize(line.astype(dtypes.numpy_dtype(kind.dtype)), shape)
-    if large:
-        found.flags.writeable = False
-        _large[key] = found
-    return found
-
-
-def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
-    """How to draw each operand: (type, role of integers, whether floats are positive, scale of floats).
-
-    Recurrent weights are small, so that rounding errors do not grow from step to step. Depends only on the terms, not
-    on the backend.
-    """
-    known = roles(Graph.of(list(roots)), ("param",))
-    nodes = topological(roots)
-    scales = {
-        leaf.attr("name"): 0.5 * node.attr("hidden") ** -0.5
-        for node in nodes if node.op == "recurrent" for leaf in topological([node.args[2]]) if leaf.op == "param"
-    }  # fmt: skip
-    positive = any(n.entry.domain == "positive" for n in nodes)  # their usual domain
-    return {n: (o.type, known.get(n) or Role(), positive, scales.get(n, 1.0)) for n, o in call.operands.items()}
-
-
-def shown(
-    operands: Mapping[str, Array], given: Mapping[str, tuple[Type, Role, bool, float]], call: Call
-) -> dict[str, Array]:  # fmt: skip
-    """Operands in which numbers that positions are compared with are the last position, so that masks hide nothing: a kernel
-    that ends at such a number is timed on all positions. Empty if there are none."""
-    found = {}
-    for name, (kind, role, _, _) in given.items():
-        if role.counted and dtypes.category(kind.dtype) == "int":
-            last = min(role.counted, int(np.iinfo(operands[name].dtype).max) + 1) - 1
-            found[name] = laid(np.full(operands[name].shape, last, operands[name].dtype), call.operands[name])
-    return {**operands, **found} if found else {}
-
-
 # ---------------------------------------------------------------- correctness
 _references: dict[bytes, tuple[str, list[Array]]] = {}
 
@@ -194,69 +120,6 @@ def _reference(
         while len(_references) > 1 and (len(_references) > 6 or sum(sizes) > KEPT_BYTES):
             del _references[next(iter(_references))], sizes[0]
     return _references[key]
-
-
-def accuracy(got: Array, want: Array) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite.
-
-    Raises Wrong if NaN or infinity differ.
-    """
-    g, w = got.astype(np.float64), want.astype(np.float64)
-    same = np.isfinite(w)
-    if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
-        raise Wrong("NaN or infinity in unexpected elements")
-    g, w = g[same], w[same]
-    error = np.abs(g - w)
-    if not error.size:
-        return {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}
-    norm = float(np.sqrt(np.sum(w * w)))
-    spacing = np.spacing(np.abs(w).astype(got.dtype if got.dtype.kind == "f" else np.float32)).astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return {
-            "rel_fro": float(np.sqrt(np.sum(error * error))) / norm if norm else float(error.max() > 0),
-            "max_abs": float(error.max()),
-            "max_rel": float(np.nanmax(np.where(error > 0, error / np.abs(w), 0.0))),
-            "max_ulp": float(np.nanmax(error / np.maximum(spacing, 1e-300))),
-        }  # fmt: skip
-
-
-def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Maximum of each error norm over several outputs."""
-    return {name: max(n[name] for n in norms) for name in norms[0]}
-
-
-def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
-    """Error norms of output `k`.
-
-    Raises Wrong for another type or layout than declared, or a large error overall, in a slice or in an element.
-    """
-    check_layout(output, got)
-    return check_values(output.type, got, want, k, allowed, disturbed)
-
-
-def check_layout(output: Operand, got: Array) -> None:
-    """Raise Wrong for another type or layout than declared."""
-    kind, shape = output.type, concrete(output.type.shape)
-    if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
-        raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
-    strides = tuple(s // got.itemsize for s in got.strides)
-    if got.size and any(a != b for a, b, d in zip(strides, output.strides, shape) if d != 1):
-        raise Wrong(f"the result has strides {strides}, not {output.strides}")
-
-
-def check_values(
-    kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed
-) -> dict[str, float]:  # fmt: skip
-    """Error norms of output `k` of a type, or of a part of it. Raises Wrong for a large error."""
-    if not dtypes.is_float(kind.dtype):
-        found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
-    else:
-        found = accuracy(got, want)
-        if not found["rel_fro"] <= TOLERANCE[kind.dtype]:
-            raise Wrong(f"relative error {found['rel_fro']:.3g}")
-    if fault := kernel_fault(got, want, k, kind.dtype, allowed, disturbed):
-        raise Wrong(fault)
-    return found
 
 
 # ---------------------------------------------------------------- time
@@ -410,7 +273,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         flops = call_work(template, call)[0]
         roots = output_terms(template, call)
         given = drawn(roots, call)
-        operands = {name: laid(_values(name, *given[name]), o) for name, o in call.operands.items()}
+        operands = {name: laid(operand_values(name, *given[name]), o) for name, o in call.operands.items()}
         bind = compiled(template, call)
         runs = [bind(operands)]
         stage = "run"

@@ -35,7 +35,7 @@ class DeviceCalibration:
             self.running = process.ask_later({"job": "calibrate", "seconds": CALIBRATE_S}, START_S)
 
     def take(self) -> None:
-        """Store finished results. WorkerError if calibration failed."""
+        """Store finished results. Raises WorkerError if calibration failed."""
         if self.running is None or not self.running.done():
             return
         reply, self.running = self.running.result(), None
@@ -43,7 +43,7 @@ class DeviceCalibration:
             self._store(reply)
 
     def measured(self, process: GpuProcess, seconds: float) -> list[Row]:
-        """Rows of the limits, measured now for about `seconds` and stored. WorkerError on failure."""
+        """Rows of the limits, measured now for about `seconds` and stored. Raises WorkerError on failure."""
         return self._store(process.ask({"job": "calibrate", "seconds": seconds}, START_S))
 
     def _store(self, reply: Reply) -> list[Row]:

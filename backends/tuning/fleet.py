@@ -19,7 +19,7 @@ from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
 from ...costdb.store import shards
-from ...costdb.store.schema import Row, checked, to_table
+from ...costdb.store.schema import Row, checked, rows_with, to_table
 from ...costdb.store.snapshot import Snapshot
 from ...errors import DeviceUnavailableError, TensorGraphsError
 from .jobs import Job, LocalMeasurers, known, on_gpu, wanted
@@ -245,9 +245,8 @@ class _Fleet:
         if error:
             self.bad[job[0]] = error
         self.measured += 1
-        devices = table.column("device").to_pylist()
-        for device in sorted(set(devices)):
-            shards.write(self.root, device, table.filter([d == device for d in devices]))
+        for device in sorted(set(table.column("device").to_pylist())):
+            shards.write(self.root, device, rows_with(table, "device", device))
         for kind in table.column("kind").to_pylist():
             self.rows[kind] = self.rows.get(kind, 0) + 1
         return True

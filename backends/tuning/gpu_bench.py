@@ -22,11 +22,13 @@ from ..verification import compare
 from ..verification.rounding_noise import Disturbed, kernel_fault
 from ..verification.torch_reference import evaluate
 from . import gpu_operands
-from .cpu_worker import Wrong
 from .gpu_context import compiler_loaded
 from .gpu_device import MeasuringDevice, Run
+from .result_check import Wrong
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
+"""Maximum relative Frobenius error of a kernel, by the narrowest float dtype of operands and output: about ten times
+the error of one rounding. (Whether a program is accurate enough is decided for the whole program.)"""
 LOST = 20.0  # tolerance of a kernel that rounds its operands (TF32), as a multiple of the error of rounding one operand
 LEAST_SIZE = 1 / 16  # minimum scale of operand values, if values of usual size overflow
 _PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}

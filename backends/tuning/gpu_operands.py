@@ -55,7 +55,7 @@ def _positive_operand(node: Tensor) -> Tensor | None:
 
 
 def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
-    """How random values of each operand are drawn, by name.
+    """Role of each operand by name: the distribution of its random values.
 
     The terms are over params named like the operands.
     """
@@ -195,7 +195,7 @@ def _weights(top: Tensor) -> Iterator[str]:
 def span(operand: Operand) -> int:
     """Number of elements from an operand's first to its last in memory.
 
-    ValueError for negative strides, which Torch lacks.
+    Raises ValueError for negative strides, which Torch lacks.
     """
     shape = concrete(operand.type.shape)
     if any(s < 0 for s in operand.strides):

@@ -23,14 +23,13 @@ from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
 from ..generate.kernel_text import KernelText, call_of_json
-from .cpu_worker import Wrong, main, waiting
+from .cpu_worker import main, waiting
 from .gpu_bench import Bench, accuracy, reference
 from .gpu_calibrate import calibrate
 from .gpu_context import begin_compiler, begin_context
 from .gpu_device import MeasuringDevice, device_of, facts
+from .result_check import Wrong
 
-"""Maximum relative Frobenius error of a kernel, by the narrowest float dtype of operands and output: about ten times
-the error of one rounding. (Whether a program is accurate enough is decided for the whole program.)"""
 WARM_S, IDLE_S = 0.1, 0.3
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from ...costdb.keys.device import GPU_KIND, gpu_facts, gpu_machine
 from ...costdb.store import shards
-from ...costdb.store.schema import Row, checked, to_table
+from ...costdb.store.schema import Row, checked, rows_with, to_table
 from ...costdb.store.snapshot import LOADED, Snapshot
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import Type
@@ -213,9 +213,8 @@ class ShardSink(SinkBase):
         """Write all buffered rows, one shard per device."""
         self.last = time.monotonic()
         table, _ = checked(to_table(self.rows))
-        devices = table.column("device").to_pylist()
-        for device in sorted(set(devices)):
-            shards.write(self.root, device, table.filter([d == device for d in devices]))
+        for device in sorted(set(table.column("device").to_pylist())):
+            shards.write(self.root, device, rows_with(table, "device", device))
         self.rows.clear()
 
 
@@ -228,7 +227,7 @@ def known(root: Path) -> Snapshot:
         except (shards.BadShard, OSError):
             continue
         for kind in ("timing", "failure"):
-            part = table.filter([k == kind for k in table.column("kind").to_pylist()])
+            part = rows_with(table, "kind", kind)
             found.extend(kind, {name: part.column(name).to_pylist() for name in LOADED[kind]})
     return found
 

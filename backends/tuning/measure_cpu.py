@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,8 +24,8 @@ from ...errors import WorkerError
 from ...extract.model.clock import Clock
 from ...extract.model.kernel import Call, Candidate, Template
 from ...extract.model.work import call_work
-from ...processes.forks import adopted
 from ...processes.memory_limits import MEMORY_EXIT, limited_environment
+from ...processes.spawn import start_line_worker
 from ..gpu import keep_compiled
 from .cpu_worker import PRELOAD, encode
 from .keys import key_of
@@ -216,17 +214,12 @@ def started(
 ) -> subprocess.Popen[str]:
     """A worker process that runs a module of this package, with line-based pipes.
 
-    It has the memory limit of one of `count` workers. WorkerError if it cannot be started.
+    It has the memory limit of one of `count` workers. Raises WorkerError if it cannot be started.
     """
     keep_compiled()
-    path = os.pathsep.join(p for p in sys.path if p)
-    known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **limited_environment(count),
-             **(environment or {})}  # fmt: skip
+    more = {**_thread_environment(), **limited_environment(count), **(environment or {})}
     try:
-        return adopted(subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=known, start_new_session=True,
-        ))  # fmt: skip
+        return start_line_worker(module, arguments, environment=more)
     except OSError as error:
         raise WorkerError(f"the measuring process cannot be started: {error}") from None
 

@@ -329,10 +329,12 @@ class GpuMeasurer(TrialPipeline):
         with contextlib.suppress(Exception):
             self._call_back()
         self._writer.shutdown(wait=False, cancel_futures=True)
-        for process in self.processes:
-            process.close()
-        if self.pool is not None:
-            self.pool.close()
+        closings = [*(p.close for p in self.processes), *([self.pool.close] if self.pool is not None else [])]
+        ends = [Thread(target=close, daemon=True) for close in closings]  # at once: a driver ends a process slowly
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join()
 
     def __enter__(self) -> GpuMeasurer:
         return self

@@ -157,7 +157,8 @@ class ScheduleSearch:
         found = self.measured
         near = iter([dict(key) for us, key in found if us <= NEAR * found[0][0]])
         seen: set[Key] = set()
-        while ways := [self._around(centre) for centre in islice(near, CENTRES)]:
+        gains = self._gains()
+        while ways := [self._around(centre, gains) for centre in islice(near, CENTRES)]:
             yield from self._in_turn(ways, seen)
 
     def _in_turn(self, ways: list[Iterator[Schedule]], seen: set[Key]) -> Iterator[Schedule]:
@@ -171,10 +172,9 @@ class ScheduleSearch:
                     seen.add(key_of_schedule(step))
                     yield step
 
-    def _around(self, centre: Schedule) -> Iterator[Schedule]:
-        """Legal untried neighbours of a schedule; moves that gained most elsewhere first."""
+    def _around(self, centre: Schedule, gains: Mapping[tuple[str, int], float]) -> Iterator[Schedule]:
+        """Legal untried neighbours of a schedule; moves with the smallest of `gains` (`_gains`) first."""
         assert self.fits is not None
-        gains = self._gains()
         steps = [move for move in self._moves(centre) if self._open(move[2])]
         steps.sort(key=lambda move: gains.get(move[:2], 0.0))
         return filter(self.fits, (schedule for *_, schedule in steps))

@@ -166,7 +166,7 @@ class TrialPipeline:
     def _next(self, later: Iterator[Ahead]) -> Event:
         """The next event; meanwhile idle compilers get speculative work.
 
-        WorkerError if nothing happens for too long.
+        Raises WorkerError if nothing happens for too long.
         """
         until = time.monotonic() + START_S + COMPILE_S
         while time.monotonic() < until:

@@ -25,7 +25,7 @@ def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
     """Unfused plan of a graph: one kernel per node in topological order.
 
     Views where strides allow, constant folding of weights at load. Takes the first legal template of the first backend.
-    NoPlanError for an op without any.
+    Raises NoPlanError for an op without any.
     """
     return _Builder(graph, [t for b in backends for t in b.templates if not t.loss]).build()
 

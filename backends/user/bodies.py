@@ -22,7 +22,10 @@ SETUP = {
 
 
 def launch_of(kernel: Kernel, known: Mapping[str, Any]) -> Launch:
-    """The `Launch` that a kernel's function returns for values of its parameters. KernelError for any other result."""
+    """The `Launch` that a kernel's function returns for values of its parameters.
+
+    Raises KernelError for any other result.
+    """
     try:
         found = kernel.body(**{n: known[n] for n in kernel.parameters})
     except Exception as error:
@@ -60,7 +63,7 @@ class Body:
         """Sizes, types, constants and choices of a call by name: arguments for the kernel's function.
 
         At free sizes, only Python kernels work, and only those without sizes in their parameters and conditions;
-        KernelError for others.
+        raises KernelError for others.
         """
         chosen = {n: v for n, v in call.schedule.items() if n in self.kernel.choices}
         fixed = self.choices if self.choices is not None else (chosen or self.kernel.variants()[0])

@@ -115,20 +115,21 @@ def kernel(
         def swiglu(M, N):
             return f"void swiglu(const float *x, const float *y, float *out) {{ ... {M * N} ... }}"
 
-    `language`: "c", "cuda" and "triton" (the function returns the source text, or a `tg.Launch`), "numpy" and "torch" (the
-    function is the kernel: it reads the inputs and writes `out`, `out1`, ...). Parameters of the function are found by
-    name: sizes, types, choices and constants; in NumPy and Torch also all inputs and outputs.
+    `language`: "c", "cuda" and "triton" (the function returns the source text, or a `tg.Launch`), "numpy" and "torch"
+    (the function is the kernel: it reads the inputs and writes `out`, `out1`, ...). Parameters of the function are
+    found by name: sizes, types, choices and constants; in NumPy and Torch also all inputs and outputs.
 
     `reference`: what the kernel computes: a function of tensors with the inputs' names, traced once, or a text in the
-    pattern language of rules. Its keyword-only parameters are constants: they match every number, and the body receives it.
-    `inputs`: name -> "dtype[axis, ...]"; an axis is a number, a name (equal names are equal sizes) or `*name`, any number
-    of axes, a tuple in the body. `outputs`: number of results. `types`: name -> dtypes that it may stand for. `sizes`: name
-    -> the only permitted sizes. `where`: conditions on sizes, types, constants and choices, such as "N % 8 == 0".
-    `choices`: schedule parameters with their values; every combination is measured. `constants`: name -> values to test a
-    constant with (default: the reference's default value, else 0.5 and 2.0). `strided`: inputs that may have any strides;
-    the others are row-major. `nan`: "propagate", or "ignore" if results for NaN and infinities are not defined.
+    pattern language of rules. Its keyword-only parameters are constants: they match every number, and the body
+    receives it. `inputs`: name -> "dtype[axis, ...]"; an axis is a number, a name (equal names are equal sizes) or
+    `*name`, any number of axes, a tuple in the body. `outputs`: number of results. `types`: name -> dtypes that it may
+    stand for. `sizes`: name -> the only permitted sizes. `where`: conditions on sizes, types, constants and choices,
+    such as "N % 8 == 0". `choices`: schedule parameters with their values; every combination is measured. `constants`:
+    name -> values to test a constant with (default: the reference's default value, else 0.5 and 2.0). `strided`:
+    inputs that may have any strides; the others are row-major. `nan`: "propagate", or "ignore" if results for NaN and
+    infinities are not defined.
 
-    KernelError for a malformed declaration.
+    Raises KernelError for a malformed declaration.
     """
 
     def declared(body: Callable[..., Any]) -> Kernel:
@@ -163,7 +164,7 @@ def _constants(reference: Reference, given: Mapping[str, Sequence[Any]]) -> dict
 
 
 def _check(one: Kernel) -> None:
-    """KernelError if a declaration is inconsistent."""
+    """Raises KernelError if a declaration is inconsistent."""
 
     def refuse(why: str, hint: str = "") -> None:
         raise KernelError(f"the kernel {one.name!r} is malformed: {why}", where=str(one.file), hint=hint)

@@ -42,7 +42,7 @@ class OperandSpec:
 
 
 def operand_spec(name: str, text: str) -> OperandSpec:
-    """Parse the specification of an input. KernelError for a malformed one."""
+    """Shape and dtype of the input `name` from the text of its specification. Raises KernelError for a malformed one."""
     found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*", text)
     axes = [a.strip() for a in found[2].split(",") if a.strip()] if found else []
     if found is None or not all(_AXIS.fullmatch(a) for a in axes) or sum(a[0] == "*" for a in axes) > 1:

@@ -45,7 +45,10 @@ class ReferenceForm:
 
 
 def forms(kernel: Kernel) -> list[ReferenceForm]:
-    """The patterns of a kernel's reference. KernelError if the reference cannot be traced or written as a pattern."""
+    """The patterns of a kernel's reference.
+
+    Raises KernelError if the reference cannot be traced or written as a pattern.
+    """
     try:
         found = [ReferenceForm(kernel.reference)] if isinstance(kernel.reference, str) else list(_traced_forms(kernel))
         for form in found:
@@ -59,7 +62,7 @@ def forms(kernel: Kernel) -> list[ReferenceForm]:
 
 
 def pattern_of(terms: Sequence[Tensor]) -> str:
-    """Terms over inputs as a pattern, with constants as literals. KernelError if they have other leaves."""
+    """Terms over inputs as a pattern, with constants as literals. Raises KernelError if they have other leaves."""
     inputs = {str(t.attr("name")): t for t in topological(terms) if t.op == "input"}
     return _Writer(inputs, {}).form(terms, ()).pattern
 

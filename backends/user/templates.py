@@ -36,7 +36,7 @@ class UserKernel(LibraryKernel):
 
 
 def templates_of(file: KernelFile) -> list[UserKernel]:
-    """All templates of a file of kernels, which is executed. KernelError if it or a declaration is malformed."""
+    """All templates of a file of kernels, which is executed. Raises KernelError if it or a declaration is malformed."""
     return [t for kernel in kernels_of(file) for t in kernel_templates(kernel, file)]
 
 

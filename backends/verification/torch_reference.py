@@ -34,7 +34,7 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = T
 
     `wide`: floats in float64, else in their own dtypes. `values`: params by name, on one device.
 
-    UsageError for a leaf without a value or an op without a Torch function.
+    Raises UsageError for a leaf without a value or an op without a Torch function.
     """
     import torch
 
@@ -124,7 +124,7 @@ def _value(
 
 
 def _function(entry: Op) -> Function:
-    """The function of attributes and operands that computes an op. UsageError if there is none."""
+    """The function of attributes and operands that computes an op. Raises UsageError if there is none."""
     if entry.name in FUNCTIONS:
         return FUNCTIONS[entry.name]
     if entry.monoid in REDUCTIONS:

@@ -37,7 +37,7 @@ class Work:
 
     `flops` arithmetic operations, `bytes` of memory traffic.
 
-    UsageError if negative or not finite.
+    Raises UsageError if negative or not finite.
     """
 
     flops: float

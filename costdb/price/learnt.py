@@ -102,7 +102,7 @@ def encode(model: GaussianProcess) -> bytes:
 
 
 def decode(content: bytes) -> GaussianProcess:
-    """The model of an archive. ValueError for anything else, models of other features included."""
+    """The model of an archive. Raises ValueError for anything else, models of other features included."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as listed:
             if sum(one.file_size for one in listed.infolist()) > MAX_BYTES:

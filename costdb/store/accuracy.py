@@ -38,7 +38,10 @@ Result = tuple[Row, float, float, bool]  # row, measured and predicted µs, whet
 
 @dataclass(frozen=True)
 class FamilyError:
-    """Rows of one backend and family, and their mean and median relative error."""
+    """Accuracy of predicted times on the held-out rows of one backend and kernel family.
+
+    `mape`, `median`: mean and median relative error.
+    """
 
     backend: str
     family: str
@@ -71,7 +74,7 @@ class Accuracy(StoreReport):
 
     @staticmethod
     def of_json(data: Mapping[str, Any]) -> Accuracy:
-        """The accuracy of a document of `to_json`. TypeError, ValueError or LookupError for another one."""
+        """The accuracy of a document of `to_json`. Raises TypeError, ValueError or LookupError for another one."""
         numbers = {n: math.nan if data[n] is None else float(data[n])
                    for n in ("mape", "median", "interval", "tau", "tau_schedules", "regret")}  # fmt: skip
         families = tuple(

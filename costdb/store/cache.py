@@ -77,8 +77,11 @@ def private_folder(root: Path) -> Path:
 def load_file(root: Path, file: Path, wait_s: float) -> LoadedCache:
     """Rows of the cache file, updated from the shards first. Raises CacheBusy or CacheUnusable.
 
-    A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt.
+    A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt. A store without shards
+    gets no file.
     """
+    if not file.exists() and not shards.find(root):
+        return LoadedCache(Snapshot(), ())
     import duckdb
     from filelock import FileLock, Timeout
 

@@ -102,7 +102,7 @@ def write_atomically(target: Path, content: bytes) -> None:
 def copy(shard: ShardFile, folder: Path) -> Path:
     """Copy another store's shard into `folder` under its own name; returns the path of the copy.
 
-    OSError if it cannot be read or written, or changed since verification.
+    Raises OSError if it cannot be read or written, or changed since verification.
     """
     content = shard.path.read_bytes()
     if sha256(content).hexdigest() != shard.name:

@@ -113,7 +113,7 @@ class Snapshot:
         return sum(len(columns["digest"]) for columns in self._columns.values())
 
     def column(self, kind: str, name: str) -> list[Any]:
-        """All values of one column, in arrival order."""
+        """All values of the column `name` of the rows of a kind ("timing", "accuracy" or "failure"), in arrival order."""
         return self._columns[kind][name]
 
     def digests(self, kind: str = "timing") -> Iterable[str]:

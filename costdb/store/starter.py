@@ -28,7 +28,7 @@ from ..price.roofline import CALIBRATION
 from ..reports.reports import StoreReport
 from . import shards
 from .accuracy import Accuracy, of_device
-from .schema import COLUMNS, SHIPPED, arrow_schema, checked, to_table
+from .schema import COLUMNS, SHIPPED, arrow_schema, checked, rows_with, to_table
 from .snapshot import LOADED, UNSCHEDULED, Snapshot
 
 if TYPE_CHECKING:
@@ -73,14 +73,12 @@ def files_for(folder: Path, devices: Iterable[str]) -> list[Path]:
 
 def read(path: Path) -> pa.Table:
     """The valid shipped rows of a starter file. Raises BadShard or OSError."""
-    import pyarrow.compute as pc
-
     try:
         content = read_bytes(path, shards.MAX_SHARD_FILE_BYTES)
     except Malformed:
         raise shards.BadShard("too-large") from None
     table = checked(shards.decode(content))[0]
-    return table.filter(pc.equal(table.column("run"), SHIPPED))
+    return rows_with(table, "run", SHIPPED)
 
 
 def read_model(path: Path) -> GaussianProcess | None:
@@ -150,7 +148,7 @@ def write_model(path: Path, table: pa.Table, device: str) -> int:
     Without enough rows, remove older ones.
     """
     snapshot = Snapshot()
-    timings = table.filter([kind == "timing" for kind in table.column("kind").to_pylist()])
+    timings = rows_with(table, "kind", "timing")
     snapshot.extend("timing", {name: timings.column(name).to_pylist() for name in LOADED["timing"]})
     model = fitted(snapshot, "hot" if kind_of_device(device) == "cpu" else "cold", device)
     if model is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ... import settings
 from ...errors import CostStoreError, warned
+from ...processes.forks import Lock
 from ...writing import named_path, write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
 from . import cache, shards, starter, team
-from .schema import FORMAT, Row, checked, to_table
+from .schema import FORMAT, Row, checked, rows_with, to_table
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 from .starter import Devices
 
@@ -57,7 +57,7 @@ class Store:
         self._frozen_id = ""
         self._pending: list[pa.Table] = []
         self._predictors: dict[str, Predictor] = {}
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def __repr__(self) -> str:
         known = "not read yet" if self._loaded is None else f"{len(self._loaded.snapshot)} rows"
@@ -382,16 +382,14 @@ def _digest(key: KeyOrDigest) -> str:
 
 
 def _extend(snapshot: Snapshot, table: pa.Table) -> None:
-    kinds = table.column("kind").to_pylist()
     for kind, names in LOADED.items():
-        part = table.filter([found == kind for found in kinds])
+        part = rows_with(table, "kind", kind)
         if part.num_rows:
             snapshot.extend(kind, {name: part.column(name).to_pylist() for name in names})
 
 
 def _by_device(table: pa.Table) -> Mapping[str, pa.Table]:
-    devices = table.column("device").to_pylist()
-    return {device: table.filter([found == device for found in devices]) for device in sorted(set(devices))}
+    return {device: rows_with(table, "device", device) for device in sorted(set(table.column("device").to_pylist()))}
 
 
 def _deduplicated(tables: Sequence[pa.Table]) -> pa.Table:

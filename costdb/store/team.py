@@ -56,11 +56,11 @@ class Place(Protocol):
         ...
 
     def read(self, path: str, most: int) -> bytes:
-        """Content of a file; OSError if it cannot be read or has more than `most` bytes."""
+        """Content of a file; raises OSError if it cannot be read or has more than `most` bytes."""
         ...
 
     def write(self, path: str, content: bytes) -> None:
-        """Create a file; readers see all of it or nothing. OSError if it cannot be written."""
+        """Create a file; readers see all of it or nothing. Raises OSError if it cannot be written."""
         ...
 
 
@@ -76,8 +76,10 @@ class SharedFolder:
             yield shard.path.relative_to(self.root).as_posix(), shard.size
 
     def read(self, path: str, most: int) -> bytes:
-        """Content of a file of the shared folder (`Place.read`). OSError if it cannot be read or has more than `most`
-        bytes."""
+        """Content of a file of the shared folder (`Place.read`).
+
+        Raises OSError if it cannot be read or has more than `most` bytes.
+        """
         self._refuse_links(self.root / path)
         try:
             return read_bytes(self.root / path, most)  # what was a file when it was found may be a pipe now
@@ -85,13 +87,13 @@ class SharedFolder:
             raise OSError(str(error)) from None
 
     def write(self, path: str, content: bytes) -> None:
-        """Create a file in the shared folder (`Place.write`). OSError if it cannot be written."""
+        """Create a file in the shared folder (`Place.write`). Raises OSError if it cannot be written."""
         target = self.root / path
         self._refuse_links(target)
         shards.write_by_content(target.parent, content)
 
     def _refuse_links(self, target: Path) -> None:
-        """OSError if a link in the team's folder leads elsewhere."""
+        """Raises OSError if a link in the team's folder leads elsewhere."""
         if Path(os.path.realpath(target)) != Path(os.path.realpath(self.root)) / target.relative_to(self.root):
             raise OSError(f"{target} leads out of the team's folder")
 
@@ -121,13 +123,15 @@ class ObjectStore:
             yield posixpath.relpath(path, self.root), int(facts.get("size") or 0)
 
     def read(self, path: str, most: int) -> bytes:
-        """Content of a file of the object store (`Place.read`). OSError if it cannot be read or has more than `most`
-        bytes."""
+        """Content of a file of the object store (`Place.read`).
+
+        Raises OSError if it cannot be read or has more than `most` bytes.
+        """
         with _errors_of_storage(), self.files.open(posixpath.join(self.root, path), "rb") as file:
             return _limited(file.read(most + 1), path, most)
 
     def write(self, path: str, content: bytes) -> None:
-        """Create a file in the object store (`Place.write`). OSError if it cannot be written."""
+        """Create a file in the object store (`Place.write`). Raises OSError if it cannot be written."""
         target = posixpath.join(self.root, path)
         with _errors_of_storage():
             self.files.makedirs(posixpath.dirname(target), exist_ok=True)
@@ -136,7 +140,7 @@ class ObjectStore:
 
 @contextmanager
 def _errors_of_storage() -> Iterator[None]:
-    """OSError in place of the errors of storage libraries, which have no common class."""
+    """Raises OSError in place of the errors of storage libraries, which have no common class."""
     try:
         yield
     except OSError:
@@ -146,7 +150,7 @@ def _errors_of_storage() -> Iterator[None]:
 
 
 def place_of(team: str) -> Place:
-    """The team's place that a setting or argument names. CostStoreError if it cannot be reached."""
+    """The team's place that a setting or argument names. Raises CostStoreError if it cannot be reached."""
     if "://" in team:
         return ObjectStore(team)
     root = Path(os.path.expanduser(team))
@@ -156,7 +160,7 @@ def place_of(team: str) -> Place:
 
 
 def mirror_of(team: str) -> Path:
-    """This user's private folder for the team's shards. CostStoreError if it cannot be used."""
+    """This user's private folder for the team's shards. Raises CostStoreError if it cannot be used."""
     folder = settings.home() / "teams" / blake2b(team.encode(), digest_size=16).hexdigest()
     if why := private.private_folder(folder):
         raise CostStoreError(f"the mirror of the team's store cannot be used: {why}", where=str(folder))
@@ -192,7 +196,7 @@ def pull(team: str, mirror: Path | None = None) -> TeamReport:
 def push(root: Path, team: str) -> TeamReport:
     """Publish the good shards of a store that the team's place does not have; returns the counts.
 
-    CostStoreError if none can be written.
+    Raises CostStoreError if none can be written.
     """
     place = place_of(team)
     have = {posixpath.basename(path).removesuffix(".parquet") for path, _ in _shards_of(place, team)}
@@ -220,7 +224,10 @@ def push(root: Path, team: str) -> TeamReport:
 
 
 def _shards_of(place: Place, team: str) -> Iterator[tuple[str, int]]:
-    """Files of a team's place whose name is a shard's. CostStoreError if they cannot be listed, or are too many."""
+    """Files of a team's place whose name is a shard's.
+
+    Raises CostStoreError if they cannot be listed, or are too many.
+    """
     try:
         for number, (path, size) in enumerate(place.find()):
             if number >= MOST_SHARDS:

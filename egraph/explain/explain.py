@@ -252,8 +252,8 @@ def explain(
     """Explanation of each pair (original, chosen) of terms in one e-class: a chain of rule applications.
 
     Equations are added in three batches (over subterms of the originals, of the chosen terms, and over smallest terms)
-    until all pairs are connected; remaining unconnected parts become gaps. UsageError if the lists differ in length or
-    types.
+    until all pairs are connected; remaining unconnected parts become gaps. Raises UsageError if the lists differ in
+    length or types.
     """
     if [t.type for t in original] != [t.type for t in chosen]:
         raise UsageError("the terms to be connected have different types")
@@ -318,7 +318,7 @@ def derive(
 ) -> Explanation | None:
     """Steps from one term to another, found by saturating both in one e-graph without pruning.
 
-    None if the rules do not connect them within the limits. UsageError if the types differ.
+    None if the rules do not connect them within the limits. Raises UsageError if the types differ.
     """
     if start.type != goal.type:
         raise UsageError(f"{start.type} and {goal.type} cannot be equal")

@@ -51,7 +51,9 @@ def check(
     """Result of replaying every step of an explanation.
 
     Each step must start at the previous step's result, rewrite exactly one subterm, be an instance of its rule (judged
-    from the rule alone), and preserve values in float64 on random inputs, once with both signs and once positive.
+    from the rule alone), and preserve values in float64 on random inputs (drawn from `seed`; relative differences up
+    to `tolerance`), once with both signs and once positive.
+
     `whole` compares the values of the whole terms; otherwise only the rewritten subterms are compared, with random
     inputs in place of the subterms that both forms share, which takes a fraction of the time. The first and last terms
     are always compared whole. `bounds` maps integer inputs to an exclusive upper bound (default 2).

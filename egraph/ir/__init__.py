@@ -4,3 +4,7 @@ In: op entries and builder calls.
 Out: hash-consed graphs.
 Imports: errors, processes.
 """
+
+from . import tensor_operators
+
+assert tensor_operators  # installs the operators of `Tensor`

@@ -29,24 +29,40 @@ def leaf(
     jax: str = "",
     fused_as: str = "",
 ) -> None:
-    """Register a leaf: an op without operands, such as `input`."""
+    """Register a leaf: an op without operands, such as `input`.
+
+    `attrs`: kind of each attribute by name. `doc`: one line for docs/ops.md. `numpy`: its value from its attributes,
+    if it has one. `jax`: its text in JAX.
+    """
     register(Op(name, 0, "leaf", "leaf", attrs, {}, doc, numpy=numpy, text=TargetText(jax=jax), fused_as=fused_as))
 
 
 def unary(
     name: str, f: Callable[[Array], Array], doc: str, *, law: str = "pointwise", floats: bool = True, **more: Any
 ) -> None:
-    """Register an elementwise op of one operand."""
+    """Register an elementwise op of one operand.
+
+    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law. `floats`: only
+    float operands are allowed. `more`: further fields of `Op`.
+    """
     register(Op(name, 1, law, "pointwise", {}, {}, doc, numpy=lambda a, x: f(x), floats_only=floats, **more))
 
 
 def binary(name: str, f: Callable[[Array, Array], Array], doc: str, *, law: str = "pointwise", **more: Any) -> None:
-    """Register an elementwise op of two operands."""
+    """Register an elementwise op of two operands.
+
+    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law. `more`: further
+    fields of `Op`.
+    """
     register(Op(name, 2, law, "pointwise", {}, {}, doc, numpy=lambda a, x, y: f(x, y), **more))
 
 
 def reduction(name: str, f: Callable[..., Array], monoid: str, doc: str, **more: Any) -> None:
-    """Register a reduction over `axes`, which keep size 1."""
+    """Register a reduction over `axes`, which keep size 1.
+
+    `f`: its meaning on NumPy arrays. `monoid`: the combining operation (`Op.monoid`). `doc`: one line for docs/ops.md.
+    `more`: further fields of `Op`.
+    """
     numpy = lambda a, x: f(x, axis=a["axes"], keepdims=True)
     register(Op(name, 1, "reduce", "reduction", {"axes": "dims"}, {}, doc, numpy=numpy, monoid=monoid, **more))
 

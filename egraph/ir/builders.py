@@ -7,9 +7,6 @@ Python numbers are weakly typed: they take the dtype of the tensor they are comb
 from __future__ import annotations
 
 import builtins
-import functools
-import operator
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,17 +26,17 @@ Operand = Tensor | Scalar
 
 # ---------------------------------------------------------------- leaves
 def input(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """A value given at each call."""
+    """Leaf for a value that the caller gives at each call; `name` is its argument name."""
     return make("input", (), {"name": name, "shape": shape, "dtype": dtype})
 
 
 def param(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """A weight of a model: a leaf whose value is bound once, not per call."""
+    """Leaf for a weight of a model: its value is bound once by `name`, not per call."""
     return make("param", (), {"name": name, "shape": shape, "dtype": dtype})
 
 
 def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
-    """A persistent, mutable value; `Graph.updates` holds its value after a call."""
+    """Leaf for a value that a program keeps between calls; `Graph.updates` gives its value after a call by `name`."""
     return make("state", (), {"name": name, "shape": shape, "dtype": dtype})
 
 
@@ -79,7 +76,7 @@ def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
 def as_tensor(value: Any) -> Tensor:
     """Convert to a tensor: a tensor, an object with `__tensor__()`, a number, an array or nested lists of numbers.
 
-    UsageError for anything else.
+    Raises UsageError for anything else.
     """
     if isinstance(value, Tensor):
         return value
@@ -93,7 +90,7 @@ def as_tensor(value: Any) -> Tensor:
     return full((), array.item(), dtype) if array.ndim == 0 else constant(array)
 
 
-def _operand(value: Any) -> Any:
+def as_operand(value: Any) -> Any:
     """Tensors and (weakly typed) numbers unchanged; arrays and lists as constants."""
     weak = type(value) in (bool, int, float) or (
         isinstance(value, Tensor | bool | int | float | np.generic) and not hasattr(type(value), "__tensor__")
@@ -103,7 +100,7 @@ def _operand(value: Any) -> Any:
 
 # ---------------------------------------------------------------- operand alignment
 def axis_of(axis: int, rank: int) -> int:
-    """A non-negative axis; negative axes count from the end. ShapeError if out of range."""
+    """A non-negative axis; negative axes count from the end. Raises ShapeError if out of range."""
     if not -rank <= axis < builtins.max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0
@@ -123,7 +120,7 @@ def with_rank(x: Tensor, rank: int) -> Tensor:
 
 def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
     """Operands as tensors of common rank and dtype; numbers take the tensors' dtype (floats widen ints)."""
-    operands = tuple(map(_operand, operands))
+    operands = tuple(map(as_operand, operands))
     tensors = [o for o in operands if isinstance(o, Tensor)]
     common = dtype
     for t in tensors:
@@ -209,7 +206,7 @@ eq, lt, le = map(_comparison, ("eq", "lt", "le"))
 
 def div(x: Operand, y: Operand) -> Tensor:
     """x / y; integers and bools are cast to floating point first."""
-    x, y = _operand(x), _operand(y)
+    x, y = as_operand(x), as_operand(y)
     whole = not builtins.any(
         dtypes.is_float(o.dtype) if isinstance(o, Tensor) else isinstance(o, float) for o in (x, y)
     )
@@ -217,12 +214,12 @@ def div(x: Operand, y: Operand) -> Tensor:
 
 
 def gt(x: Operand, y: Operand) -> Tensor:
-    """Elementwise x > y, as bool."""
+    """Elementwise x > y as bool, with broadcasting."""
     return lt(y, x)
 
 
 def ge(x: Operand, y: Operand) -> Tensor:
-    """Elementwise x >= y, as bool."""
+    """Elementwise x >= y as bool, with broadcasting."""
     return le(y, x)
 
 
@@ -232,7 +229,7 @@ def logical_not(x: Tensor) -> Tensor:
 
 
 def ne(x: Operand, y: Operand) -> Tensor:
-    """Elementwise x != y, as bool."""
+    """Elementwise x != y as bool, with broadcasting."""
     return logical_not(eq(x, y))
 
 
@@ -244,7 +241,7 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
 
 
 def square(x: Tensor) -> Tensor:
-    """x * x."""
+    """x * x, elementwise."""
     return mul(x, x)
 
 
@@ -303,7 +300,7 @@ def count(shape: Shape, axes: Sequence[int]) -> Dim:
 
 
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Mean over axes."""
+    """Mean over axes (all without `axis`), which are removed unless `keepdims`. Integers are averaged as float32."""
     x = as_tensor(x)
     axes = _axes(axis, x.rank)
     x = x if dtypes.is_float(x.dtype) else cast(x, "float32")
@@ -325,13 +322,13 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
 
 
 def argmax(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
-    """Index of the first maximum."""
+    """Index (int64) of the first maximum along `axis`, which is removed unless `keepdims`."""
     a = axis_of(axis, x.rank)
     return _squeezed(make("argmax", (x,), {"axis": a}), (a,), keepdims)
 
 
 def argmin(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
-    """Index of the first minimum."""
+    """Index (int64) of the first minimum along `axis`, which is removed unless `keepdims`."""
     a = axis_of(axis, x.rank)
     return _squeezed(make("argmin", (x,), {"axis": a}), (a,), keepdims)
 
@@ -391,13 +388,13 @@ def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def permute(x: Tensor, perm: Sequence[int]) -> Tensor:
-    """Permute the axes."""
+    """x with permuted axes: axis i of the result is axis perm[i] of x."""
     perm = tuple(axis_of(p, x.rank) for p in perm)
     return x if perm == tuple(range(x.rank)) else make("permute", (x,), {"perm": perm})
 
 
 def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
-    """Swap two axes."""
+    """x with the axes `a` and `b` exchanged."""
     perm = list(range(x.rank))
     a, b = axis_of(a, x.rank), axis_of(b, x.rank)
     perm[a], perm[b] = perm[b], perm[a]
@@ -405,7 +402,7 @@ def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def transpose(x: Tensor) -> Tensor:
-    """Swap the last two axes."""
+    """x with its last two axes exchanged."""
     return swapaxes(x, -1, -2)
 
 
@@ -437,12 +434,12 @@ def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Te
 
 
 def flip(x: Tensor, axis: int) -> Tensor:
-    """Reverse one axis."""
+    """x with the elements along an axis in reverse order."""
     return make("flip", (x,), {"axis": axis_of(axis, x.rank)})
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Concatenate along an axis."""
+    """Tensors joined along an existing axis; the other sizes must be equal. Dtypes are promoted."""
     parts = align_dtypes(*tensors)
     if not parts:
         raise UsageError("concat needs at least one tensor")
@@ -462,7 +459,7 @@ def align_dtypes(*tensors: Tensor) -> list[Tensor]:
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Concatenate along a new axis."""
+    """Tensors of one shape joined along a new axis."""
     return concat([expand_dims(as_tensor(t), axis) for t in tensors], axis)
 
 
@@ -487,107 +484,11 @@ def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Ten
 
 
 def windows(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) -> Tensor:
-    """Sliding windows along an axis, window elements in a new last axis."""
+    """Sliding windows along an axis; the elements of a window are a new last axis of `size` elements.
+
+    `stride`: distance of neighbouring windows. `dilation`: distance of neighbouring elements in a window.
+    """
     return make("windows", (x,), {"axis": axis_of(axis, x.rank), "size": size, "stride": stride, "dilation": dilation})
-
-
-def getitem(x: Tensor, key: Any) -> Tensor:
-    """NumPy's basic indexing: ints, slices, None and `...`, plus gathering by one integer tensor, array or list.
-
-    Negative indices count from the end (`gather` itself clamps them to the first element).
-    """
-    keys = [_known_key(k) for k in (key if isinstance(key, tuple) else [key])]
-    used = builtins.sum(1 for k in keys if k is not None and k is not Ellipsis)
-    if used > x.rank:
-        raise ShapeError(f"{used} indices for a rank-{x.rank} value")
-    # NumPy would broadcast several index arrays together
-    if builtins.sum(isinstance(k, Tensor | np.ndarray) for k in keys) > 1:
-        raise UsageError("at most one index may be an array", hint="tg.gather_elements, or one index after the other")
-    if builtins.any(k is Ellipsis for k in keys):
-        spot = next(i for i, k in enumerate(keys) if k is Ellipsis)
-        keys[spot : spot + 1] = [slice(None)] * (x.rank - used)
-    axis = 0
-    kept: list[int | None] = []  # the result's axes: axes of x, or None for a new axis
-    for k in keys:
-        if k is None:
-            kept.append(None)
-            continue
-        if isinstance(k, np.ndarray):
-            k = _index(k, x.shape[axis])
-        span = k.rank if isinstance(k, Tensor) else 1
-        if isinstance(k, Tensor):
-            if k.dtype == "bool":
-                raise UsageError("how many elements a mask picks depends on values", hint="tg.where(mask, x, 0)")
-            x = gather(x, from_end(k, x.shape[axis]), axis)
-        elif isinstance(k, slice):
-            x = _slice_key(x, axis, k)
-        else:
-            at = k + x.shape[axis] if isinstance(k, int) and k < 0 else k
-            x = slice_axis(x, axis, at, at + 1)
-        kept += range(axis, axis + span) if isinstance(k, Tensor | slice) else ()
-        axis += span
-    kept += range(axis, x.rank)
-    return reshape(x, [1 if a is None else x.shape[a] for a in kept])
-
-
-def _known_key(key: Any) -> Any:
-    """A key of `getitem` in canonical form: lists as arrays, NumPy ints as ints. UsageError for invalid keys."""
-    if isinstance(key, np.ndarray | list):
-        array = np.asarray(key)
-        if array.dtype.kind not in "iub" and array.size:
-            raise UsageError(f"an array of {array.dtype} is no index", hint="ints, or bools for a whole axis")
-        return array if array.size or array.dtype.kind in "iub" else array.astype(np.int64)
-    if isinstance(key, bool | str | float):
-        raise UsageError(f"{key!r} is no index", hint="an int, a slice, None, ..., or an array of ints")
-    return int(key) if isinstance(key, np.integer) else key
-
-
-def from_end(index: Tensor, size: Dim) -> Tensor:
-    """Index tensor in which negative indices count from the end of the axis.
-
-    Results of ops that produce only valid positions are returned unchanged.
-    """
-    known = index.data
-    if index.dtype.startswith("u") or index.op in ("iota", "argmax", "argmin", "argsort"):
-        return index
-    if (index.op == "full" and index.attr("value") >= 0) or (
-        known is not None and (known.size == 0 or known.min() >= 0)
-    ):
-        return index
-    index = index if index.dtype in ("int32", "int64") else cast(index, "int64")
-    end = size if isinstance(size, int) else sum(ones((size,), "int64"))
-    return where(lt(index, 0), add(index, end), index)
-
-
-def _index(key: np.ndarray[Any, Any], size: Dim) -> Tensor:
-    """A constant index array along an axis: bools select, negative indices count from the end, as in NumPy."""
-    if key.dtype == bool:
-        if key.shape != (size,):
-            raise ShapeError(f"a mask of shape {key.shape} along an axis of size {size}")
-        return constant(np.flatnonzero(key))
-    if not isinstance(size, int):
-        if key.size and key.min() < 0:
-            raise ShapeError(f"negative indices along the free size {size}")
-        return constant(key)
-    if key.size and not -size <= key.min() <= key.max() < size:
-        raise ShapeError(f"indices {key.min()} to {key.max()} are outside size {size}")
-    return constant(np.where(key < 0, key + size, key))
-
-
-def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:
-    size, step = x.shape[axis], key.step or 1
-    if isinstance(size, int) and builtins.all(v is None or isinstance(v, int) for v in (key.start, key.stop)):
-        start, stop, step = key.indices(size)
-        if step < 0:
-            picked = range(start, stop, step)
-            if not len(picked):
-                return slice_axis(x, axis, 0, 0)
-            return flip(slice_axis(x, axis, picked[-1], picked[0] + 1, -step), axis)
-        return slice_axis(x, axis, start, builtins.max(start, stop), step)
-    first: Dim = 0 if key.start is None else key.start
-    end: Dim = size if key.stop is None else key.stop
-    first, end = (v + size if isinstance(v, int) and v < 0 else v for v in (first, end))
-    return slice_axis(x, axis, first, end, step)
 
 
 # ---------------------------------------------------------------- indexing
@@ -609,199 +510,6 @@ def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode:
     """
     return make("scatter_elements", (x, index, updates), {"axis": axis_of(axis, x.rank), "mode": mode})
 
-
-# ---------------------------------------------------------------- operators on Tensor
-def _outside(operands: Sequence[Any]) -> tuple[int, str] | None:
-    """An int among the operands and the integer dtype of the tensors beside it, if the dtype cannot hold the int."""
-    kinds = [o.dtype for o in operands if isinstance(o, Tensor)]
-    if not kinds or builtins.any(dtypes.is_float(k) for k in kinds):
-        return None
-    if builtins.any(isinstance(o, float | np.floating) for o in operands):
-        return None
-    dtype = functools.reduce(dtypes.promote, kinds)
-    dtype = "int64" if dtype == "bool" else dtype
-    numbers = [int(o) for o in operands if isinstance(o, int | np.integer) and not isinstance(o, bool)]
-    return next(((n, dtype) for n in numbers if not dtypes.least(dtype) <= n <= dtypes.greatest(dtype)), None)
-
-
-def refuse_outside(operands: Sequence[Any]) -> None:
-    """Raise UsageError for an int among the operands that the dtype of the tensors beside it cannot hold."""
-    if found := _outside(operands):
-        raise UsageError(f"{found[0]} is outside the range of {found[1]}", hint="cast the tensor to a wider dtype")
-
-
-def _is_kind(operand: Any, kind: str) -> bool:
-    """Whether an operand is a tensor or number of a dtype category ("bool", "int" or "float")."""
-    if isinstance(operand, Tensor):
-        return dtypes.category(operand.dtype) == kind
-    own = {bool: "bool", int: "int", float: "float"}.get(type(operand))
-    own = own or {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(
-        getattr(getattr(operand, "dtype", None), "kind", "")
-    )
-    return own == kind
-
-
-def _checked(build: Callable[..., Tensor], refused: str = "") -> Callable[..., Tensor]:
-    """A builder for callers. The built function raises UsageError for an int that the tensors' dtype cannot hold, and if
-    all operands are of the dtype category `refused`. (Builders themselves wrap such ints, as PyTorch does.)
-    """
-
-    @functools.wraps(build)
-    def checked(*operands: Any) -> Tensor:
-        if refused and builtins.all(_is_kind(o, refused) for o in operands):
-            raise UsageError(f"{build.__name__} of {refused}s", hint="cast first, or use a logical operation")
-        refuse_outside(operands[-2:])  # the condition of `where` comes first
-        return build(*operands)
-
-    return checked
-
-
-def _checked_compare(build: Callable[..., Tensor], answer: Callable[[int, int], bool]) -> Callable[..., Tensor]:
-    """A comparison for callers; constant for an int that the tensors' dtype cannot hold, as in NumPy."""
-
-    @functools.wraps(build)
-    def checked(x: Any, y: Any) -> Tensor:
-        if not _outside((x, y)):
-            return build(x, y)
-        tensor = x if isinstance(x, Tensor) else y
-        return full(tensor.shape, answer(*(0 if o is tensor else int(o) for o in (x, y))), "bool")
-
-    return checked
-
-
-def _bitwise(name: str) -> Callable[..., Tensor]:
-    """`&`, `|` or `^`: bitwise for integers, logical for bools. UsageError for floats."""
-    build = _checked(_binary(name))
-
-    def checked(x: Any, y: Any) -> Tensor:
-        if _is_kind(x, "float") or _is_kind(y, "float"):
-            raise UsageError(f"bitwise {name} of floats", hint=f"tg.logical_{name}, or compare first")
-        return build(x, y)
-
-    return checked
-
-
-def _logical(name: str) -> Callable[..., Tensor]:
-    """Logical operation of truth values: every nonzero number is true."""
-
-    def build(x: Any, y: Any) -> Tensor:
-        return make(
-            name, align(*(cast(o, "bool") if isinstance(o, Tensor) else bool(o) for o in map(_operand, (x, y))))
-        )
-
-    build.__name__, build.__doc__ = f"logical_{name}", f"Logical {name}; every nonzero number counts as true."
-    return build
-
-
-def _power(x: Any, y: Any) -> Tensor:
-    """x ** y. UsageError for integers to a negative integer power, and as in `_checked`."""
-    if isinstance(y, int | np.integer) and y < 0 and not _is_kind(x, "float"):
-        raise UsageError(
-            "an integer to a negative integer power", hint="cast to a float dtype, or use a float exponent"
-        )
-    if (
-        isinstance(y, int | float)
-        and not isinstance(y, bool)
-        and y == 2
-        and not (isinstance(y, float) and _is_kind(x, "int"))
-    ):
-        return square(x)
-    return _checked(pow)(x, y)
-
-
-#: Builders for callers, in place of those of the same name above, which loaders use.
-PUBLIC: dict[str, Callable[..., Tensor]] = {
-    **{f.__name__: _checked(f) for f in (add, mul, mod, floordiv, maximum, minimum, where)},
-    "sub": _checked(sub, "bool"), "neg": _checked(neg, "bool"), "pow": _power,
-    "eq": _checked_compare(eq, operator.eq), "ne": _checked_compare(ne, operator.ne),
-    "lt": _checked_compare(lt, operator.lt), "le": _checked_compare(le, operator.le),
-    "gt": _checked_compare(gt, operator.gt), "ge": _checked_compare(ge, operator.ge),
-    "logical_and": _logical("and"), "logical_or": _logical("or"), "logical_xor": _logical("xor"),
-}  # fmt: skip
-
-
-def _power_operator(x: Any, y: Any, modulus: Any = None) -> Tensor:
-    if modulus is not None:
-        raise UsageError("pow() with a modulus", hint="tg.mod(x ** y, modulus)")
-    return PUBLIC["pow"](x, y)
-
-
-def _formatted(x: Tensor, spec: str) -> str:
-    return repr(x) if not spec else str(_as_values(x))
-
-
-def _swapped(f: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
-    return lambda x, y: f(y, x)
-
-
-def _length(x: Tensor) -> int:
-    if not x.rank or not isinstance(x.shape[0], int):
-        raise UsageError(f"{x.type} has no length that is known", hint="x.shape has its sizes")
-    return x.shape[0]
-
-
-def _as_values(x: Tensor, *_: Any, **__: Any) -> Any:
-    raise UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
-
-
-def _immutable(x: Tensor, *_: Any) -> None:
-    raise UsageError(
-        "a tensor expression cannot be changed", hint="tg.where, tg.concat or tg.scatter_elements make another"
-    )
-
-
-def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
-    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else tuple(shape)
-
-
-def _inverted(x: Tensor) -> Tensor:
-    """`~x`: bitwise not for integers, logical not for bool."""
-    if dtypes.is_float(x.dtype):
-        raise UsageError(f"~ of {x.dtype}", hint="tg.logical_not, or compare first")
-    return logical_not(x) if x.dtype == "bool" else sub(neg(x), 1)
-
-
-_PACKAGE = __name__.partition(".")[0]
-
-
-def _compared(build: Callable[..., Tensor], equal: bool) -> Callable[[Any, Any], Any]:
-    """`==` or `!=`: an elementwise comparison in the caller's code, identity in this package's own modules.
-
-    Terms are hash-consed, so the package compares them (in tuples, lists and dataclasses too) by identity, as dicts and sets do."""
-
-    def compare(x: Any, y: Any) -> Any:
-        module = str(sys._getframe(1).f_globals.get("__name__", ""))
-        if module.partition(".")[0] == _PACKAGE:
-            return (x is y) is equal
-        return build(x, y)
-
-    return compare
-
-
-_P = PUBLIC
-_METHODS: dict[str, Any] = {
-    **{f"__{n}__": _P[n] for n in ("add", "sub", "mul", "mod", "floordiv", "neg", "lt", "le", "gt", "ge")},
-    **{f"__r{n}__": _swapped(_P[n]) for n in ("add", "sub", "mul", "mod", "floordiv", "pow")},
-    **{f"__{n}__": _bitwise(n) for n in ("and", "or", "xor")},
-    **{f"__r{n}__": _swapped(_bitwise(n)) for n in ("and", "or", "xor")},
-    "__truediv__": div, "__rtruediv__": _swapped(div),
-    "__divmod__": lambda x, y: (_P["floordiv"](x, y), _P["mod"](x, y)),
-    "__rdivmod__": lambda x, y: (_P["floordiv"](y, x), _P["mod"](y, x)),
-    "__matmul__": matmul, "__rmatmul__": _swapped(matmul),  # type: ignore[arg-type]
-    "__pow__": _power_operator, "__abs__": abs, "__invert__": _inverted, "__format__": _formatted,
-    "__eq__": _compared(_P["eq"], True), "__ne__": _compared(_P["ne"], False),
-    "__getitem__": getitem, "__len__": _length, "__array__": _as_values, "__float__": _as_values, "__int__": _as_values,
-    "__index__": _as_values, "__complex__": _as_values, "__round__": _as_values, "__trunc__": _as_values,
-    "__setitem__": _immutable, "__delitem__": _immutable,
-    "sum": sum, "mean": mean, "max": max, "min": min, "astype": cast,
-    "transpose": lambda x, *perm: permute(x, _shape_args(perm)) if perm else transpose(x),  # type: ignore[arg-type]
-    "flatten": lambda x: reshape(x, (-1,)), "size": property(lambda x: volume(x.shape)),
-    "reshape": lambda x, *shape: reshape(x, _shape_args(shape)),
-    "permute": lambda x, *perm: permute(x, _shape_args(perm)),  # type: ignore[arg-type]
-    "T": property(lambda x: permute(x, tuple(reversed(range(x.rank))))), "mT": property(transpose),
-}  # fmt: skip
-for _name, _method in _METHODS.items():
-    setattr(Tensor, _name, _method)
 
 __all__ = [
     "abs", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "as_tensor", "atan", "broadcast_to", "cast",

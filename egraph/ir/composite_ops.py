@@ -53,7 +53,7 @@ def expand(node: Tensor) -> Tensor:
 
 
 def _inverse(n: Dim) -> float:
-    """1 / n as a float; NaN for n = 0. ValueError for a symbolic n."""
+    """1 / n as a float; NaN for n = 0. Raises ValueError for a symbolic n."""
     if isinstance(n, DimExpr):
         raise ValueError("a mean over a free dimension decomposes only once it is bound")
     return 1.0 / n if n else float("nan")
@@ -332,9 +332,9 @@ def _attend(
 
 
 def causal_mask(rows: Dim, columns: Dim, causal: bool, window: int, dtype: str) -> Tensor:
-    """Additive mask: 0 where row t may see column s (aligned at the last position), -inf elsewhere.
+    """Additive mask [rows, columns]: 0 where row t may see column s (aligned at the last position), -inf elsewhere.
 
-    `window` counts visible columns; 0 means no window.
+    `causal`: a row sees no later columns. `window` counts visible columns; 0 means no window.
     """
     ahead = t.iota((rows, columns), 1) - t.iota((rows, columns), 0) - (columns - rows if columns != rows else 0)
     hidden = t.gt(ahead, 0) if causal else t.lt(ahead, -(1 << 30))

@@ -205,7 +205,7 @@ def symbols(value: Dim) -> dict[str, Atom]:
 def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
     """Substitute numbers or expressions for named sizes of a dimension; the result is an int if all were given as ints.
 
-    ShapeError for a size out of range.
+    Raises ShapeError for a size out of range.
     """
     if not isinstance(value, DimExpr):
         return value
@@ -245,7 +245,7 @@ LONGEST_TEXT, LARGEST_SUM = 4096, 256  # limits of `parse`: characters of the te
 
 
 def parse(text: str, known: Mapping[str, Dim]) -> Dim:
-    """Parse a dimension over named sizes. ShapeError for anything else; the text is not executed."""
+    """Parse a dimension over named sizes. Raises ShapeError for anything else; the text is not executed."""
 
     def read(node: ast.expr) -> Dim:
         found = value_of(node)
@@ -280,7 +280,7 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
 
 
 def concrete(shape: Shape) -> tuple[int, ...]:
-    """The shape as ints. ShapeError names the symbolic dimensions."""
+    """The shape as ints. Raises ShapeError if dimensions are symbolic."""
     if any(isinstance(d, DimExpr) for d in shape):
         free = sorted({n for d in shape for n in symbols(d)})
         raise ShapeError(f"shape {shape} has free dimensions {', '.join(free)}", hint="bind them: dims={...}")

@@ -91,7 +91,7 @@ def summed(dtype: str) -> str:
 def name_of(dtype: Any) -> str:
     """Canonical dtype name for a name, a NumPy, ml_dtypes or torch dtype, or a Python type.
 
-    ShapeError for anything else.
+    Raises ShapeError for anything else.
     """
     text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if text in _TABLE:

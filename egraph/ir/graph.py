@@ -104,7 +104,7 @@ class Tensor:
     def __contains__(self, item: object) -> bool:
         raise UsageError("membership in a tensor expression is not known yet", hint="tg.any(tg.eq(x, value))")
 
-    # ir/builders.py implements the operators and installs them here, because builders insert casts and reshapes.
+    # ir/tensor_operators.py installs the operators here, because builders insert casts and reshapes.
     __add__: Callable[..., Tensor]
     __radd__: Callable[..., Tensor]
     __sub__: Callable[..., Tensor]
@@ -178,7 +178,7 @@ class Tensor:
 def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data: Any = None) -> Tensor:
     """Return the unique node `op(*args, **attrs)` with its inferred type (hash-consing).
 
-    ShapeError if the operands violate the op's type law.
+    Raises ShapeError if the operands violate the op's type law.
     """
     entry = OPS[op]
     full = check_attrs(entry, attrs or {})
@@ -391,7 +391,7 @@ class Graph:
     def bind(self, sizes: Mapping[str, Dim]) -> Graph:
         """This graph with named dimensions replaced by sizes or other expressions.
 
-        UsageError names unknown dimensions.
+        Raises UsageError for unknown dimensions.
         """
         free = self.free_dims
         unknown = sorted(set(sizes) - set(free))

@@ -146,7 +146,7 @@ def evaluate(
 
     `values` maps input and state names to arrays. `whole`: see `apply`. `poll` is called before each operation; an
     exception from it ends the run. `around(node, operands, compute)`, if given, computes each operation in place of
-    `apply`. UsageError names leaves without data.
+    `apply`. Raises UsageError for leaves without data.
     """
     data: dict[str, Data] = dict(graph.params) if isinstance(graph, Graph) else {}
     data |= dict(params or {})

@@ -49,7 +49,7 @@ S0, S1, S2, D0 = "(shape x0)", "(shape x1)", "(shape x2)", "(dt x0)"
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The broadcast shape of shapes of equal rank; sizes of 1 stretch. ShapeError if sizes do not match."""
+    """The broadcast shape of shapes of equal rank; sizes of 1 stretch. Raises ShapeError if sizes do not match."""
     if len({len(s) for s in shapes}) != 1:
         raise ShapeError(f"operands have different ranks: {', '.join(map(str, shapes))}")
     found: list[Dim] = []
@@ -70,7 +70,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def same_dtype(types: tuple[Type, ...]) -> str:
-    """The common dtype of types; ShapeError if they differ."""
+    """The common dtype of types; raises ShapeError if they differ."""
     if len({t.dtype for t in types}) != 1:
         raise ShapeError(f"operands have different dtypes: {', '.join(t.dtype for t in types)}", hint="cast them")
     return types[0].dtype

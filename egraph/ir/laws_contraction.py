@@ -40,7 +40,9 @@ LONGEST_STEP = 1 << 31  # strides and dilations are below this, so that offsets 
 def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: int) -> Dim:
     """Number of window positions along one axis (convolution arithmetic).
 
-    ShapeError for a stride, dilation or window below 1, for negative padding, and for steps from LONGEST_STEP on."""
+    Raises ShapeError for a stride, dilation or window below 1, for negative padding, and for steps from LONGEST_STEP
+    on.
+    """
     sizes = {"stride": stride, "dilation": dilation, "window": kernel}
     for name, value in sizes.items():
         if isinstance(value, int) and not 1 <= value < LONGEST_STEP:
@@ -72,7 +74,11 @@ def conv(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def window_text(size: str, kernel: str, stride: str, lo: str, hi: str, dilation: str) -> str:
-    """Egglog text of the number of window positions along one axis."""
+    """Egglog text of the number of window positions along one axis.
+
+    All arguments are egglog texts: the axis's size, the window's size (`kernel`) and stride, the padding before and
+    after (`lo`, `hi`), the dilation.
+    """
     return f"(+ (/ (- (+ {size} (+ {lo} {hi})) (+ (* {dilation} (- {kernel} 1)) 1)) {stride}) 1)"
 
 

@@ -112,7 +112,7 @@ def arg_reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def along(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of an op along one axis: that of the operand; ShapeError if the axis does not exist."""
+    """Result type of an op along one axis: that of the operand; raises ShapeError if the axis does not exist."""
     axis_of(attrs["axis"], types[0].rank)
     return types[0]
 
@@ -129,7 +129,7 @@ def along_index_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of an op that keeps the first operand's type; ShapeError if a named axis does not exist."""
+    """Result type of an op that keeps the first operand's type; raises ShapeError if a named axis does not exist."""
     for axis in (*attrs.get("axes", ()), *((attrs["axis"],) if "axis" in attrs else ())):
         axis_of(axis, types[0].rank)
     return types[0]

@@ -267,7 +267,7 @@ OPS: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:
-    """Add an entry to the op table. ValueError if the name is taken."""
+    """Add an entry to the op table. Raises ValueError if the name is taken."""
     if op.name in OPS:
         raise ValueError(f"op {op.name!r} is registered twice")
     OPS[op.name] = op
@@ -277,7 +277,7 @@ def register(op: Op) -> Op:
 def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
     """Attributes completed with defaults, in table order and as canonical Python types.
 
-    ShapeError for unknown or missing ones.
+    Raises ShapeError for unknown or missing ones.
     """
     unknown = set(attrs) - set(op.attrs)
     if unknown:

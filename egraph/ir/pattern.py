@@ -169,7 +169,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def evaluate(attr: Attr, env: Env) -> Any:
-    """Value of an attribute expression. KeyError for an unbound name."""
+    """Value of an attribute expression. Raises KeyError for an unbound name."""
     if isinstance(attr, AttrConstant):
         return attr.value
     if isinstance(attr, Name):
@@ -237,7 +237,7 @@ def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
 
 
 def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], ...], text: str) -> PatternCall:
-    """A call with its attributes completed by the op's defaults. RuleError for wrong operands or attributes."""
+    """A call with its attributes completed by the op's defaults. Raises RuleError for wrong operands or attributes."""
     entry, given = OPS[op], dict(attrs)
     if len(args) != entry.arity:
         raise RuleError(f"{op} takes {entry.arity} operands, not {len(args)}", where=text)
@@ -292,7 +292,7 @@ def _parsed(text: str) -> ast.expr:
 
 @memo(4096)
 def parse_term(text: str) -> Term:
-    """Parse a pattern. RuleError describes a malformed text."""
+    """Parse a pattern. Raises RuleError if the text is malformed."""
     return _term(_parsed(text), text)
 
 
@@ -370,7 +370,7 @@ def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
 
     `attrs` gives attribute variables; sizes come from the tensors.
 
-    Literals without `like` take rank and dtype of a sibling operand. ShapeError if operands do not fit.
+    Literals without `like` take rank and dtype of a sibling operand. Raises ShapeError if operands do not fit.
     """
     env = {**attrs, **{n: Fact(x.type, False) for n, x in tensors.items()}}
     made: dict[int, Tensor] = {}

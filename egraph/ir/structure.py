@@ -63,7 +63,10 @@ def _filled(item: Any, results: Sequence[Any]) -> Any:
 
 # ---------------------------------------------------------------- the stored form
 def pack(structure: Any) -> Any:
-    """JSON data of a structure. TypeError for leaves that are no indices, and for keys that are neither texts nor integers."""
+    """JSON data of a structure.
+
+    Raises TypeError for leaves that are no indices, and for keys that are neither texts nor integers.
+    """
     if structure is None or type(structure) is int:
         return structure
     if isinstance(structure, Mapping):
@@ -83,7 +86,7 @@ def pack(structure: Any) -> Any:
 
 
 def unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
-    """The inverse of `pack`, for a number of outputs; ValueError for data that `pack` does not give."""
+    """The inverse of `pack`, for a number of outputs; raises ValueError for data that `pack` does not give."""
     if packed is None:
         return None
     if type(packed) is int:

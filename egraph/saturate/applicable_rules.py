@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ..ir.pattern import Apply, PatternCall, Term, Var, subterms
 from ..ir.rule import Rule
 
 
-def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
+@lru_cache(maxsize=4096)
+def rule_ops(rule: Rule) -> tuple[frozenset[str], frozenset[str]]:
     """The ops of a rule, as (ops that its left sides match, ops that its right sides create); numbers count as `full`."""
     return _ops(rule.lefts), _ops(rule.rights)
 
 
-def _ops(terms: Iterable[Term]) -> set[str]:
-    return {
+def _ops(terms: Iterable[Term]) -> frozenset[str]:
+    return frozenset(
         t.op if isinstance(t, PatternCall) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)
-    }
+    )
 
 
 Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op) of the calls among its operands

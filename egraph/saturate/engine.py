@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -149,7 +149,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
-        self.key, self.loaded = "", False
+        self.key, self.loaded, self.pruned = "", False, False
+        self.declared, self.kept = set[str](), set[str]()  # rulesets that exist, and those that `pop` keeps
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
         """Load a block (see `program.EgglogProgram.job`) into the declared program; returns ({"seconds": time taken},
@@ -157,12 +158,14 @@ class Engine:
         begin = time.perf_counter()
         if self.loaded:  # `push` and `pop` restore the e-graph to the state after `declare`
             self.run("(pop)")
+            met, self.declared = self.declared, set(self.kept)
+            self.use(name for name in self.rules if name in met)  # later blocks are likely to need them, too
+            self.kept = set(self.declared)
         self.run("(push)")
         self.loaded, self.limit = True, int(job["nodes"])
         self.dims = {tuple(v): i for i, v in enumerate(job["dims"])}
         self.handles, self.round, self.kills = int(job["handles"]), 0, 0
         self.roots: list[int] = sorted(set(job["roots"]))
-        self.shapes: Shapes | None = None  # known from the first view on
         self.own, self.steps = int(job["own"]), 0  # the graph's own handles come first; rounds run so far
         self.first: dict[Any, int] = {}  # e-class -> first round whose view contains it
         self.chosen, self.combined = list[str](), 0
@@ -172,6 +175,9 @@ class Engine:
         self.run("(run-schedule (saturate (run r_load)) (saturate (run r_shape)))")
         if self.pruned:
             self.run("(run-schedule (saturate (run r_cost)))")
+        classes = _Numbered()
+        nodes = self._nodes(self.egraph.freeze().functions, classes, lambda value: 0)
+        self.shapes: Shapes | None = Shapes(list(self.signatures), nodes, len(classes))
         return {"seconds": time.perf_counter() - begin}, {}
 
     def declare(self, program: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
@@ -185,6 +191,8 @@ class Engine:
             self.egraph = self.bindings.EGraph()
             self.signatures: dict[str, str] = program["signatures"]
             self.needs: dict[str, list[tuple[str, list[tuple[int, str]]]]] = program["needs"]
+            self.rules: dict[str, list[str]] = program["rules"]
+            self.declared, self.kept = set(), set()
             self.pruned, self.beam = bool(program["pruned"]), bool(program["beam"])
             for line in program["commands"]:
                 self.run(line)
@@ -193,7 +201,7 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def run(self, text: str) -> Any:
-        """Run one egglog command; returns egglog's report. EngineError carries egglog's message."""
+        """Run one egglog command; returns egglog's report. Raises EngineError with egglog's message."""
         try:
             return self.egraph.run_program(*self.egraph.parse_program(text))
         except BaseException as error:  # egglog's panics are BaseExceptions
@@ -232,7 +240,7 @@ class Engine:
 
         The result's `equal` tells whether both handles of every pair are in one e-class.
         """
-        report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
+        report = self.run(f"(run-schedule (run {self.every_rule()}) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions
         of = {self.egraph.value_to_i64(row.inputs[0]): row.output for row in functions["H"].rows}
         live = sum(len(functions[n if n == "Leaf" else f"o_{n}"].rows) for n in self.signatures)
@@ -245,16 +253,35 @@ class Engine:
         new e-nodes per rule and shows them when the rule runs again.
         """
         if self.shapes is None:
-            return "r_rules"
+            return self.every_rule()
         stands = self.shapes.stands
         chosen = [name for name, needs in self.needs.items() if all(stands(op, inner) for op, inner in needs)]
         if not chosen:
             return "r_none"
+        return self.together(chosen)
+
+    def every_rule(self) -> str:
+        """Name of the ruleset with all rules."""
+        return self.together(list(self.rules)) if self.rules else "r_none"
+
+    def together(self, chosen: list[str]) -> str:
+        """Name of a ruleset with the rules of some rulesets, which are declared as far as they are not."""
         if chosen != self.chosen:
+            self.use(chosen)
             self.chosen = chosen
             self.combined += 1
             self.run(f"(unstable-combined-ruleset r_ready{self.combined} {' '.join(chosen)})")
         return f"r_ready{self.combined}"
+
+    def use(self, names: Iterable[str]) -> None:
+        """Declare rulesets, unless they are declared."""
+        key, self.key = self.key, ""  # as in `declare`
+        for name in names:
+            if name not in self.declared:
+                for line in self.rules[name]:
+                    self.run(line)
+                self.declared.add(name)
+        self.key = key
 
     def collect(self) -> None:
         """Delete new e-nodes that only pruned e-nodes use; mark the others as seen."""

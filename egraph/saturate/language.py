@@ -57,7 +57,7 @@ class Interner:
         return Interner(list(self.floats), list(self.strings), dict(self._float_ids), dict(self._string_ids))
 
     def encode(self, kind: str, value: Any) -> int:
-        """Id of an attribute value of a kind other than dims. ShapeError for a symbolic size."""
+        """Id of an attribute value of a kind other than dims. Raises ShapeError for a symbolic size."""
         if kind == "int":
             if not isinstance(value, int):
                 raise ShapeError(f"the size {value} is not known yet", hint="bind the dimensions before saturating")
@@ -78,7 +78,7 @@ class Interner:
         return self._float_ids[key]
 
     def alias(self, value: float, target: int) -> None:
-        """Give a number an existing id.
+        """Give a number the existing id `target`.
 
         A model's constant, rounded to its dtype, then equals the rule's exact constant.
         """
@@ -89,7 +89,7 @@ class Interner:
         return number_key(value) in self._float_ids
 
     def decode(self, kind: str, number: int) -> Any:
-        """The attribute value of an id."""
+        """The attribute value with an id, for an attribute of a kind (`Op.attrs`)."""
         if kind == "int":
             return number
         if kind == "bool":

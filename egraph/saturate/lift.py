@@ -51,7 +51,10 @@ def numbers(graph: Graph) -> Iterator[Dim]:
 
 
 def factored(known: Iterable[Dim]) -> tuple[set[int], list[DimExpr]]:
-    """The known numbers split in (absolute values of plain numbers and coefficients, irreducible size expressions)."""
+    """The sizes in known numbers: (absolute values of plain numbers and of coefficients, size expressions).
+
+    The expressions are the atoms of symbolic numbers, and symbolic sums as a whole.
+    """
     plain: set[int] = set()
     found: dict[DimExpr, None] = {}
     for value in known:
@@ -93,8 +96,8 @@ def _choices(atom: Atom, wanted: int, below: bool = False) -> list[int]:
 def generic_sizes(graph: Graph, wanted: Mapping[str, int], *, below: bool = False) -> dict[str, int]:
     """Sizes near the wanted ones, such that values of the graph's size expressions and its numbers are all distinct.
 
-    Returns the assignment with fewest ambiguities among ATTEMPTS tries. ShapeError if the graph is invalid at all tried
-    sizes. `below`: prefer sizes that are not larger than the wanted ones, which fill as many tiles.
+    Returns the assignment with fewest ambiguities among ATTEMPTS tries. Raises ShapeError if the graph is invalid at
+    all tried sizes. `below`: prefer sizes that are not larger than the wanted ones, which fill as many tiles.
     """
     plain, known = factored(numbers(graph))
     options = {name: _choices(atom, wanted[name], below) for name, atom in graph.free_dims.items()}
@@ -268,7 +271,7 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
 def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
     """Indices of e-nodes that hold and whose operands are computable from such e-nodes.
 
-    ShapeError if a root is not computable.
+    Raises ShapeError if a root is not computable.
     """
     off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
     users: dict[int, list[int]] = {}

@@ -1,7 +1,7 @@
 """The egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of commands.
 
-Only ops, ranks and rules that can occur are declared, because each rule costs egglog 0.5 ms. All blocks of a model
-share one program, so a worker declares it once and loads one block after another.
+Only ops and ranks that can occur are declared, and a rule when its ops are in the e-graph, because each rule costs egglog
+0.5 ms. All blocks of a model share one program, so a worker declares it once and loads one block after another.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from .term_cost import CAP, Pricing, cost_program
 
 @dataclass(frozen=True, eq=False)
 class EgglogProgram:
-    """An egglog program and the interned ids it uses. `names` lists the one-directional rules that are loaded."""
+    """An egglog program and the interned ids it uses. `names` lists the one-directional rules.
+
+    `rules`: ruleset of each rule -> its declarations, which the engine runs when the rule can match.
+    """
 
     commands: tuple[str, ...]
+    rules: dict[str, list[str]]
     signatures: dict[str, str]
     names: tuple[str, ...]
     needs: dict[str, list[Shape]]  # ruleset -> op shapes that must be present in an e-graph for the rule to match
@@ -47,6 +51,7 @@ class EgglogProgram:
         return {
             "key": self.key,
             "commands": self.commands,
+            "rules": self.rules,
             "signatures": self.signatures,
             "needs": self.needs,
             "pruned": self.pruned,
@@ -97,16 +102,17 @@ def make_program(
         commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
     commands += kill_rules(names) if beam else []
     needs: dict[str, list[Shape]] = {}
+    texts: dict[str, list[str]] = {}
     for number, rule in enumerate(usable):  # one ruleset per rule, so that a round can run only rules that can match
         ruleset = f"r_{number}"
         needs[ruleset] = shapes(rule)
-        commands.append(f"(ruleset {ruleset})")
         spelled = compile_rule(rule, interner, sorted(present | near), guarded=guarded, ruleset=ruleset)
-        commands += [text for _, text in spelled]
-    commands.append(f"(unstable-combined-ruleset r_rules {' '.join(needs)})")
-    key = hashlib.blake2b("\n".join(commands).encode(), digest_size=16).hexdigest()
+        texts[ruleset] = [f"(ruleset {ruleset})", *(text for _, text in spelled)]
+    lines = [*commands, *(line for text in texts.values() for line in text)]
+    key = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
     return EgglogProgram(
         commands=tuple(commands),
+        rules=texts,
         signatures={"Leaf": "I"} | {name: signature(name) for name in names},
         names=tuple(r.name for r in usable),
         needs=needs,

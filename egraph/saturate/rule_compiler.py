@@ -410,7 +410,7 @@ def compile_rule(
 ) -> Iterator[tuple[str, str]]:
     """Egglog form of a one-directional rule, as (name, command) pairs: one per rank if vectors must be expanded.
 
-    `guarded`: whether created e-nodes are subject to pruning. RuleError if the rule cannot be expressed.
+    `guarded`: whether created e-nodes are subject to pruning. Raises RuleError if the rule cannot be expressed.
     """
     waiting: list[dict[Key, int]] = [{}]
     shared = VectorRanks(rule.lefts)

@@ -60,7 +60,7 @@ def saturate_in_stages(
 
     Each stage is the union of everything found so far. The last stage is the result; earlier stages are what smaller
     settings would give. After `deadline` seconds, or when `stop` returns true, the list ends early (never empty).
-    UsageError if `effort` is out of range.
+    Raises UsageError if `effort` is out of range.
     """
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")

@@ -26,8 +26,9 @@ from typing import IO, Any
 import numpy as np
 
 from ...errors import WorkerError
-from ...processes.forks import Lock, adopted, in_forked_child
+from ...processes.forks import Lock, in_forked_child
 from ...processes.memory_limits import MEMORY_EXIT, watch_memory
+from ...processes.spawn import start_worker
 from ...writing import named_errors
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
 
@@ -46,7 +47,7 @@ def write_frame(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> No
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes:
-    """Read exactly `size` bytes; EOFError at the end of the stream."""
+    """Read exactly `size` bytes; raises EOFError at the end of the stream."""
     data = stream.read(size)
     if len(data) != size:
         raise EOFError
@@ -54,7 +55,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
-    """Receive one message. EOFError at the end of the stream, ValueError if the bytes are no message."""
+    """Receive one message. Raises EOFError at the end of the stream, ValueError if the bytes are no message."""
     (size,) = struct.unpack("<I", _exactly(stream, 4))
     if size > 1 << 30:
         raise ValueError(f"a frame of {size} bytes")
@@ -103,6 +104,7 @@ def serve() -> None:
             write_frame(replies, {"result": header}, arrays)
         except EngineError as error:
             write_frame(replies, {"error": str(error)}, {})
+        limit[0] = 0  # nothing grows between requests, and nothing is watched
 
 
 # ---------------------------------------------------------------- in the parent
@@ -147,26 +149,15 @@ class SaturationWorker:
         root = str(Path(tensor_graphs_file()).parents[1])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         try:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "tensor_graphs.egraph.saturate.worker",
-                ],  # -P: never import from the user's folder
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=os.name == "posix",
-            )
+            path = {"PYTHONPATH": os.pathsep.join(paths)}
+            process = start_worker("tensor_graphs.egraph.saturate.worker", environment=path, stderr=self.stderr)
         except BaseException:
             self.stderr.close()
             raise
         self.frames: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
         self.starting, self.owing = True, False
-        self.process = adopted(process)
+        self.process = process
 
     @staticmethod
     def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:

@@ -109,7 +109,7 @@ class EGraphView:
     def term(self, choice: Sequence[int] | Mapping[int, int], cls: int) -> Tensor:
         """The term of an e-class under a choice of one e-node per e-class.
 
-        ExtractionError on a cycle or a missing choice.
+        Raises ExtractionError on a cycle or a missing choice.
         """
         built: dict[int, Tensor] = {}
         return _build(self, choice, cls, built)

@@ -256,7 +256,7 @@ class _HypergraphBuilder:
     def _matches(self, template: Template) -> Iterator[_Match]:
         """Matches of a template.
 
-        Further outputs are looked up by the variables that the first output binds; RuleError if they use others.
+        Further outputs are looked up by the variables that the first output binds; raises RuleError if they use others.
         """
         beside = [self._found(term) for term in template.terms[1:]]
         for names, _ in beside:

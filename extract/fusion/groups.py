@@ -147,6 +147,21 @@ class FusionGroups:
         price, best, _ = self._costs
         return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self.kids)]
 
+    @cached_property
+    def owners(self) -> list[int]:
+        """Class of each e-node."""
+        return list(self.view.cls.tolist())
+
+    @cached_property
+    def stored_classes(self) -> set[int]:
+        """Classes that are in memory before any kernel runs: given ones, and casts of these."""
+        return {c for c in range(self.view.n_classes) if self.stored(c)}
+
+    @cached_property
+    def window_nodes(self) -> set[int]:
+        """E-nodes that read their operand through overlapping windows of more than one element."""
+        return {n for n in range(len(self.view)) if self._reads_windows(n)}
+
     @property
     def choice(self) -> list[int]:
         """Cheapest e-node of each class, -1 for a class without a finite term."""
@@ -287,8 +302,7 @@ class FusionGroups:
         """Number of elements of a class."""
         return self._sizes[cls]
 
-    def reads_windows(self, node: int) -> bool:
-        """Whether an e-node reads its operand through overlapping windows of more than one element."""
+    def _reads_windows(self, node: int) -> bool:
         law = OPS[self.view.op[node]].law
         if law == "conv":
             return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
@@ -306,23 +320,23 @@ class FusionGroups:
             self._attend[node] = found
         return found
 
-    def admitted(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
+    def admitted(self, policy: FusionPolicy) -> dict[tuple[int, int, bool, bool], list[int]]:
+        """Results of `admissible` for a policy so far, by its other arguments."""
+        return self._admitted.setdefault(policy, {})
+
+    def admissible(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
         """E-nodes of a class that a fusion group under a policy may inline, cheapest first.
 
         `products`: number of products on the path from the output. `below`: whether the class is computed for an
         operand of a product. `lean`: whether statistics are leaves.
         """
-        known = self._admitted.setdefault(policy, {})
-        key = cls, products, below, lean
-        if key not in known:
-            known[key] = list(self._admissible(cls, policy, products, below, lean))
-        return known[key]
+        return list(self._admissible(cls, policy, products, below, lean))
 
     def _admissible(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> Iterator[int]:
         nodes, op = self._by_class[cls], self.view.op
         kinds = {"cheap"} if policy.pointwise_below or not below or cls in self.inlined_classes else set()
         rows = policy.rows_below if below and products >= policy.products else policy.rows_above
-        if products < UNLIMITED_PRODUCTS and rows and not lean:
+        if products < UNLIMITED_PRODUCTS and (rows or (policy.rows_beside and not below)) and not lean:
             kinds.add("rows")
         if products < policy.products:
             kinds.add("product")
@@ -479,7 +493,9 @@ class FusionGroups:
 
         With at most MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer.
         """
-        whole = FusionGrowth(self, cls, policy)
+        # a larger one is not used; but where statistics are leaves, its growth tells which ones other groups share
+        most = UNLIMITED_PRODUCTS if policy.spread_bare else MAX_SHARED_ON_PATH
+        whole = FusionGrowth(self, cls, policy, most_met=most)
         found = whole.grown(node)
         if whole.met <= MAX_SHARED_ON_PATH:
             yield whole, found

@@ -17,7 +17,7 @@ MAX_GROUP_NODES, MAX_GROUP_LEAVES = 48, 10
 
 
 class GroupTooLarge(Exception):
-    """Raised when a fusion group exceeds MAX_GROUP_NODES or MAX_GROUP_LEAVES, or contains itself."""
+    """Raised when a fusion group exceeds MAX_GROUP_NODES, MAX_GROUP_LEAVES or `most_met`, or contains itself."""
 
 
 @dataclass(eq=False)
@@ -36,6 +36,7 @@ class FusionGrowth:
     cls: int
     policy: FusionPolicy
     room: int = UNLIMITED_PRODUCTS  # how many values with consumers outside the group may be recomputed on a path
+    most_met: int = UNLIMITED_PRODUCTS  # largest number of such values on a path with which the group is used
     leaves: dict[int, Tensor | None] = field(default_factory=dict)
     spread: dict[int, None] = field(default_factory=dict)  # leaves that are broadcast over more elements
     done: dict[tuple[int, int, int, bool, bool], GroupNode | int] = field(default_factory=dict)
@@ -47,6 +48,9 @@ class FusionGrowth:
     # keys of the classes in progress or finished
     open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.admitted = self.groups.admitted(self.policy)
 
     def grown(self, node: int) -> FusionGroup | None:
         """The fusion group that starts with an e-node.
@@ -101,29 +105,32 @@ class FusionGrowth:
         """Inline an e-node. beside: values on the path with outside consumers · products: products on the path · below:
         whether the node is an operand of a product · lean: operands broadcast over the node's elements and reductions
         are leaves."""
-        view = self.groups.view
-        op = view.op[node]
-        self.nodes += int(view.cls[node]) not in self.groups.formulas  # index formulas are not values
+        r, policy = self.groups, self.policy
+        cls = r.owners[node]
+        self.nodes += cls not in r.formulas  # index formulas are not values
         if self.nodes > MAX_GROUP_NODES:
             raise GroupTooLarge
-        kind = self.groups.kinds[node]
-        if kind == "product":
+        kind = r.kinds[node]
+        if product := kind == "product":
             products, below = products + 1, True
             self.used = max(self.used, products)
+        elif kind == "rows" and self.policy.rows_beside:  # no product below a reduction
+            products, below = max(products, self.policy.products), True
         # overlapping windows need each value below many times: nothing expensive is inlined there
-        if self.groups.reads_windows(node):
+        if node in r.window_nodes:
             products, below = UNLIMITED_PRODUCTS, True
-        product, bare_spread = kind == "product", self.policy.spread_bare
-        others = self.policy.left_only and product and not bare_spread
-        first = self.policy.rows_bare and OPS[op].several_passes
-        size = self.groups.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
-        kids, r = self.groups.kids[node], self.groups
-        spread = [k for k in kids if size and k not in r.elementwise_classes and r.elements(k) < size]
-        self.spread |= dict.fromkeys(spread)
+        bare_spread = policy.spread_bare
+        others = policy.left_only and product and not bare_spread
+        first = policy.rows_bare and OPS[r.view.op[node]].several_passes
+        size = r.elements(cls) if lean and OPS[r.view.op[node]].pointwise else 0
+        kids = r.kids[node]
+        spread = [k for k in kids if k not in r.elementwise_classes and r.elements(k) < size] if size else []
+        if spread:
+            self.spread |= dict.fromkeys(spread)
         parts = []
         for i, k in enumerate(kids):
-            thin = bool(i) or not self.policy.rows_below if product and bare_spread else lean
-            bare = k in spread or (others if i else first or kind == "written")
+            thin = bool(i) or not policy.rows_below if product and bare_spread else lean
+            bare = (others if i else first or kind == "written") or k in spread
             parts.append(self._class(k, beside, products, below, bare, thin))
         return GroupNode(node, parts)
 
@@ -140,6 +147,8 @@ class FusionGrowth:
             if node is not None and self._needed_beside(cls):
                 beside += 1
                 self.met = max(self.met, beside)
+                if self.met > self.most_met:
+                    raise GroupTooLarge
                 node = node if beside <= self.room else None
             found = self.done[key] = (
                 self._leaf(cls) if node is None else self._node(node, beside, products, below, lean)
@@ -148,13 +157,19 @@ class FusionGrowth:
 
     def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
         """The e-node that computes a class inside the group; None if the class becomes a leaf."""
-        r = self.groups
+        r, own = self.groups, self.cls
         if self._packed(cls):
             return r.packed[cls]
-        if cls == self.cls or (cls in r.given and cls not in r.inlined_classes):
+        if cls == own or (cls in r.given and cls not in r.inlined_classes):
             return None
-        admitted = r.admitted(cls, self.policy, products, below, lean)
-        return next((n for n in admitted if self.cls not in r.kids[n]), None)
+        key = cls, products, below, lean
+        nodes = self.admitted.get(key)
+        if nodes is None:
+            nodes = self.admitted[key] = r.admissible(cls, self.policy, products, below, lean)
+        for n in nodes:
+            if own not in r.kids[n]:
+                return n
+        return None
 
     def _packed(self, cls: int) -> bool:
         """Whether a weight-only class is computed inside the group from fewer bytes."""
@@ -163,13 +178,13 @@ class FusionGrowth:
     def _needed_beside(self, cls: int) -> bool:
         """Whether a class has a consumer that the group cannot compute."""
         r = self.groups
-        if r.stored(cls) or cls in r.inlined_classes:
+        if cls in r.inlined_classes or cls in r.stored_classes:
             return False
-        shows = OPS[r.view.op[r.choice[cls]]].kind == "view"
-        if r.view.original[cls] and not shows and any(cls in r.below(k) for k in self.spread):
-            r.shared.add(cls)
-            return True
-        if self.cls in r.beside and cls in r.shared:
+        if self.spread and r.view.original[cls] and OPS[r.view.op[r.choice[cls]]].kind != "view":
+            if any(cls in r.below(k) for k in self.spread):
+                r.shared.add(cls)
+                return True
+        if cls in r.shared and self.cls in r.beside:
             return True
         return r.uses.count.get(cls, 0) >= 2 and not r.uses.readers[cls] <= self.inside
 

@@ -287,7 +287,7 @@ class MaximalFusion:
 
     @cached_property
     def settled(self) -> set[int]:
-        """Classes computed by large parts, recomputed ones included."""
+        """Classes that large parts compute (`large`), recomputed ones included."""
         found = {c for members in self.large for c in members}
         stack = [*found]
         while stack:
@@ -298,8 +298,10 @@ class MaximalFusion:
 
     @cached_property
     def unstarted(self) -> set[int]:
-        """Classes inside large parts at which no ordinary fusion group starts: all but results of parts and of small
-        pieces."""
+        """Classes inside the large parts at which no ordinary fusion group starts.
+
+        All except the results of parts and of small pieces.
+        """
         pieces = [p for members in self.large for p in self.pieces(members, PIECE_WEIGHTS[-1])]
         cut = [r for p in pieces if len(r := self.results(p)) <= MAX_OPEN_RESULTS]
         made = {c for results in (*map(self.results, self.large), *cut) for c in results}

@@ -1,7 +1,7 @@
 """Multi-output (horizontal) fusion: fusion groups with several output classes.
 
 Four kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
-norm, a GEMM and its activation). (2) Values of one shape over the same inputs share their reads (a row's mean and mean
+norm, a GEMM and its activation, a residual stream and the products of its norm). (2) Values of one shape over the same inputs share their reads (a row's mean and mean
 of squares, two gates). (3) Slices of one value that are read separately (queries, keys and values of one GEMM) are
 stored in separate buffers, where a view of the whole would not be row-major. (4) Small GEMMs of a few rows over
 separate inputs, needed for the same value (a query and the keys of another sequence), share one launch.
@@ -26,6 +26,7 @@ from ...egraph.view.view import EGraphView
 from .groups import FusionGroups
 from .growth import MAX_GROUP_LEAVES
 from .policy import FUSION_POLICIES, FusionGroup, with_packed
+from .product_operands import is_product_operand
 
 MAX_OUTPUTS = 3  # outputs of a kernel
 MAX_STEPS_FROM_SLICE = 2  # largest number of e-nodes between a slice and its consumer
@@ -126,7 +127,8 @@ class MultiOutputFusion:
         wanted = [
             (t, c) for t, c in r.inner
             if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.groups.stored(c)
-            and (c in read_beside or beside(c, r.cls)) and self._fits(self._shape(c), self._shape(r.cls))
+            and (c in read_beside or beside(c, r.cls))
+            and (self._fits(self._shape(c), self._shape(r.cls)) or is_product_operand(t, r.term))
         ]  # fmt: skip
         return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MAX_OUTPUTS - 1]
 

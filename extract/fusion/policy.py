@@ -21,7 +21,9 @@ class FusionPolicy:
     `rows_bare`: operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements are
     leaves, unless elementwise operations alone compute them; with `left_only`, only these. `layers`: products are
     GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows. `packed`: weights that are computed from
-    fewer bytes (dequantized ones) are inlined, not read as they would be folded at load.
+    fewer bytes (dequantized ones) are inlined, not read as they would be folded at load. `rows_beside`: reductions on
+    paths without a product are inlined, too, with what they read up to products (a norm that is divided by behind
+    the product).
     """
 
     name: str
@@ -34,6 +36,7 @@ class FusionPolicy:
     spread_bare: bool = False
     layers: bool = False
     packed: bool = False
+    rows_beside: bool = False
 
 
 #: From the smallest to the largest.
@@ -44,7 +47,7 @@ FUSION_POLICIES = (
     FusionPolicy("product", 1, False, False, pointwise_below=False),
     FusionPolicy("product, prologue", 1, False, False),
     FusionPolicy("product, row prologue", 1, False, True),
-    FusionPolicy("product, row prologue on the left", 1, False, True, left_only=True),
+    FusionPolicy("product, row prologue on the left", 1, False, True, left_only=True, rows_beside=True),
     FusionPolicy("two products", 2, True, False, pointwise_below=True),
     FusionPolicy("two products, row prologue", 2, True, True),
     FusionPolicy("three narrow layers", 3, False, False, layers=True),

@@ -66,7 +66,7 @@ class MaximalFusionValues:
         return str(self.groups.view.op[self.groups.uses.choice[cls]])
 
     def kids(self, cls: int) -> list[int]:
-        """The child classes of a class."""
+        """The e-classes that the chosen e-node of a class reads."""
         return self.groups.uses.kids(cls)
 
     def fits(self, cls: int) -> bool:

@@ -206,7 +206,7 @@ def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Cal
 def code_identity(code: Code) -> str:
     """The declared identity of a code template: a format string is its own identity.
 
-    UsageError for a function without one.
+    Raises UsageError for a function without one.
     """
     if isinstance(code, str):
         return code

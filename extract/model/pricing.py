@@ -61,7 +61,10 @@ class Measurer(Protocol):
     def compile(
         self, wanted: Iterable[tuple[Template, Call]], seconds: float = ..., programs: Iterable[str] = ()
     ) -> bool:  # fmt: skip
-        """Compile kernels, and sources of programs, ahead of their use, for at most `seconds`; whether all were done."""
+        """Compile kernels and sources of programs ahead of their use, for at most `seconds`.
+
+        Returns whether all were compiled.
+        """
         ...
 
     def start(self) -> None:
@@ -115,7 +118,7 @@ class Pricer(Protocol):
 
     @property
     def prepare(self) -> Callable[[Iterable[Candidate]], None] | None:
-        """Iterator that computes the keys of candidates, possibly in another thread; None if pricing is fast without."""
+        """Function that computes the keys of candidates, possibly in another thread. None if keys need no preparation."""
         ...
 
 

@@ -24,7 +24,8 @@ def alternatives(
 ) -> Iterator[Choice]:
     """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets; an iterator.
 
-    `diversity`: least share of each one's kernels (without views) that every earlier one does not use.
+    At most `count`, none more expensive than (1 + `max_gap`) times the first, found within `seconds`. `diversity`:
+    least share of each one's kernels (without views) that every earlier one does not use.
     """
     rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]

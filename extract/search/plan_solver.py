@@ -17,6 +17,7 @@ from ..model.pricing import Priced
 from ..solve.budgets import Budget
 from ..solve.problem import Extraction
 from ..solve.solve import solve
+from ..solve.structures import Structures
 from .encoding import EncodedHypergraph
 from .measurement_state import per_call
 from .warm_start import warm_solve
@@ -61,6 +62,7 @@ class PlanSolver:
     stop: Callable[[], bool]
     clock: Clock
     nested: bool = True  # whether the longest solves may start from smaller problems (warm_start.py)
+    structures: Structures = field(default_factory=Structures)
     chosen: list[int] = field(default_factory=list)
     pessimistic: list[int] = field(default_factory=list)
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
@@ -79,6 +81,13 @@ class PlanSolver:
         """Whether the time for regular measuring is over."""
         elapsed = time.monotonic() - self.start
         return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
+
+    def leaves_no_round(self, seconds: float) -> bool:
+        """Whether a round that takes `seconds` before it measures would end after the time for regular measuring."""
+        if self.deterministic:
+            return False
+        elapsed = time.monotonic() - self.start + seconds
+        return elapsed > self.seconds and (not self.least or self._measured_enough(elapsed - seconds))
 
     def _measured_enough(self, elapsed: float) -> bool:
         """Whether the processes had `least` seconds, or did not start within MAX_STARTING_S."""
@@ -122,6 +131,7 @@ class PlanSolver:
                 halted,
                 nested=nested,
                 hasty=hasty,
+                structures=self.structures,
             )
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
@@ -208,10 +218,11 @@ def pessimistic_us(candidate: Candidate, price: Priced) -> float:
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
     known: Sequence[int], stop: Callable[[], bool] | None = None, *, nested: bool = True, hasty: bool = False,
+    structures: Structures | None = None,
 ) -> tuple[list[int], Extraction]:  # fmt: skip
     try:
         rows, found = warm_solve(
-            lambda prices: EncodedHypergraph(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop),
+            lambda prices: EncodedHypergraph(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop, structures=structures),
             seconds=seconds, deterministic=deterministic, known=known, nested=nested, hasty=hasty,
         )  # fmt: skip
     except ExtractionError as error:

@@ -88,7 +88,7 @@ def search(
     incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
     records the seconds per phase.
 
-    NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
+    Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
     clock = clock or Clock()
     for name in ("price", "solve", "measure"):
@@ -140,6 +140,7 @@ class _SearchRun:
     progress: Callable[[str], None] | None
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
+    solve_s: float = 0.0  # seconds of the last round's optimistic solve
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -156,15 +157,21 @@ class _SearchRun:
     def round(self) -> bool:
         """Solve, and measure the best plan's kernels; returns whether another round is needed."""
         state, plans = self.state, self.plans
+        if self.rounds and state.measurer is not None and plans.leaves_no_round(self.solve_s):
+            self.collect_in_flight()
+            self.update_prices()
+            self.over = True
+            return False
         self.rounds += 1
         prices = self.update_prices()
-        optimistic_us = state.optimistic_us(prices)
+        optimistic_us, began = state.optimistic_us(prices), time.monotonic()
         try:
             self.found, request = self.policy.optimistic_round(prices, optimistic_us)
         except NoPlanError:
             if self.pricing.wait():
                 return True
             raise
+        self.solve_s = time.monotonic() - began
         self.note_cost(optimistic_us)
         if state.measurer is None or not (request.now or state.in_flight):
             more = self.pricing.wait(plans.ended)

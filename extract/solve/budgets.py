@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ..model.kernel import Candidate
-from .problem import Limit
+from .problem import LARGEST_COST, Limit
 
 Uses = Callable[[Sequence[Candidate]], Sequence[float]]
 
@@ -19,8 +18,8 @@ Uses = Callable[[Sequence[Candidate]], Sequence[float]]
 class Budget:
     """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`.
 
-    `use` is evaluated again before every solve, so that new measurements count. Raises UsageError if `most` is negative
-    or not finite.
+    `use` is evaluated again before every solve, so that new measurements count. Infinity allows every plan. Raises
+    UsageError if `most` is negative or NaN.
     """
 
     name: str
@@ -28,15 +27,16 @@ class Budget:
     use: Uses
 
     def __post_init__(self) -> None:
-        if not 0 <= self.most < math.inf:
-            raise UsageError(f"a budget must be a number >= 0, not {self.most}", where=f"{self.name} limit")
+        if not self.most >= 0:
+            raise UsageError(f"a limit must be a number from 0 on, not {self.most}", where=f"{self.name} limit")
 
     def limit(self, of: Sequence[float], candidates: Sequence[int]) -> Limit:
         """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel).
 
         `of`: use of each candidate.
         """
-        return Limit(self.name, np.array([of[i] if i >= 0 else 0.0 for i in candidates], np.float64), self.most)
+        return Limit(self.name, np.array([of[i] if i >= 0 else 0.0 for i in candidates], np.float64),
+                     min(self.most, LARGEST_COST))  # fmt: skip
 
 
 def memory_budget(most: float, weights: bool = False) -> Budget:

@@ -31,7 +31,7 @@ MAX_IMPLICATIONS = 2_000_000
 
 
 def items_of(rows: ProblemRows) -> Items:
-    """The rows of each class, as items."""
+    """The rows (choices) of each class of an extraction problem, each with its cost, child classes and index."""
     items: Items = [[] for _ in range(rows.n_classes)]
     for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
         items[c].append(Item(cost, frozenset(kids), row))

@@ -209,7 +209,7 @@ class FrontierPiece:
     def moves(self, needed: int) -> list[Move]:
         """Pareto-optimal ways to derive given needed classes of one component.
 
-        OverflowError if there are more than MAX_DERIVATIONS.
+        Raises OverflowError if there are more than MAX_DERIVATIONS.
         """
         found = self._moves.get(needed)
         if found is None:
@@ -442,7 +442,7 @@ class _Run:
         """Search one piece.
 
         TimeoutError at the deadline, when `stop` returns True, or where labels would have to be dropped and must not;
-        OverflowError if a component has too many derivations.
+        raises OverflowError if a component has too many derivations.
         """
         self.bits = top = piece.after + len(piece.rows)
         buckets: list[dict[int, Label]] = [
@@ -476,7 +476,7 @@ class _Run:
         return bucket
 
     def _keep_pace(self, now: float) -> None:
-        """TimeoutError if the beam is not expected to end in time."""
+        """Raises TimeoutError if the beam is not expected to end in time."""
         if self.since is None:
             self.since = now, self.left
         began, left = self.since

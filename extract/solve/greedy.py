@@ -242,19 +242,30 @@ def best_greedy(
     extra: Sequence[Sequence[int]] = (),
     *,
     quick: bool = False,
+    given_only: bool = False,
     expired: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[int], str]:
     """The cheapest of greedy extractions and of `extra` choices, as (cost, rows children first, method's name).
 
-    `quick`: tree cost only. (inf, [], "") if a root has no finite term.
+    `quick`: tree cost only. `given_only`: of `extra` alone, if one of them is a solution. (inf, [], "") if a root has no
+    finite term.
     """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
+    if given_only and (best := _cheapest(rows, candidates))[1]:
+        return best
     candidates.append(("bottom-up", bottom_up(rows)))
     if not quick:
         candidates.append(("one-pass", one_pass(rows, expired=expired)))
     if not quick and not (len(rows) > QUEUE_ROWS and expired()):
         budget = SET_UPDATES if len(rows) <= QUEUE_ROWS else SET_UPDATES_PER_ROW * len(rows)
         candidates.append(("queue", queued(rows, budget=budget, expired=expired)))
+    return _cheapest(rows, candidates)
+
+
+def _cheapest(
+    rows: ProblemRows, candidates: Sequence[tuple[str, Sequence[int] | None]]
+) -> tuple[float, list[int], str]:
+    """The cheapest of named choices that are solutions; (inf, [], "") if none is."""
     best: tuple[float, list[int], str] = (np.inf, [], "")
     for name, choice in candidates:
         chosen = rows.walk(choice) if choice is not None else None

@@ -56,7 +56,7 @@ def place(
     float64[n_classes], cost of copying each class from a to b; missing pairs cannot be copied directly. roots: the
     device on which each root class, or all, must be. room[d]: memory limit of device d, on the sum of `size`
     (float64[n_classes]) over the values there. Limits of `problem` count each kernel on whichever device it runs;
-    copies count 0. ExtractionError if array shapes do not match or a device is unknown."""
+    copies count 0. Raises ExtractionError if array shapes do not match or a device is unknown."""
     devices = tuple(cost)
     where = {r: roots if isinstance(roots, str) else roots.get(r, "") for r in problem.roots}
     for name in [*where.values(), *(d for pair in copy for d in pair), *(room or {})]:

@@ -48,6 +48,12 @@ class ProblemRows:
     def __len__(self) -> int:
         return len(self.cls)
 
+    def at(self, cost: list[float]) -> ProblemRows:
+        """The same rows at other costs; they share lists and indices."""
+        found = ProblemRows(self.cls, self.kids, cost, self.n_classes, self.roots)
+        found.__dict__.update(members=self.members, parents=self.parents)
+        return found
+
     @cached_property
     def members(self) -> list[list[int]]:
         """Rows of each class, in row order."""

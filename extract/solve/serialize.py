@@ -79,7 +79,7 @@ def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
 def write_egraph(
     path: str | Path, problem: Problem, *, ops: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a problem (gzipped if the name ends in .gz), atomically. UnwritableError if it cannot be written.
+    """Write a problem (gzipped if the name ends in .gz), atomically. Raises UnwritableError if it cannot be written.
 
     `ops[i]` is node i's operator; `extra` adds top-level keys."""
     first: dict[int, int] = {}
@@ -141,7 +141,7 @@ def parsed_bytes(data: bytes) -> int:
 
 @gc_paused()
 def read_document(path: str | Path, *, memory: int = 0) -> Any:
-    """The parsed JSON of a plain or gzipped file; ExtractionError describes any defect.
+    """The parsed JSON of a plain or gzipped file; raises ExtractionError if it is defective.
 
     The objects may take `memory` bytes (0: `memory_for` the file): larger content is refused before parsing.
     """

@@ -53,7 +53,7 @@ class PackedWeight:
         return self.build({p: param(f"{name}.{p}", d.shape, dtypes.name_of(d.dtype)) for p, d in self.parts.items()})
 
     def load(self) -> Array:
-        """The expanded weight."""
+        """The weight with its numbers expanded from their codes."""
         return evaluate([self.tensor("w")], {}, params=self.params("w"))[0].astype(
             dtypes.numpy_dtype(self.dtype), copy=False
         )

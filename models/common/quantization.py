@@ -51,7 +51,7 @@ def group_of(form: str, size: int) -> int:
 
 
 def block_of(size: int) -> int:
-    """Bytes of a unit in which `size` numbers of 4 bits are packed. UnsupportedError for an odd number."""
+    """Bytes of a unit in which `size` numbers of 4 bits are packed. Raises UnsupportedError for an odd number."""
     if size % 2:
         raise UnsupportedError(f"{size} numbers of 4 bits do not fill bytes")
     return next(n for n in (BLOCK, 8, 4, 2, 1) if size % (2 * n) == 0)

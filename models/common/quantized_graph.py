@@ -54,13 +54,14 @@ def quantized(
 ) -> tuple[Graph, Quantization]:  # fmt: skip
     """Return the graph with the weights of matrix products in a form of `FORMS`, and what was done.
 
-    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed or
-    cast. An embedding table that is the output matrix too keeps its dtype where rows are looked up. Two kinds of
+    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed
+    or cast. An embedding table that is the output matrix too keeps its dtype where rows are looked up. Two kinds of
     weights stay as they are: those of products from which elementwise ops and views alone lead to a value in `but`
     (logits, say), and those that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q` and
-    `NAME.scale`, computed when they are loaded. `known`: what earlier calls for graphs with the same params found, which is extended.
+    `NAME.scale`, computed when they are loaded. `known`: what earlier calls for graphs with the same params found,
+    which is extended.
 
-    UsageError for another form or a param without data, UnsupportedError if there is no weight.
+    Raises UsageError for another form or a param without data, UnsupportedError if there is no weight.
     """
     check_form(form)
     found = _matrices(graph, but)
@@ -96,7 +97,10 @@ def quantized(
 def _weight(
     name: str, data: Data, form: str, dtype: str, by_rows: bool, known: Known | None
 ) -> tuple[PackedWeight, float, float]:  # fmt: skip
-    """The quantized weight of a param, squared error and squares. UnsupportedError if the form does not fit it."""
+    """The quantized weight of a param, squared error and squares.
+
+    Raises UnsupportedError if the form does not fit it.
+    """
     key = f"{name}: {dtype}{list(data.shape)} {by_rows}"
     found = None if known is None else known.get(key)
     if found is None:
@@ -159,7 +163,7 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
     """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
 
-    UnsupportedError if the form does not fit the inputs.
+    Raises UnsupportedError if the form does not fit the inputs.
     """
     shape = tuple(int(n) for n in data.shape)
     outputs, inputs = shape if by_rows else shape[::-1]

@@ -55,7 +55,7 @@ class MappedArray:
         return raw.view(dtypes.numpy_dtype(self.dtype)).reshape(self.shape)
 
     def _bytes(self, file: FileIO) -> np.ndarray[Any, Any]:
-        """The array's bytes: copied, or mapped. ValueError if the file has become shorter."""
+        """The array's bytes: copied, or mapped. Raises ValueError if the file has become shorter."""
         size = os.fstat(file.fileno()).st_size
         if self.offset + self.nbytes > size:
             raise BadWeightsError(
@@ -80,5 +80,5 @@ class MappedArray:
 
 
 def opened_without_waiting(path: str, flags: int) -> int:
-    """A descriptor of a file; does not wait where a pipe has taken its place."""
+    """A descriptor of a file, opened with `os.open` flags; does not wait if a pipe is in the file's place."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

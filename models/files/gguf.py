@@ -91,7 +91,7 @@ class _Header:
         return BadModelError(text, where=str(self.path))
 
     def take(self, size: int, what: str) -> bytes:
-        """The next bytes. BadModelError if the file is too short."""
+        """The next bytes. Raises BadModelError if the file is too short."""
         found = self.file.read(size) if size <= self.size - self.at else b""
         if len(found) != size:
             raise self.bad(f"the file ends inside {what}, at byte {self.at}")
@@ -111,7 +111,10 @@ class _Header:
             raise self.bad(f"{what} is not UTF-8") from None
 
     def count(self, what: str, least: int) -> int:
-        """A number of things that take at least so many bytes each. BadModelError if the file cannot hold them."""
+        """A number of things that take at least so many bytes each.
+
+        Raises BadModelError if the file cannot hold them.
+        """
         found = int(self.number("<Q", what))
         if found > (self.size - self.at) // least:
             raise self.bad(f"{found} {what} do not fit into the file")
@@ -155,8 +158,8 @@ class _Header:
 def read_gguf(path: Path | str, kept: Collection[str] = ()) -> GgufFile:
     """Return metadata and tensors of a file; no tensor data is read. `kept`: names of long arrays to keep.
 
-    BadModelError for a malformed header, BadWeightsError for tensors outside the file or that overlap it, TooLargeError for sizes
-    beyond limits, UnsupportedError for other versions and encodings.
+    Raises BadModelError for a malformed header, BadWeightsError for tensors outside the file or that overlap it,
+    TooLargeError for sizes beyond limits, UnsupportedError for other versions and encodings.
     """
     path = Path(path)
     try:
@@ -234,7 +237,7 @@ def _stored(
     start: int,
     aligned: int,
 ) -> StoredTensor:
-    """One tensor. BadWeightsError if its numbers do not fill blocks or do not lie inside the file."""
+    """One tensor. Raises BadWeightsError if its numbers do not fill blocks or do not lie inside the file."""
     path, size = header.path, header.size
     shown, row = repr(name[:200]), shape[-1] if shape else 1
     if prod(shape) > MAX_SIZE or any(d > MAX_SIZE for d in shape):

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
-from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,7 +20,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.graph import Tensor
 from ...errors import TraceAttributeError, TraceError
-from ..torch_export import aten_index
+from .numpy_indices import assigned, picked, static
 
 #: Ops whose result NumPy may return as a view of the operand.
 VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip")
@@ -131,7 +130,7 @@ class TracedArray:
     def __len__(self) -> int:
         if not self.ndim:
             raise TraceError("len() of a 0-d array")
-        return _static(self._node.shape[:1], "len()")[0]
+        return static(self._node.shape[:1], "len()")[0]
 
     def __iter__(self) -> Iterator[TracedArray]:
         if not self.ndim:
@@ -219,7 +218,7 @@ class TracedArray:
 
     # ------------------------------------------------------------ element access
     def __getitem__(self, key: Any) -> TracedArray:
-        node, basic = _picked(self._node, key)
+        node, basic = picked(self._node, _keys(key))
         keys = key if isinstance(key, tuple) else (key,)
         if not basic:
             return traced(node)
@@ -230,7 +229,7 @@ class TracedArray:
     def __setitem__(self, key: Any, value: Any) -> None:
         if is_traced(value) and value._base is self and value._key is key:
             return  # `x[key] += 1` has already written through the view
-        self._store(_assigned(self._node, key, value))
+        self._store(assigned(self._node, _keys(key), coerced(value, self._node.dtype)))
 
     def __delitem__(self, key: Any) -> None:
         raise TraceError("elements of an array cannot be deleted")
@@ -257,10 +256,10 @@ class TracedArray:
             )
         _set(self, "_node", node)
         for view, under in pairwise(chain):
-            _set(under, "_node", _assigned(under._node, view._key, view))
+            _set(under, "_node", assigned(under._node, _keys(view._key), coerced(view, under._node.dtype)))
         for view in sorted(views, key=lambda a: len(_bases(a))):
             if view._base is not None and view is not self:
-                _set(view, "_node", _picked(view._base._node, view._key)[0])
+                _set(view, "_node", picked(view._base._node, _keys(view._key))[0])
 
 
 def _bases(array: TracedArray) -> list[TracedArray]:
@@ -348,13 +347,6 @@ def _unpacked(sizes: tuple[Any, ...]) -> Any:
     return sizes[0] if len(sizes) == 1 else sizes
 
 
-def _static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
-    """Return a shape as ints. Raises TraceError if a dimension is free."""
-    if not all(isinstance(d, int) for d in shape):
-        raise TraceError(f"{what} of an array with free sizes {tuple(shape)}", hint="give an example with known sizes")
-    return tuple(int(d) for d in shape)  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------- Python and torch protocols
 def _no_value(x: Any, *_: Any, **__: Any) -> NoReturn:
     raise TraceError(
@@ -398,12 +390,6 @@ def _torch(cls: Any, function: Any, types: Any, args: Any = (), named: Any = Non
 TracedArray.__torch_function__ = classmethod(_torch)  # type: ignore[attr-defined]
 
 
-# ---------------------------------------------------------------- indexing
-def _is_array(key: Any) -> bool:
-    """Return whether an index triggers NumPy's advanced indexing."""
-    return isinstance(key, Tensor | np.ndarray | list | tuple | bool | np.bool_)
-
-
 def _keys(key: Any) -> list[Any]:
     """Split an index into its components, with traced arrays as expressions. Raises TraceError for an invalid index."""
     keys = [expression(k) for k in (key if isinstance(key, tuple) else (key,))]
@@ -415,130 +401,6 @@ def _keys(key: Any) -> list[Any]:
         if isinstance(k, slice) and any(is_traced(v) or isinstance(v, Tensor) for v in (k.start, k.stop, k.step)):
             raise TraceError("the bounds of a slice must be known while a function is traced", hint="np.take, np.where")
     return keys
-
-
-def _stand_in(keys: Sequence[Any]) -> tuple[Any, ...]:
-    """Replace expressions in an index by zero arrays of the same shapes."""
-    return tuple(
-        np.zeros(_static(k.shape, "an index"), dtypes.numpy_dtype(k.dtype)) if isinstance(k, Tensor) else k
-        for k in keys
-    )
-
-
-def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -> Any:
-    """Return NumPy's result of `array[keys]`; without `array`, of a dummy of this shape.
-
-    Raises TraceError where NumPy raises.
-    """
-    try:
-        return np.asarray((np.broadcast_to(np.zeros((), np.bool_), shape) if array is None else array)[keys])
-    except (IndexError, ValueError, TypeError) as error:
-        raise TraceError(f"the index {keys!r} of an array of shape {shape}: {error}") from None
-
-
-def _picked(x: Tensor, key: Any) -> tuple[Tensor, bool]:
-    """Return (elements at an index, whether it is a basic index and the result therefore a view)."""
-    keys = _keys(key)
-    arrays = [k for k in keys if _is_array(k)]
-    basic = not arrays
-    if any(isinstance(k, Tensor) and k.dtype == "bool" for k in keys):
-        raise TraceError("how many elements a mask picks depends on values", hint="np.where(mask, x, 0)")
-    if not all(isinstance(d, int) for d in x.shape):
-        if len(arrays) > 1 or (arrays and any(isinstance(k, int | np.integer) for k in keys)):
-            raise TraceError("several indices into an array with free sizes", hint="one array as an index at a time")
-        return t.getitem(x, tuple(keys)), basic
-    shape = _static(x.shape, "an index")
-    wanted = _checked(shape, _stand_in(keys)).shape
-    alone = len(arrays) == 1 and not any(isinstance(k, int | np.integer) for k in keys)
-    if basic or (alone and isinstance(arrays[0], Tensor | np.ndarray | list) and _plain(arrays[0])):
-        found = t.getitem(x, tuple(keys))
-    elif not any(isinstance(k, Tensor) for k in keys):
-        places = _checked(shape, tuple(keys), np.arange(prod(shape)).reshape(shape))
-        found = t.gather(t.reshape(x, (-1,)), t.constant(places.astype(np.int64)), 0)
-    else:
-        found = _paired(x, keys)
-    if found.shape != wanted:
-        raise TraceError(f"an index that makes {found.shape} of {shape}, where NumPy makes {wanted}")
-    return found, basic
-
-
-def _plain(key: Any) -> bool:
-    """Return whether an array index addresses a single axis, that is, is not a mask of several axes."""
-    return isinstance(key, Tensor) or np.asarray(key).dtype != np.bool_ or np.asarray(key).ndim == 1
-
-
-def _paired(x: Tensor, keys: list[Any]) -> Tensor:
-    """Lower advanced indexing with several index arrays, some of which are traced."""
-    spots = [i for i, k in enumerate(keys) if _is_array(k) or isinstance(k, int | np.integer)]
-    between = keys[spots[0] : spots[-1]]
-    if any(k is None or k is Ellipsis for k in between) or any(k is None for k in keys):
-        raise TraceError("several index arrays with new axes or ... between them", hint="one index after the other")
-    used = len(keys) - sum(k is Ellipsis for k in keys)
-    full: list[Any] = []
-    for k in keys:
-        full += [slice(None)] * (x.rank - used) if k is Ellipsis else [k]
-    full += [slice(None)] * (x.rank - len(full))
-    if any(
-        isinstance(k, bool | np.bool_) or np.asarray(k).dtype == np.bool_
-        for k in full
-        if isinstance(k, np.ndarray | list | bool | np.bool_)
-    ):
-        raise TraceError("a mask beside traced indices", hint="one index after the other")
-    x = t.getitem(x, tuple(k if isinstance(k, slice) else slice(None) for k in full))
-    indices = [None if isinstance(k, slice) else t.as_tensor(k) for k in full]
-    return aten_index.index(x, indices)
-
-
-def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:
-    """Return x with a value assigned at an index.
-
-    Raises TraceError if the index depends on traced values (except a mask assigned one value) or the shapes do not
-    match.
-    """
-    keys = _keys(key)
-    new = coerced(value, x.dtype)
-    masks = [k for k in keys if isinstance(k, Tensor)]
-    if masks:
-        if len(keys) > 1 or masks[0].dtype != "bool":
-            raise TraceError("an assignment at traced indices: the order of duplicate writes is undefined",
-                             hint="np.where with a mask")  # fmt: skip
-        if masks[0].shape != x.shape[: masks[0].rank]:
-            raise TraceError(f"a mask of shape {masks[0].shape} for an array of shape {x.shape}")
-        if volume(new.shape) != 1:
-            raise TraceError(
-                "assigning several values at a mask has a data-dependent result", hint="np.where(mask, values, x)"
-            )
-        mask = t.reshape(masks[0], (*masks[0].shape, *(1,) * (x.rank - masks[0].rank)))
-        return t.where(mask, t.reshape(new, (1,) * x.rank), x)
-    if len(keys) == 1 and (keys[0] is Ellipsis or (isinstance(keys[0], slice) and keys[0] == slice(None) and x.rank)):
-        return t.broadcast_to(_leading_dropped(new, x.rank), x.shape)
-    shape = _static(x.shape, "an assignment to a part")
-    places = _checked(shape, tuple(keys), np.arange(prod(shape), dtype=np.int64).reshape(shape))
-    new = _leading_dropped(new, places.ndim)
-    sizes = _static(new.shape, "an assignment")
-    if len(sizes) > places.ndim or any(a not in (1, b) for a, b in zip(sizes[::-1], places.shape[::-1])):
-        raise TraceError(f"values of shape {sizes} do not fit a place of shape {places.shape}")
-    if not places.size:
-        return x
-    source = np.full(prod(shape), -1, np.int64)
-    source[places.reshape(-1)] = np.arange(places.size)  # of duplicate writes the last one wins, as in NumPy
-    mask_ = t.constant((source >= 0).reshape(shape))
-    if volume(new.shape) == 1:
-        return t.where(mask_, t.reshape(new, (1,) * x.rank), x)
-    flat = t.reshape(t.broadcast_to(new, places.shape), (-1,))
-    return t.where(mask_, t.gather(flat, t.constant(np.maximum(source, 0).reshape(shape)), 0), x)
-
-
-def _leading_dropped(x: Tensor, rank: int) -> Tensor:
-    """Drop leading size-1 axes beyond `rank`, as NumPy assignments do.
-
-    Raises TraceError if the rank is still larger.
-    """
-    while x.rank > rank and x.shape[0] == 1:
-        x = t.reshape(x, x.shape[1:])
-    if x.rank > rank:
-        raise TraceError(f"values of shape {x.shape} do not fit a place of rank {rank}")
-    return x
 
 
 def native_name(dtype: Any) -> str:

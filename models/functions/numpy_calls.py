@@ -15,6 +15,7 @@ import numpy as np
 from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor_operators import refuse_outside
 from ...errors import TraceError, UsageError
 from . import numpy_functions, numpy_ufuncs
 from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, traced
@@ -129,7 +130,7 @@ def _expression_method(name: str) -> Callable[..., Any]:
     return call
 
 
-#: Methods of tensor expressions in addition to those in `egraph/ir/builders.py`.
+#: Methods of tensor expressions in addition to those in `egraph/ir/tensor_operators.py`.
 for _name in (
     "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "prod", "ravel", "repeat",
     "round", "squeeze", "std", "swapaxes", "take", "trace", "var",
@@ -141,8 +142,8 @@ for _name, _build in (("lshift", UFUNCS["left_shift"]), ("rshift", UFUNCS["right
 
 
 def _shifted(x: Any, y: Any) -> Sequence[Tensor]:
-    """Operands of a shift as tensors of one integer dtype. UsageError for floats and ints outside the dtype."""
-    api.refuse_outside((x, y))
+    """Operands of a shift as tensors of one integer dtype. Raises UsageError for floats and ints outside the dtype."""
+    refuse_outside((x, y))
     found = api.align(x, y)
     if dtypes.is_float(found[0].dtype):
         raise UsageError("a shift of floats", hint="multiply by a power of 2, or cast to an integer dtype")

@@ -12,6 +12,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.graph import Tensor
+from ...egraph.ir.numpy_indexing import from_end, getitem
 from ...errors import TraceError
 from ..torch_export import aten_create, aten_views
 from ..torch_export import aten_layout as layout
@@ -107,7 +108,7 @@ def _split(even: bool, along: Callable[[int], int] | None = None) -> Build:
         if isinstance(indices_or_sections, int | np.integer):
             return t.split(ary, _pieces(size, int(indices_or_sections), even), axis)
         places = [0, *(int(v) for v in indices_or_sections), None]
-        return [t.getitem(ary, (*[slice(None)] * axis, slice(a, b))) for a, b in pairwise(places)]
+        return [getitem(ary, (*[slice(None)] * axis, slice(a, b))) for a, b in pairwise(places)]
 
     return build
 
@@ -131,7 +132,7 @@ def _take_along(arr: Tensor, indices: Any, axis: int | None = -1) -> Tensor:
     if axis is None:
         x, axis = t.reshape(x, (volume(x.shape),)), 0
     along = t.axis_of(axis, x.rank)
-    index = t.from_end(index, x.shape[along])
+    index = from_end(index, x.shape[along])
     if index.rank != x.rank:
         raise TraceError(f"np.take_along_axis of rank {x.rank} with indices of rank {index.rank}")
     sides = [i if j == 1 else j for i, j in zip(x.shape, index.shape)]  # the axes other than `axis` broadcast

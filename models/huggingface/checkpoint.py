@@ -62,7 +62,7 @@ class Config:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Field that is a finite number."""
+        """The field `name` as a finite number; `default` if it is missing."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -81,7 +81,7 @@ class Config:
         return [float(v) for v in found]
 
     def flag(self, name: str, default: bool) -> bool:
-        """Field that is a boolean."""
+        """The field `name` as a boolean; `default` if it is missing."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -90,7 +90,7 @@ class Config:
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Field that is a string."""
+        """The field `name` as a string; `default` if it is missing."""
         value = self.fields.get(name)
         if value is None:
             return default

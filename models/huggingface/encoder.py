@@ -44,7 +44,7 @@ class Encoded:
     activation: Callable[[Tensor], Tensor]
 
     def dense(self, name: str, x: Tensor, outputs: int) -> Tensor:
-        """Linear layer with bias."""
+        """Linear layer with bias: x[..., inputs] @ weight.T + bias with the weights `name.weight` and `name.bias`."""
         return dense(self.weights, name, x, outputs, bias=True, dtype=x.dtype)
 
     def pooled(self) -> Tensor:

@@ -23,7 +23,6 @@ from .checkpoint import Config
 
 Array = np.ndarray[Any, Any]
 DTYPE = "bfloat16"  # of activations: metadata name none
-SUPER = 256  # numbers of a block of Q4_K and Q6_K
 
 #: Architecture -> class name in a Hugging Face config.
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -40,8 +39,8 @@ FREQUENCIES = "rope_freqs.weight"
 def opened_gguf(path: Path | str) -> tuple[Config, dict[str, Data]]:
     """Return the config and the tensors of a file by Hugging Face name.
 
-    Errors as in `read_gguf`; UnsupportedError for other architectures, BadModelError for metadata that is missing or
-    of another kind.
+    Errors as in `read_gguf`; raises UnsupportedError for other architectures, BadModelError for metadata that is
+    missing or of another kind.
     """
     file = read_gguf(path)
     config = _config(file)
@@ -120,7 +119,7 @@ def _frequencies(stored: StoredTensor, pairs: int, positions: int, where: str) -
 
 
 def _renamed(name: str, where: str) -> str:
-    """The name of a tensor in a checkpoint. BadModelError for an unknown one."""
+    """The name of a tensor in a checkpoint. Raises BadModelError for an unknown one."""
     stem, _, ending = name.rpartition(".")
     first, _, rest = stem.partition(".")
     if ending in ("weight", "bias"):

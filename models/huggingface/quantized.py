@@ -34,8 +34,9 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4-bit number of a word, f
 def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[str, Data]]:
     """Return the config without its `quantization_config`, and the tensors with quantized ones replaced.
 
-    UnsupportedError for other formats, and for options that change what the numbers mean; BadModelError for options that disagree;
-    BadWeightsError for tensors that are missing, or fit neither together nor to the options.
+    Raises UnsupportedError for other formats, and for options that change what the numbers mean; raises BadModelError
+    for options that disagree; raises BadWeightsError for tensors that are missing, or fit neither together nor to the
+    options.
     """
     options = config.section("quantization_config")
     kind = options.text("quant_method", "")
@@ -74,7 +75,10 @@ class _Tensors:
     used: set[str]
 
     def get(self, ending: str, dtype: str, shape: tuple[int, ...] | None = None) -> Data:
-        """A tensor of this stem. BadWeightsError if it is missing, or of another dtype ("" for any float) or shape."""
+        """A tensor of this stem.
+
+        Raises BadWeightsError if it is missing, or of another dtype ("" for any float) or shape.
+        """
         name = self.stem + ending
         found = self.data.get(name)
         if found is None:
@@ -117,7 +121,7 @@ def unpacked(words: Array, bits: int, axis: int) -> Array:
 
 
 def _bits(options: Config, name: str, *known: int) -> int:
-    """A field that is one of the known numbers of bits. UnsupportedError otherwise."""
+    """A field that is one of the known numbers of bits. Raises UnsupportedError otherwise."""
     found = options.size(name)
     if found not in known:
         raise UnsupportedError(f"{name}={found} is not supported", where=options.where, hint=f"known: {known}")
@@ -125,7 +129,8 @@ def _bits(options: Config, name: str, *known: int) -> int:
 
 
 def _require_groups(options: Config, stem: str, inputs: int, groups: int) -> None:
-    """BadWeightsError if a weight does not have the groups of inputs that `group_size` says: of equal size, -1 for a single one."""
+    """Raises BadWeightsError if a weight does not have the groups of inputs that `group_size` says: of equal size, -1
+    for a single one."""
     size = options.fields.get("group_size")
     if type(size) is int and size > 0 and groups * size != inputs and (groups > 1 or size < inputs):
         raise BadWeightsError(f"{stem!r}: {groups} groups of {inputs} inputs do not have group_size={size}")

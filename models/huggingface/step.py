@@ -54,10 +54,11 @@ def build_step(
 
     Inputs: `input_ids` [batch, tokens] int64; `start` [batch] int64, the position of a row's first token, at most
     `caches.capacity - tokens`, not with `fresh`, where all rows start at 0 and attend to these tokens only; `last`
-    [batch] int64, the token whose logits are wanted, if there are several and `wanted` is "named"; tokens behind it are padding. `ids` and
-    `start` replace the inputs, by states say. States: `keys.N` and `values.N`, written in place.
+    [batch] int64, the token whose logits are wanted, if there are several and `wanted` is "named"; tokens behind it
+    are padding. `ids` and `start` replace the inputs, by states say. States: `keys.N` and `values.N`, written in
+    place.
 
-    UnsupportedError for models without a language modelling head, UsageError for sizes that do not fit.
+    Raises UnsupportedError for models without a language modelling head, UsageError for sizes that do not fit.
     """
     kind = config.text("model_type", "")
     if kind not in MODELS:
@@ -131,7 +132,7 @@ class Folder:
     """Folder of a decoder, from which step graphs are built: its config, and its weights, which stay in their files."""
 
     def __init__(self, path: Path | str, *, trust: bool = False) -> None:
-        """Errors as in `load_folder`; UnsupportedError for models that generate no text."""
+        """Errors as in `load_folder`; raises UnsupportedError for models that generate no text."""
         self.config, self.data = opened(path, trust=trust)
         self.where, self.trust = str(path), trust
 

@@ -140,10 +140,13 @@ def _one_hot(n: Node) -> Result:
 
 @operator("Compress", limits="conditions that depend on data")
 def _compress(n: Node) -> Result:
-    x, keep = n.x(0), np.flatnonzero(n.array(1))
-    if "axis" not in n.attrs:
-        return t.gather(t.reshape(x, (volume(x.shape),)), n.context.constant(keep), 0)
-    return t.gather(x, n.context.constant(keep), n.axis(0, x.rank))
+    x, axis = n.x(0), 0
+    if "axis" in n.attrs:
+        axis = n.axis(0, x.rank)
+    else:
+        x = t.reshape(x, (volume(x.shape),))
+    keep = n.context.constant(np.flatnonzero(n.array(1)))
+    return t.gather(x, wrap(n, keep, x.shape[axis]), axis)
 
 
 @operator(

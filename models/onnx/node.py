@@ -60,7 +60,7 @@ class SymbolicInts:
 
 @dataclass(frozen=True)
 class Listed:
-    """Sequence of known length."""
+    """ONNX sequence whose length and elements are known when the model is loaded."""
 
     items: tuple[Tensor | SymbolicInts, ...]
 
@@ -278,11 +278,11 @@ class Node:
         return None if found is None else tuple(resolve(a, rank) for a in found)
 
     def axis(self, default: int, rank: int, name: str = "axis") -> int:
-        """Return the attribute `axis` as a non-negative axis."""
+        """Return the attribute `name` as a non-negative axis of a value of `rank` axes; `default` if it is missing."""
         return resolve(self.attr(name, default), rank)
 
     def dtype(self, name: str, default: int = 1) -> str:
-        """Return the dtype of an element-type attribute."""
+        """Return the dtype of the attribute `name`, an ONNX element type; `default` if it is missing."""
         code = self.attr(name, default)
         if code not in ELEMENT_TYPES:
             raise self.unsupported(f"to dtype {element_name(code)}")

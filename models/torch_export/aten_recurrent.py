@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 from ...egraph.ir import builders as t
@@ -18,6 +17,7 @@ from ...egraph.ir.graph import Tensor
 from ...egraph.ir.law_text import GATES
 from ...egraph.ir.recurrent import layers
 from ...errors import UnsupportedError
+from ...processes.forks import Lock
 from .aten_reduce import linear
 from .aten_views import chunk
 

@@ -62,7 +62,7 @@ def _depth(tree: ast.AST) -> int:
 
 
 def _tree(text: str, line: int, what: str) -> ast.Expression:
-    """Syntax tree of a side or a condition. RuleError if it is not an expression or is nested too deeply."""
+    """Syntax tree of a side or a condition. Raises RuleError if it is not an expression or is nested too deeply."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -73,7 +73,7 @@ def _tree(text: str, line: int, what: str) -> ast.Expression:
 
 
 def _unknown_op(sides: Sequence[str], line: int) -> str:
-    """The first op of the sides that is not in the op table, or ''. RuleError if a side is not an expression."""
+    """The first op of the sides that is not in the op table, or ''. Raises RuleError if a side is not an expression."""
     for side in sides:
         tree = _tree(side, line, "side")
         inside = {
@@ -87,7 +87,7 @@ def _unknown_op(sides: Sequence[str], line: int) -> str:
 
 
 def parse_own(text: str, line: int) -> OwnRule:
-    """Parse a line in the project's own rule language. RuleError names the line."""
+    """Parse a line in the project's own rule language. Raises RuleError if it is malformed."""
     rest, _, claims = text.strip().partition(";")
     if claims.strip() not in ("", "exact"):
         raise RuleError(
@@ -120,7 +120,7 @@ def parse_own(text: str, line: int) -> OwnRule:
 
 
 def read(text: str, *, pairs: bool = False) -> list[Line]:
-    """The rules of a file in both languages, in file order. RuleError names the line that cannot be parsed.
+    """The rules of a file in both languages, in file order. Raises RuleError for a malformed line.
 
     With `pairs`, consecutive rules in Tensat's language are joined two by two.
     """
@@ -147,7 +147,7 @@ def read(text: str, *, pairs: bool = False) -> list[Line]:
 
 
 def verdict(rule: Line, *, seed: int = 0, samples: int = SAMPLES) -> Verdict:
-    """The verdict on one rule of a file, in either language."""
+    """The verdict on one rule of a file, in either language, from `samples` random instances drawn from `seed`."""
     if isinstance(rule, TextRule):
         return check_text(rule, seed=seed)
     if rule.rule is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from ...processes.memory_limits import limit_own_memory, limited_environment
+from ...processes.spawn import start_line_worker
 from ..check.check import Verdict
 from .rule_file import Line, read, verdict
 
@@ -92,18 +92,14 @@ class Judges:
     def _process(self) -> subprocess.Popen[str]:
         found: subprocess.Popen[str] | None = getattr(self.mine, "process", None)
         if found is None or found.poll() is not None:
-            known = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **self.limited}
-            found = subprocess.Popen(  # -P: never import from the user's folder
-                [sys.executable, "-P", "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True, encoding="utf-8", start_new_session=True, env=known,
-            )  # fmt: skip
+            found = start_line_worker(__name__, environment=self.limited)
             self.mine.process = found
             self.processes.append(found)
         return found
 
 
 def _answer(process: subprocess.Popen[str], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The worker's answer to a request. ValueError if the worker has ended."""
+    """The worker's answer to a request. Raises ValueError if the worker has ended."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(asked) + "\n")
     process.stdin.flush()

@@ -135,7 +135,10 @@ class Functions:
         return value
 
     def power(self, x: Any, exponent: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """z3 term of a power with a known exponent, as products, reciprocals or roots; None for other exponents."""
+        """z3 term of a power with a known exponent, as products, reciprocals or roots; None for other exponents.
+
+        Conditions that hold are added to `said`, those under which the power has no value to `undefined`.
+        """
         z = self.z
         if not z.is_rational_value(exponent):
             return None

@@ -53,7 +53,7 @@ def instances(
     """Yields `count` random instances of a one-way rule (of `rule.directions`); fewer if `attempts` draws find none.
 
     `guards` replaces the rule's own guards and `accept` filters instances (both to test whether a guard is needed).
-    RuleError for a two-way or malformed rule.
+    Raises RuleError for a two-way or malformed rule.
     """
     if rule.both:
         raise RuleError("instances are drawn of one direction at a time", where=rule.name, hint="use rule.directions")

@@ -280,7 +280,10 @@ class Sampler:
         return shape
 
     def narrow(self, name: str, shape: Any, function: str, args: tuple[Attr, ...]) -> Any:
-        """The wanted shape, narrowed by one guard; raises NotYet if the guard cannot be used yet."""
+        """The wanted shape of the variable `name`, narrowed by the guard `function(args)`.
+
+        Raises NotYet if the guard cannot be used yet.
+        """
         me = Name(name)
         if function == "scalar":
             return tuple(meet(d, frozenset((1,))) for d in shape) if shape is not None else None

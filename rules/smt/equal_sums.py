@@ -76,7 +76,11 @@ class SumEquality(Unknowns):
         return bool(more) and self.equal_within(assumed, left, right, [*ranges, *dict.fromkeys(more)])
 
     def equal_within(self, assumed: list[Any], left: Total, right: Total, ranges: list[Any]) -> bool:
-        """Whether z3 proves that two sums are equal when their index ranges are split at these sizes."""
+        """Whether z3 proves that two sums are equal.
+
+        `assumed`: conditions that hold. `ranges`: sizes at which the index ranges of the sums are split before they
+        are compared.
+        """
         z = self.z
 
         def holds(claim: Any, *more: Any) -> bool:

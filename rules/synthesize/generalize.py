@@ -261,7 +261,11 @@ def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term,
 def tested_rule(
     left: Term, right: Term, guards: Sequence[Attr], name: str, home: int = 0
 ) -> tuple[Rule, Verdict] | None:
-    """The final rule with directions, growth and exactness, and its verdict; None if it fails the final test effort."""
+    """The final rule `name` with directions, growth and exactness, and its verdict.
+
+    Returns None if it fails the final test effort. `home`: a rank of its first variable at which it is tested in
+    addition (0: none).
+    """
     rule = as_rule(left, right, guards, name)
     forward = _strongest(rule, home)
     if forward is None:

@@ -200,7 +200,7 @@ def synthesize(
 
     `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare with; each found rule records
     whether they derive it. `time_limit` (seconds) and `stop` end the search early with the rules found so far;
-    `Synthesis.stopped` says so. UsageError for ops that cannot be enumerated.
+    `Synthesis.stopped` says so. Raises UsageError for ops that cannot be enumerated.
     """
     begin = time.perf_counter()
     result = Synthesis(tuple(ops), size, variables, seed, broadcast)

@@ -109,7 +109,7 @@ def along(term: Term, axis: Attr, new: Attr) -> Term:
 
 
 def replace_use(term: Term, old: str, new: str, which: int) -> Term:
-    """The term with use number `which` (from the left, from 0) of a variable renamed.
+    """The term with use number `which` (from the left, from 0) of the variable `old` renamed to `new`.
 
     Unchanged if there are fewer uses.
     """

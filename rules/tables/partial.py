@@ -39,13 +39,6 @@ class Partial:
     axis: int
     regions: tuple[tuple[str, str], ...]
 
-    @property
-    def uncorrected(self) -> Rule:
-        """The rule with the mutants as right sides; checking must refute it."""
-        fields = {k: v for k, v in self.rule.__dict__.items() if k not in ("lefts", "rights", "guards")}
-        right = self.mutants if isinstance(self.rule.left, tuple) else self.mutants[0]
-        return Rule(**{**fields, "name": f"{self.rule.name}-uncorrected", "right": right})
-
     def region(self, which: int, env: Env, shape: Sequence[int]) -> list[Box]:
         """Boxes of the result in which right side number `which` differs from the left side, for given sizes and attributes."""
         start, stop = (int(evaluate(parse_guard(b), env)) for b in self.regions[which])

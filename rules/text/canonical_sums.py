@@ -148,7 +148,7 @@ class CanonicalSums:
         return {t: c for t, c in found.items() if c}
 
     def sum_text(self, terms: Sum, names: dict[int, str]) -> str:
-        """A sum as canonical text."""
+        """A sum as canonical text: equal sums have equal texts."""
         found = self.canonical(terms, names)
         return " + ".join(f"{c}*{t}" for t, c in sorted(found.items()))
 

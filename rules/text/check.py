@@ -34,7 +34,8 @@ from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.ops import Type
 from ...errors import ShapeError
-from ..check.check import STYLES, Refuted, RuleTrial, Verdict
+from ..check.check import Verdict
+from ..check.trial import STYLES, Refuted, RuleTrial
 from ..semantics.prime_field import BITS, PRIMES, agreement, unrectified
 from .instance import TextInstance
 from .linear_equations import Affine

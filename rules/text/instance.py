@@ -61,16 +61,16 @@ class TextInstance:
         return typed.params["kernel_h"] * typed.params["kernel_w"] if typed.op in ("poolmax", "poolavg") else 1
 
     def sides(self, dtype: str = "float32") -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair, over one input per variable. ShapeError if the shapes do not fit."""
+        """(left, right) of each pair, over one input per variable. Raises ShapeError if the shapes do not fit."""
         return [(self.build(a, dtype), self.build(b, dtype)) for a, b in self.typing.pairs]
 
     def lefts(self, dtype: str = "float32") -> list[Tensor]:
-        """The left sides only."""
+        """Tensors of the rule's left sides, over one input per variable."""
         n = len(self.typing.pairs) or len(self.typing.terms)
         return [self.build(t, dtype) for t in self.typing.terms[:n]]
 
     def build(self, typed: Typed, dtype: str = "float32") -> Tensor:
-        """The tensor of a typed term; ShapeError if its shape is not that of the typed term."""
+        """The tensor of a typed term; raises ShapeError if its shape is not that of the typed term."""
         found = _BUILD[typed.op](self, typed, [self.build(a, dtype) for a in typed.args], dtype)
         if tuple(found.shape) != self.shape(typed):
             raise ShapeError(f"{typed.op} has shape {found.shape}, not {self.shape(typed)}")

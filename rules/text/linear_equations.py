@@ -100,7 +100,7 @@ class System:
         self.most: dict[int, int] = {}  # largest value, for bounded unknowns (remainders)
 
     def fresh(self, *, least: int = 1, most: int | None = None, eager: bool = False) -> Affine:
-        """Add an unknown with bounds and return it; `eager` unknowns are eliminated first."""
+        """Add an integer unknown between `least` and `most` and return it; `eager` unknowns are eliminated first."""
         number = self.count
         self.count += 1
         self.least[number] = least

@@ -74,19 +74,17 @@ def typings(
 
 
 def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """Members of families with different sizes, ranks and parameters.
-
-    At least two per family, `count` in total if available.
-    """
+    """Instances of typed rules at random sizes, ranks and parameters: at least two per family, `count` in total if available."""
     rng = random.Random(seed)
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]
 
 
 def instances(rule: TextRule, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """`members` under the narrowest scope that has any, with sides of equal shape if possible.
+    """A text rule at `count` random shapes, sizes and parameters, with sides of equal shape if possible.
 
-    At these shapes a sound rule holds under every reading of the format.
+    Of the scopes under which a rule's text can be read (`scopes`), the narrowest one with any such instance is taken: at its
+    shapes a sound rule holds under every reading. `seed`: of the random numbers.
     """
     for scope in reversed(scopes(rule)):
         families = typings(rule, scope).found

@@ -381,7 +381,7 @@ def blank(line: str) -> bool:
 
 
 def parse_line(text: str, line: int) -> list[TextRule]:
-    """The rules of one line: one `LHS=>RHS`, or any number of equations. RuleError names the line."""
+    """The rules of one line: one `LHS=>RHS`, or any number of equations. Raises RuleError if it is malformed."""
     reader = _Reader(text, line)
     arrow = "==" if reader.calls else "=>"
     found = []
@@ -405,10 +405,3 @@ def paired(first: TextRule, second: TextRule) -> TextRule:
         f"{first.text}\n{second.text}", first.line, first.lefts + second.lefts, first.rights + second.rights,
         problem=first.problem or second.problem,
     )  # fmt: skip
-
-
-def pair_up(rules: Sequence[TextRule]) -> list[TextRule]:
-    """Rules 1 and 2, 3 and 4, … as pairs; RuleError if one is left over."""
-    if len(rules) % 2:
-        raise RuleError(f"line {rules[-1].line}: this line has no second one to make a pair", where=rules[-1].text)
-    return [paired(a, b) for a, b in zip(rules[::2], rules[1::2])]

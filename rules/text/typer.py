@@ -27,7 +27,7 @@ SYMBOLIC = ("stride_h", "stride_w", "kernel_h", "kernel_w")
 class Typer:
     """Type inference for the terms of a rule under one combination of choices.
 
-    `symbolic`: parameters in `SYMBOLIC` are unknowns.
+    `symbolic`: the parameters in `SYMBOLIC` are unknowns instead of numbers.
     """
 
     def __init__(self, rule: TextRule, choices: Choices, scope: AxisScope, symbolic: bool = False) -> None:
@@ -227,9 +227,9 @@ class Typer:
         return Typed("enlarge", [*w[:2], *map(TermAxis, wanted)], args[:1], {}, numbers)
 
     def rims(self, have: Affine, want: Affine) -> tuple[Affine, Affine]:
-        """Padding that enlarges a kernel, as (zeros before it, whether one more follows it).
+        """Padding that enlarges a kernel from `have` to `want`, as (zeros before it, whether one more zero follows it).
 
-        The same unknowns for equal sizes.
+        Equal sizes have the same unknowns.
         """
         for a, b, found in self.enlarged:
             if self.system.reduce(have - a).number == 0 and self.system.reduce(want - b).number == 0:

@@ -218,6 +218,21 @@ class Interrupted(TensorGraphsError):
     exit_code, code = 130, "interrupted"
 
 
+class Unpicklable:
+    """Base of objects that hold loaded code: pickle and `copy.deepcopy` raise UsageError, `copy.copy` shares everything."""
+
+    kept_by: ClassVar[str] = ""  # what to do instead
+
+    def __copy__(self) -> Any:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(f"a {type(self).__name__} cannot be pickled or copied deeply: it holds loaded code",
+                         hint=self.kept_by)  # fmt: skip
+
+
 # ---------------------------------------------------------------- warnings
 _heard: ContextVar[list[str] | None] = ContextVar("tensor_graphs_warnings", default=None)
 

@@ -10,6 +10,7 @@ from .egraph.ir import builders as api
 from .egraph.ir import composite_ops as composite
 from .egraph.ir.builders import *  # noqa: F403
 from .egraph.ir.graph import Tensor, constant
+from .egraph.ir.tensor_operators import PUBLIC
 from .errors import UsageError
 from .models.common.einsum import einsum as _einsum
 from .models.functions import numpy_calls
@@ -85,9 +86,9 @@ def attention(
 
     q[..., T, D], k[..., S, D], v[..., S, E] -> [..., T, E].
 
-    `window` and `softcap`: 0 disables them. `scale` defaults to 1/sqrt(D); UsageError if D is a free dimension and `scale` is None. `mask` is additive. A row
-    that the mask hides completely (by -inf) is NaN, as its softmax is; `scaled_dot_product_attention` in a Torch module
-    gives 0, as in PyTorch.
+    `window` and `softcap`: 0 disables them. `scale` defaults to 1/sqrt(D); raises UsageError if D is a free dimension
+    and `scale` is None. `mask` is additive. A row that the mask hides completely (by -inf) is NaN, as its softmax is;
+    `scaled_dot_product_attention` in a Torch module gives 0, as in PyTorch.
     """
     width = q.shape[-1]
     if scale is None and not isinstance(width, int):
@@ -127,4 +128,4 @@ def _on_traced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in __all__:
-    globals()[_name] = _on_traced(api.PUBLIC.get(_name, globals()[_name]))
+    globals()[_name] = _on_traced(PUBLIC.get(_name, globals()[_name]))

@@ -13,124 +13,38 @@ The public functions take the fields of a class of this module as keyword argume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from . import settings
 from .errors import UsageError
-from .plain import as_float
+from .option_checks import (
+    Check,
+    anything,
+    are_bounds,
+    is_amount,
+    is_bound,
+    is_budget,
+    is_flag,
+    is_limits,
+    is_named,
+    is_progress,
+    is_quantization,
+    is_rules,
+    is_seed,
+    is_tolerance,
+    of_kind,
+)
 
 if TYPE_CHECKING:
     from .egraph.ir.rule import Rule
     from .egraph.saturate.saturate import Limits
     from .progress import Progress
-
-Check = Callable[[str, Any], None]
-"""Raises UsageError for an invalid value of the named option."""
-
-
-# ---------------------------------------------------------------- validators
-def anything(name: str, value: Any) -> None:
-    """Validator that accepts any value; later stages check it."""
-
-
-def of_kind(meaning: str, *kinds: type) -> Check:
-    """Validator that accepts instances of one of the types, described in an error by `meaning`."""
-
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, kinds):
-            raise UsageError(f"{name}={value!r}", hint=f"{name} is {meaning}")
-
-    return check
-
-
-def is_flag(name: str, value: Any) -> None:
-    """Validator that accepts Python and NumPy bools, and integers."""
-    if not isinstance(value, Integral) and type(value).__name__ not in ("bool", "bool_"):
-        raise UsageError(f"{name}={value!r}", hint=f"{name} is True or False")
-
-
-def is_budget(name: str, value: Any) -> None:
-    """Validator that accepts a number of seconds from 0 on, infinity included."""
-    of_kind("a number of seconds", Real)(name, value)
-    if not as_float(value) >= 0:
-        raise UsageError(f"a budget of {str(value)[:40]} seconds", hint="give a number from 0 on")
-
-
-def is_seed(name: str, value: Any) -> None:
-    """Validator that accepts an integer from 0 on."""
-    of_kind("an integer", Integral)(name, value)
-    if value < 0:
-        raise UsageError(f"seed={value}", hint="give an integer from 0 on")
-
-
-def are_bounds(name: str, value: Any) -> None:
-    """Validator that accepts None or positive integers in ascending order."""
-    of_kind("a sequence of integers", Sequence, NoneType)(name, value)
-    found = list(value or ())
-    if not all(isinstance(n, Integral) and int(n) > 0 for n in found) or found != sorted(set(found)):
-        raise UsageError(f"{name}={value!r}", hint=f"{name} is a sequence of integers from 1 on, each once, in order")
-
-
-def is_tolerance(name: str, value: Any) -> None:
-    """Validator that accepts the name of a tolerance or a relative error."""
-    from .verification.comparison import allowed_error
-
-    allowed_error(value, 0.0, "float32")
-
-
-def is_limits(name: str, value: Any) -> None:
-    """Validator that accepts saturation limits or None."""
-    from .egraph.saturate.saturate import Limits
-
-    of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)
-
-
-def is_amount(name: str, value: Any) -> None:
-    """Validator that accepts a number from 0 on, infinity included."""
-    if not as_float(value) >= 0:
-        raise UsageError(f"{name}={repr(value)[:80]}", hint=f"{name} is a number from 0 on")
-
-
-def is_bound(name: str, value: Any) -> None:
-    """Validator that accepts None or a number from 0 on."""
-    if value is not None:
-        is_amount(name, value)
-
-
-def is_named(name: str, value: Any) -> None:
-    """Validator that accepts None or a mapping whose keys are texts."""
-    if not isinstance(value, Mapping | NoneType) or not all(isinstance(key, str) for key in value or ()):
-        raise UsageError(f"{name}={str(value)[:80]}", hint=f"{name} is a dict by name")
-
-
-def is_rules(name: str, value: Any) -> None:
-    """Validator that accepts a list or tuple of rewrite rules."""
-    from .egraph.ir.rule import Rule
-
-    of_kind("a list of tg.Rule(...)", list, tuple)(name, value)
-    if wrong := [type(rule).__name__ for rule in value if not isinstance(rule, Rule)]:
-        raise UsageError(f"a {wrong[0]} is no rule", hint='tg.Rule("name", "left side", "right side")')
-
-
-def is_progress(name: str, value: Any) -> None:
-    """Validator that accepts None or a receiver of messages: `say(stage, message)`, `stopped`."""
-    if value is not None and not (callable(getattr(value, "say", None)) and hasattr(value, "stopped")):
-        raise UsageError(f"{name}={value!r}", hint=f"{name} is a tg.Progress(...)")
-
-
-def is_quantization(name: str, value: Any) -> None:
-    """Validator that accepts a form of quantized weights or None."""
-    if value is not None:
-        from .models.common.quantization import check_form
-
-        of_kind("the name of a form", str)(name, value)
-        check_form(value)
 
 
 def option(default: Any, doc: str, check: Check, *, decides: bool = True) -> Any:
@@ -141,7 +55,7 @@ def option(default: Any, doc: str, check: Check, *, decides: bool = True) -> Any
 # ---------------------------------------------------------------- options
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """Options that all public functions have. UsageError for invalid values."""
+    """Options that all public functions have. Raises UsageError for invalid values."""
 
     params: Mapping[str, Any] | None = option(
         None, "Data of weights and initial states by name.", is_named, decides=False
@@ -316,8 +230,8 @@ class Options(SaturateOptions):
 def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     """All rules of a call: the built-in ones and the caller's, which are tested on random instances first.
 
-    RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is
-    taken.
+    Raises RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its
+    name is taken.
     """
     from .rules import ALL, EVERY
 

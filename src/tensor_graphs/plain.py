@@ -55,7 +55,7 @@ def file_identity(file: Path | int) -> tuple[int, ...]:
     """Device, inode, size in bytes and time of the last change (ns) of a file (path or descriptor).
 
     Equal as long as it is neither replaced nor written. Two writes within a few milliseconds may have the same time.
-    OSError if it cannot be looked at.
+    Raises OSError if it cannot be looked at.
     """
     facts = os.stat(file)
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
@@ -77,7 +77,10 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def strict_json(text: bytes | str) -> Any:
-    """Parsed JSON. ValueError for duplicate keys, NaN or Infinity literals, over-long numbers, or too deep nesting."""
+    """Parsed JSON.
+
+    Raises ValueError for duplicate keys, NaN or Infinity literals, over-long numbers, or too deep nesting.
+    """
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")

@@ -76,7 +76,7 @@ def _number(variable: str, text: str, most: int) -> int:
 def override(**changes: Any) -> Iterator[Settings]:
     """Context manager with changed settings: `with settings.override(backend="numpy"): ...`.
 
-    UsageError for unknown names.
+    Raises UsageError for unknown names.
     """
     if unknown := sorted(changes.keys() - {f.name for f in fields(Settings)}):
         raise UsageError(f"no settings are called {unknown}", hint=f"they are {[f.name for f in fields(Settings)]}")

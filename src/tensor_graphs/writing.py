@@ -39,7 +39,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOT
 def named_path(path: str | os.PathLike[str]) -> Path:
     """A path that the file system can name.
 
-    UsageError for what is no path, NUL characters, lone surrogates, and names that are too long.
+    Raises UsageError for what is no path, NUL characters, lone surrogates, and names that are too long.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(found := os.fspath(path), bytes):
         raise UsageError(f"a {type(path).__name__} is no path", hint="give a str or a pathlib.Path")
@@ -86,7 +86,8 @@ def replacing(path: Path | str, needed: int | None = None) -> Iterator[BinaryIO]
 
     If the block raises, `path` is unchanged. Links are followed; mode and, if permitted, owner of an older file are
     kept; missing folders are created. Devices, pipes and paths in /dev or /proc (/dev/stdout) are written directly.
-    `needed`: bytes to be written, for the message of UnwritableError. UsageError for a path that no file can have.
+    `needed`: bytes to be written, for the message of UnwritableError. Raises UsageError for a path that no file can
+    have.
     """
     path, counted = named_path(path), _Counted()
     try:
@@ -155,8 +156,8 @@ def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]
 def _followed(path: Path | str) -> Path:
     """The path with all links followed.
 
-    OSError for a link that the operating system does not follow: one that leads to itself, or another user's in a
-    sticky folder such as /tmp (`realpath` alone would follow the latter).
+    Raises OSError for a link that the operating system does not follow: one that leads to itself, or another user's in
+    a sticky folder such as /tmp (`realpath` alone would follow the latter).
     """
     with contextlib.suppress(FileNotFoundError):
         os.stat(path)
@@ -275,8 +276,8 @@ def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[
     Else `target` is unchanged. The older folder is removed. A link is followed. If the file system can exchange two
     names atomically, `target` exists at every moment; otherwise the older folder is moved aside first, and `recover`
     restores it if the process is killed in between. The current folder is filled instead, file by file with RECORD last,
-    because a process whose current folder is replaced is left in a removed one; it must be empty. UnwritableError names
-    the cause, and the bytes `needed` if the disk is full.
+    because a process whose current folder is replaced is left in a removed one; it must be empty. Raises
+    UnwritableError, which names the cause, and the bytes `needed` if the disk is full.
     """
     with named_errors(target, needed), contextlib.ExitStack() as locks:
         place = _followed(target)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from .cuda_host import emulate
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what is emitted now")
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """cuda-core and a GPU, in the form of this CPU (`cuda_host.emulate`)."""
+    emulate(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -20,14 +31,25 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def reduced_at_once() -> Iterator[None]:
-    """Triton's interpreter reduces by a function of two numbers element by element; here whole arrays are combined."""
+def quick_interpreter() -> Iterator[None]:
+    """Triton's interpreter without work that is repeated for every operation or launch."""
     try:
-        from triton.runtime.interpreter import ReduceOps
+        from triton.runtime import interpreter
     except ImportError:
         yield
         return
-    slow = ReduceOps.generic_reduce
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(interpreter.ReduceOps, "generic_reduce", _reduced_at_once(interpreter.ReduceOps.generic_reduce))
+        patched.setattr(interpreter, "_get_np_dtype", _known_dtypes(interpreter._get_np_dtype))
+        patched.setattr(interpreter, "_patch_builtin", _known_builtins(interpreter))
+        options = interpreter.interpreter_builder.options
+        if not options.debug:  # the conditions of overflow checks are computed, and dropped without `debug`
+            patched.setattr(interpreter.interpreter_builder, "options", replace(options, sanitize_overflow=False))
+        yield
+
+
+def _reduced_at_once(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """`ReduceOps.generic_reduce` that combines whole arrays: the original calls a function of two numbers per element."""
 
     def fast(self: Any, given: Any) -> Any:
         if self.axis is None or len(given) != 1:
@@ -40,6 +62,34 @@ def reduced_at_once() -> Iterator[None]:
         found = np.asarray(total.handle.data).reshape(np.delete(data.shape, self.axis))
         return [self.to_tensor(np.expand_dims(found, self.axis) if self.keep_dims else found, dtype)]
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ReduceOps, "generic_reduce", fast)
-        yield
+    return fast
+
+
+def _known_dtypes(slow: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`_get_np_dtype` with a cache of scalar types by name: the original makes its table at each call."""
+    from triton.language import dtype
+
+    known: dict[str, Any] = {}
+
+    def fast(kind: Any) -> Any:
+        if type(kind) is not dtype:
+            return slow(kind)
+        if kind.name not in known:
+            known[kind.name] = slow(kind)
+        return known[kind.name]
+
+    return fast
+
+
+def _known_builtins(interpreter: Any) -> Callable[..., None]:
+    """`_patch_builtin` with a cache of each module's builtins: the original lists all members at each launch."""
+    known: dict[Any, list[tuple[str, Any]]] = {}
+
+    def fast(package: Any, builder: Any, scope: Any) -> None:
+        if package not in known:
+            members = inspect.getmembers(package)
+            known[package] = [(name, member) for name, member in members if interpreter.tl.core.is_builtin(member)]
+        for name, member in known[package]:
+            interpreter._patch_attr(package, name, member, builder, scope)
+
+    return fast

@@ -1,6 +1,7 @@
 // A block of CUDA threads on a CPU: one fiber for each, all of them brought to the same point wherever they exchange. What the
 // generated kernels need of the hardware (cuda_intrinsics.cuh), in plain C++; everything else is the text that a GPU runs.
 #include <cmath>
+#include <csetjmp>
 #include <cstring>
 #include <ucontext.h>
 #include <utility>
@@ -18,24 +19,44 @@ struct Place { int x; };
 static Place threadIdx, blockIdx;
 
 namespace host {
-struct Fiber { ucontext_t context; std::vector<char> stack; bool done; int points; };
+struct Fiber { ucontext_t context; jmp_buf left; std::vector<char> stack; bool begun, done; int points; };
 static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int count;
 static std::vector<double> slots[2];
+
+// Prepare a fiber for a function of the address of a body, in two halves.
+template <class F> void prepare(Fiber& f, void (*function)(unsigned, unsigned), F& body) {
+    f.stack.resize(1 << 16), f.begun = f.done = false, f.points = 0;
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
+    size_t at = reinterpret_cast<size_t>(&body);
+    makecontext(&f.context, reinterpret_cast<void (*)()>(function), 2, unsigned(at), unsigned(at >> 32));
+}
+// Run a fiber until it leaves. Only its start is a system call.
+inline void resume(Fiber& f) {
+    if (_setjmp(scheduler)) return;
+    if (f.begun) _longjmp(f.left, 1);
+    f.begun = true;
+    setcontext(&f.context);
+}
+// Leave a fiber until it is resumed.
+inline void leave(Fiber& f) {
+    if (!_setjmp(f.left)) _longjmp(scheduler, 1);
+}
 
 // Wait until every thread of the block is here.
 inline void meet() {
     Fiber& own = fibers[threadIdx.x];
     ++own.points;
-    swapcontext(&own.context, &scheduler);
+    leave(own);
 }
 
 template <class F> void enter(unsigned low, unsigned high) {
     F* body = reinterpret_cast<F*>((size_t(high) << 32) | low);
     (*body)();
     fibers[threadIdx.x].done = true;
-    swapcontext(&fibers[threadIdx.x].context, &scheduler);
+    leave(fibers[threadIdx.x]);
 }
 
 // One block: every thread runs to the next meeting point in turn; whether they all came to the same ones.
@@ -43,19 +64,11 @@ template <class F> bool block(int threads, F body) {
     count = threads;
     if ((int)fibers.size() < threads) fibers.resize(threads);
     for (auto& s : slots) s.assign(threads, 0.0);
-    for (int t = 0; t < threads; ++t) {
-        Fiber& f = fibers[t];
-        f.stack.resize(1 << 16);
-        f.done = false, f.points = 0;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
-        size_t at = reinterpret_cast<size_t>(&body);
-        makecontext(&f.context, reinterpret_cast<void (*)()>(enter<F>), 2, unsigned(at), unsigned(at >> 32));
-    }
+    for (int t = 0; t < threads; ++t) prepare(fibers[t], enter<F>, body);
     for (bool more = true; more;) {
         for (int t = 0; t < threads; ++t) {
             threadIdx.x = t;
-            swapcontext(&scheduler, &fibers[t].context);
+            resume(fibers[t]);
         }
         for (int t = 1; t < threads; ++t)
             if (fibers[t].done != fibers[0].done || fibers[t].points != fibers[0].points) return false;

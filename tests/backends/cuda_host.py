@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -44,6 +48,31 @@ def source_of(launches: Iterable[CudaLaunch]) -> str:
     return "\n".join([CUDA_LIBRARY, *beside.values(), *(launch.text for launch in listed)])
 
 
+def library_of(text: str, file: Path, *options: str) -> ctypes.CDLL:
+    """A shared library of C++ text, which is written to `file`."""
+    file.write_text(text, encoding="utf-8")
+    built, common = file.with_suffix(".so"), ["-std=c++17", "-w", "-U_FORTIFY_SOURCE", "-fPIC", *options]
+    headers = standard_headers(*(o for o in common if not o.startswith("-D")))
+    command = [compiler(), *common, "-include", headers, "-shared", "-o", built, file]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(built))
+
+
+@cache
+def standard_headers(*options: str) -> Path:
+    """A header that includes the standard ones of the *_host.h; compiled once, because they take most of a compilation."""
+    lines = [
+        line for file in sorted(HERE.glob("cuda_*host.h")) for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    stem = sha256(repr(options).encode()).hexdigest()[:16]
+    header = Path(tempfile.mkdtemp(dir=os.environ["TENSOR_GRAPHS_HOME"])) / f"{stem}.h"
+    header.write_text("\n".join(line for line in lines if line.startswith("#include <")) + "\n", encoding="utf-8")
+    made = [compiler(), *options, "-x", "c++-header", header, "-o", f"{header}.gch"]
+    subprocess.run(made, capture_output=True)  # without it, the header itself is included
+    return header
+
+
 def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str, Kernel]:
     """The kernels of a complete CUDA source by name: each takes addresses, blocks, and threads of a block."""
     text = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
@@ -55,12 +84,7 @@ def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str,
         for n in names
     )
     stem = sha256((text + repr(macros)).encode()).hexdigest()[:16]
-    file, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
-    file.write_text(text, encoding="utf-8")
-    options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", *(f"-D{m}" for m in macros)]
-    done = subprocess.run([compiler(), *options, "-o", library, file], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:4000]
-    loaded = ctypes.CDLL(str(library))
+    loaded = library_of(text, folder / f"{stem}.cpp", "-O0", *(f"-D{m}" for m in macros))
 
     def kernel(name: str) -> Kernel:
         function = getattr(loaded, f"run_{name}")
@@ -96,6 +120,18 @@ class Guarded:
         """Whether nothing was written beside the array."""
         start = self.array.ctypes.data - self.raw.ctypes.data
         return bool((self.raw[:start] == 255).all() and (self.raw[start + self.array.nbytes :] == 255).all())
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make emitted source compile for and launch on this CPU, which counts as a GPU of compute capability 9.0.
+
+    Skips the test without PyTorch or a compiler.
+    """
+    torch = pytest.importorskip("torch")
+    compiler()
+    for name, module in cuda_core(folder).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
 
 
 def cuda_core(folder: Path) -> dict[str, ModuleType]:

@@ -36,7 +36,7 @@ inline unsigned char* at(int block, Address a) { return &memory[block].at(a); }
 inline Address exchanged(Address a) { return a ^ (a >> 3 & 0x70); }
 inline float value(int block, Address a, bf16) { bf16 x; std::memcpy(&x, at(block, exchanged(a)), 2); return wide(x); }
 inline float value(int block, Address a, f16) { f16 x; std::memcpy(&x, at(block, exchanged(a)), 2); return wide(x); }
-inline void give_way() { swapcontext(&threads_of_cluster[now].context, &scheduler); }
+inline void give_way() { leave(threads_of_cluster[now]); }
 template <class F> void wait_for(F ready) {
     while (!ready()) stuck = true, give_way();
     ++changes;
@@ -60,20 +60,14 @@ template <class F> bool blocks(int first, int threads, F body) {
     memory.assign(cluster, std::vector<unsigned char>(227 << 10));
     barriers.clear(), groups.clear(), works.assign(cluster * threads, Work());
     threads_of_cluster.resize(cluster * threads), threads_of_block = threads;
-    for (auto& f : threads_of_cluster) {
-        f.stack.resize(1 << 16), f.done = false;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
-        size_t at = reinterpret_cast<size_t>(&body);
-        makecontext(&f.context, reinterpret_cast<void (*)()>(begin<F>), 2, unsigned(at), unsigned(at >> 32));
-    }
+    for (auto& f : threads_of_cluster) prepare(f, begin<F>, body);
     for (bool more = true; more;) {
         const int before = changes;
         more = stuck = false;
         for (now = 0; now < cluster * threads; ++now) {
             if (threads_of_cluster[now].done) continue;
             threadIdx.x = now % threads, blockIdx.x = first + now / threads;
-            swapcontext(&scheduler, &threads_of_cluster[now].context);
+            resume(threads_of_cluster[now]);
             more |= !threads_of_cluster[now].done;
         }
         if (more && stuck && changes == before) return false;

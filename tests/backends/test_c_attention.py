@@ -73,12 +73,13 @@ def test_positions_beyond_the_number_in_memory_are_not_read(room: int) -> None:
     """One position, several, all, none (NaN, as specified): what is not read may be anything."""
     template, call, launch = made(attention(room, 64, 2, batch=2), "bfloat16")
     function = getattr(library({launch.name: launch.source}), launch.name)
-    for first, second in ((0, room - 1), (7, 8), (-1, 16), (room + 9, 3)):
+    whole = np.iinfo(np.int64)  # a number that stands for "all of them", to which nothing can be added
+    for first, second in ((0, room - 1), (7, 8), (-1, 16), (room + 9, 3), (0, whole.max), (whole.min, 3)):
         where = memory(template, call)
         where["at"].array[:] = first, second
         want = specified(template, call, where)["out"]
         for name in ("k", "v"):
-            where[name].array.reshape(2, room, 64)[0, max(first, -1) + 1 :] = np.nan
+            where[name].array.reshape(2, room, 64)[0, min(max(first, -1), room) + 1 :] = np.nan
         run(function, launch, where)
         got = where["out"].array.astype(np.float64)
         assert (np.isnan(got) == np.isnan(want)).all() and np.isnan(got).any() == (first < 0)

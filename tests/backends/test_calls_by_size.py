@@ -114,7 +114,11 @@ def test_a_new_size_is_launched_like_recorded_ones(program: Any, way: str) -> No
     for n in (4000, 33, 9, 33, 33, 9, 33):
         right(run, n)
     assert run.own["add"].calls == by_interface  # neither launched by the kernels' own interface, nor recorded again
-    assert all(calls.way == "flat" and calls.complete and not calls.settled for calls in run.kept.values())
+    repeated = [run.kept[(n,),] for n in (33, 9)]
+    assert all(calls.way == "flat" and calls.complete and not calls.settled for calls in repeated)
+    assert (
+        run.kept[(4000,),].alike and not run.kept[(4000,),].ready
+    )  # a size that does not recur has no launches of its own
     right(run, 33)  # has been called often enough to pay for recording
     assert [run.kept[(n,),].settled for n in (33, 9)] == [True, False] and run.kept[(33,),].way == way
     assert run.own["add"].calls == by_interface + (0 if way == "flat" else 4)

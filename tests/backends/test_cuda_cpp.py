@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,7 +35,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
-from .cuda_host import NAME, Guarded, Kernel, compiled, compiler, cuda_core, source_of
+from .cuda_host import NAME, Guarded, Kernel, compiled, source_of
 from .test_kernel_ir import KERNELS, error, leaves, x
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -350,16 +349,6 @@ def test_threads_that_part_are_found(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- emitted source
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """cuda-core and a GPU, in the form of this CPU."""
-    torch = pytest.importorskip("torch")
-    compiler()
-    for name, module in cuda_core(tmp_path).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-
-
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("shift", [0, 1, 2], ids=["aligned", "by one", "by two"])
 def test_vectors_are_as_long_as_addresses_allow(shift: int) -> None:

@@ -109,7 +109,8 @@ def test_positions_beyond_the_number_in_memory_do_not_matter(seen: dict[str, int
     kernel = compiled(source_of([launch]), tmp_path)[launch.name]
     found = template.lower(call)
     assert found is not None
-    for first, second in ((0, 31), (7, 8), (-1, 16), (40, 3)):
+    whole = np.iinfo(np.int64)  # a number that stands for "all of them", to which nothing can be added
+    for first, second in ((0, 31), (7, 8), (-1, 16), (40, 3), (31, whole.max), (whole.min, 31)):
         where = memory(template, call)
         where["at"].array[:] = first, second
         want = {
@@ -119,7 +120,7 @@ def test_positions_beyond_the_number_in_memory_do_not_matter(seen: dict[str, int
             kir_numpy.run(found.kernel, want)
         if seen:  # what is not read may be anything
             cache = where["v"].array.reshape(2, 32, 64)
-            cache[0, (max(first, -1) // 4 + 1) * 4 :] = np.nan
+            cache[0, (min(max(first, -1), 32) // 4 + 1) * 4 :] = np.nan
         kernel([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
         got = where["out"].array.astype(np.float64)
         assert (np.isnan(got) == np.isnan(want["out"])).all() and np.isnan(got).any() == (first < 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,8 +28,6 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.plan import Plan, Step, Value
 from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
-
-from .cuda_host import cuda_core
 
 torch = pytest.importorskip("torch")
 GOLDEN = Path(__file__).with_name("golden")
@@ -140,15 +137,6 @@ def given(name: str) -> tuple[dict[str, Any], list[Any]]:
     weights = {n: (rng.standard_normal(s) / 8).astype(numpy_dtype("bfloat16")) for n, s in SIZES.items()}
     inputs = [torch.from_numpy(rng.standard_normal((1, 64)).astype(np.float32)).bfloat16()]
     return weights, inputs + ([torch.tensor([3])] if name == "decode" else [])
-
-
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """CUDA C++ is compiled and launched on this CPU."""
-    for name, module in cuda_core(tmp_path).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (9, 0))
-    yield
 
 
 def run(plan: Plan, params: dict[str, Any], states: dict[str, Any], inputs: list[Any]) -> list[Any]:

@@ -12,26 +12,23 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.tuning import cpu_worker, kernel_strips
+from tensor_graphs.backends.tuning import kernel_strips, measured_operands
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.backends.tuning.cpu_worker import (
     BUSY,
     PRELOAD,
-    Wrong,
     _checked,
     _reference,
-    _values,
-    accuracy,
     answer,
     busy,
     decode,
-    drawn,
     encode,
-    shown,
     timed,
 )
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProcess, Failure, SinkBase, Timing
+from tensor_graphs.backends.tuning.measured_operands import drawn, operand_values, shown
+from tensor_graphs.backends.tuning.result_check import Wrong, accuracy
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.verification.inputs import Role
 from tensor_graphs.egraph.ir import builders as t
@@ -191,7 +188,7 @@ def test_one_reference_for_each_dtype_that_operands_are_stored_in() -> None:
     for x, y in ((wide, wide), (narrow, wide), (wide, narrow)):
         call = Call({"x": x, "y": y}, out, {})
         roots = output_terms(found, call)
-        arrays = {n: _values(n, *how) for n, how in drawn(roots, call).items()}
+        arrays = {n: operand_values(n, *how) for n, how in drawn(roots, call).items()}
         (want,) = _reference(roots, drawn(roots, call), arrays, 0.0)[1]
         np.testing.assert_array_equal(want, arrays["x"].astype(np.float64) - arrays["y"])
 
@@ -290,18 +287,18 @@ def test_a_kernel_that_ends_at_a_number_is_timed_on_all_positions() -> None:
     operand = lambda kind: Operand(kind, contiguous(kind.shape))
     call = Call({"at": operand(at.type), "x": operand(root.type)}, operand(root.type), {})
     given = drawn(output_terms(made, call), call)
-    operands = {n: _values(n, *given[n]) for n in call.operands}
+    operands = {n: operand_values(n, *given[n]) for n in call.operands}
     found = shown(operands, given, call)
     assert found["at"].tolist() == [299, 299] and found["x"] is operands["x"]
     assert not shown(operands, {"x": given["x"]}, call)
 
 
 def test_the_last_large_operand_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_worker, "DRAWN", 100)
-    first = _values("w", Type((20, 20), "float32"), Role(), False)
-    again = _values("w", Type((20, 20), "float32"), Role(), False)
+    monkeypatch.setattr(measured_operands, "DRAWN", 100)
+    first = operand_values("w", Type((20, 20), "float32"), Role(), False)
+    again = operand_values("w", Type((20, 20), "float32"), Role(), False)
     assert first is again and not first.flags.writeable
-    np.testing.assert_array_equal(_values("w", Type((400,), "float32"), Role(), False).reshape(20, 20), first)
-    assert not np.array_equal(_values("v", Type((20, 20), "float32"), Role(), False), first)
-    assert _values("w", Type((20, 20), "float32"), Role(), False) is not first
-    assert _values("w", Type((2, 2), "float32"), Role(), False).flags.writeable
+    np.testing.assert_array_equal(operand_values("w", Type((400,), "float32"), Role(), False).reshape(20, 20), first)
+    assert not np.array_equal(operand_values("v", Type((20, 20), "float32"), Role(), False), first)
+    assert operand_values("w", Type((20, 20), "float32"), Role(), False) is not first
+    assert operand_values("w", Type((2, 2), "float32"), Role(), False).flags.writeable

@@ -326,7 +326,7 @@ def test_measuring_checks_every_output(wrong: int, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from tensor_graphs.backends.generate.kernel_text import kernel_text
-    from tensor_graphs.backends.tuning import cpu_worker, gpu_bench
+    from tensor_graphs.backends.tuning import gpu_bench, result_check
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
     template, call = _scheduled("gated", TILES)
@@ -335,7 +335,7 @@ def test_measuring_checks_every_output(wrong: int, monkeypatch: pytest.MonkeyPat
     assert bench.attempt(0, bench.loaded(text))["accuracy"]["rel_fro"] < 1e-5
     out = ("out_", "out1_", "out2_")[wrong]
     spoiled = text.text.replace("num_stages=2)", f"num_stages=2)\n    {out}[3, 5] = 100.0")
-    with pytest.raises(cpu_worker.Wrong, match="relative error"):
+    with pytest.raises(result_check.Wrong, match="relative error"):
         bench.attempt(1, bench.loaded(replace(text, text=spoiled)))
 
 
@@ -346,7 +346,7 @@ def test_what_is_too_large_for_the_term_itself_is_drawn_smaller(monkeypatch: pyt
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from tensor_graphs.backends.generate.kernel_text import kernel_text
-    from tensor_graphs.backends.tuning import cpu_worker, gpu_bench
+    from tensor_graphs.backends.tuning import gpu_bench, result_check
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
     e = t.exp(x("a", 4, 512) * 40.0)
@@ -363,7 +363,7 @@ def test_what_is_too_large_for_the_term_itself_is_drawn_smaller(monkeypatch: pyt
         if right:
             assert run()["accuracy"]["rel_fro"] < 1e-5 and 1 / 16 <= bench.size < 1
         else:
-            with pytest.raises(cpu_worker.Wrong):
+            with pytest.raises(result_check.Wrong):
                 run()
 
 

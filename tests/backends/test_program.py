@@ -186,6 +186,46 @@ def test_programs_share_states_and_weights() -> None:
         writer.share({"s": np.ones(2)})
 
 
+def test_weights_of_a_pool_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a program that was bound with them lives, for another one of a pool, and for one that joins another pool."""
+    x, w = t.input("x", (2, 64)), t.param("w", (64, 64))
+    graph = Graph.of(x @ t.exp(w), params={"w": np.eye(64, dtype=np.float32)})
+    pool, evaluated, plain = SharedWeights(), list[str](), EvaluatedWeights.__getitem__
+    monkeypatch.setattr(EvaluatedWeights, "__getitem__", lambda self, key: evaluated.append(key) or plain(self, key))
+    first, second = (Program(direct_plan(graph, [backend("numpy")])).pooled(pool) for _ in range(2))
+    given = np.ones((2, 64), np.float32)
+    want, whole = first(given), first.memory_by_kind()["weights"]
+    assert len(evaluated) == 1 and second.missing_bytes() == sum(second.memory_by_kind().values()) - whole
+    np.testing.assert_array_equal(second(given), want)
+    first.unbind()
+    second.share({}, SharedWeights())
+    np.testing.assert_array_equal(second(given), want)
+    assert len(evaluated) == 1
+    second.unbind()
+    first(given)  # the pool has let go of what no program holds
+    assert len(evaluated) == 2
+
+
+def test_a_pool_keeps_its_weights_when_it_adopts_another() -> None:
+    """Else programs that join one after another would each hold a copy."""
+    x, w = t.input("x", (2, 64)), t.param("w", (64, 64))
+    graph = Graph.of(x @ t.exp(w), params={"w": np.eye(64, dtype=np.float32)})
+    first, second = (Program(direct_plan(graph, [backend("numpy")])) for _ in range(2))
+    pool = SharedWeights()
+    first.share({}, pool)
+    own = dict(pool._known)
+    second.pooled(SharedWeights()).bind()
+    second.share({}, pool)
+    assert own and all(pool._known[key] is weight for key, weight in own.items())
+
+
+def test_seconds_of_preparing_count_what_expands_weights() -> None:
+    x, w = t.input("x", (64, 64)), t.param("w", (64, 64))
+    graphs = [Graph.of(x * y, params={"w": np.eye(64, dtype=np.float32)}) for y in (w, t.exp(w))]
+    plain, expanded = (Program(direct_plan(g, [backend("numpy")])).preparing_s() for g in graphs)
+    assert expanded > 4 * plain > 0
+
+
 def test_two_states_may_swap() -> None:
     a, b = t.state("a", (3,)), t.state("b", (3,))
     program = Program(direct_plan(Graph.of(a + b, updates={"a": b, "b": a}), [backend("numpy")])).bind()

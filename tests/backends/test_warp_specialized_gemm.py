@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -42,7 +41,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous, output_names
 
-from .cuda_host import HERE, INTRINSICS, compiler
+from .cuda_host import HERE, INTRINSICS, library_of
 
 GOLDEN = Path(__file__).parent / "golden"
 BASE = {"roles": 1, "m": 128, "n": 64, "stages": 3, "turns": 1, "down": 1, "across": 1, "parts": 1, "group": 2}
@@ -139,13 +138,7 @@ def compiled(texts: list[str], folder: Path, change: Mapping[str, str] = {}) -> 
             f'extern "C" bool run_{name}(void** args, int blocks, int threads, int cluster) '
             f"{{ return host::run_roles({name}, args, blocks, threads, cluster); }}\n"
         )
-    file, built = folder / "roles.cpp", folder / "roles.so"
-    file.write_text(source, encoding="utf-8")
-    done = subprocess.run(
-        [compiler(), "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", built, file], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(str(built))
+    return library_of(source, folder / "roles.cpp", "-O1")
 
 
 def run(library: Any, template: GeneratedKernel, call: Call, seed: int = 0) -> float:

@@ -441,8 +441,8 @@ def test_compacting_that_dies_before_its_shard_is_durable_loses_nothing(
 
 
 def test_compacting_keeps_shards_with_rows_refused_here(tmp_path: Path, timing: Make) -> None:
-    tomorrow = schema.now_us() + 3 * 86_400_000_000
-    doubtful = shards.write(tmp_path, "cpu", to_table([timing(5.0), timing(6.0, 2, time_us=tomorrow)]))
+    absurd = schema.MAX_TIME_US + 1
+    doubtful = shards.write(tmp_path, "cpu", to_table([timing(5.0), timing(6.0, 2, time_us=absurd)]))
     store = Store(tmp_path)
     for size in (3, 4):
         store.add([timing(float(size), size)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.costdb.keys.key import KernelKey, Work
-from tensor_graphs.costdb.store.schema import MIN_TIME_US, AccuracyRow, FailureRow, TimingRow, checked, now_us, to_table
+from tensor_graphs.costdb.store import schema, shards, starter, store
+from tensor_graphs.costdb.store.schema import (
+    MAX_TIME_US,
+    MIN_TIME_US,
+    SHIPPED,
+    AccuracyRow,
+    FailureRow,
+    TimingRow,
+    checked,
+    to_table,
+)
+from tensor_graphs.costdb.store.snapshot import Snapshot
 
 nan, inf = float("nan"), float("inf")
 
@@ -44,7 +56,7 @@ def test_impossible_latencies_are_skipped_and_the_others_kept(timing: Callable[.
     [
         ({"time_us": 0}, "absurd date"),
         ({"time_us": MIN_TIME_US - 1}, "absurd date"),
-        ({"time_us": now_us() + 10 * 86_400_000_000}, "absurd date"),
+        ({"time_us": MAX_TIME_US + 1}, "absurd date"),
         ({"regime": "lukewarm"}, "unknown regime"),
     ],
 )
@@ -102,3 +114,25 @@ def test_accuracy_and_failure_rows(key: Callable[..., KernelKey]) -> None:
 
 def test_a_row_needs_no_work(key: Callable[..., KernelKey]) -> None:
     assert TimingRow(key=key(), samples=(1.0,)).work == Work(0.0, 0.0)
+
+
+@pytest.mark.parametrize("year", [1970, 2019, 2041, 2400])
+def test_a_wrong_clock_costs_no_rows(
+    year: int, tmp_path: Path, timing: Callable[..., TimingRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a wrong clock are kept, and rows of a right one are read by a wrong one; so are starter rows."""
+    right = timing(1.0)
+    monkeypatch.setattr(schema.time, "time_ns", lambda: int((year - 1970) * 365.25 * 86_400e9))
+    table, skipped = checked(to_table([timing(2.0, 2), right]))
+    assert table.num_rows == 2 and not skipped
+    path = tmp_path / "cpu-a.parquet"
+    path.write_bytes(shards.encode(to_table([timing(3.0, run=SHIPPED)])))
+    assert starter.read(path).num_rows == 1
+
+
+def test_a_starter_file_without_rows_adds_none(tmp_path: Path, timing: Callable[..., TimingRow]) -> None:
+    path = tmp_path / "cpu-a.parquet"
+    path.write_bytes(shards.encode(to_table([timing(3.0, run="another")])))
+    table, snapshot = starter.read(path), Snapshot()
+    store._extend(snapshot, table)
+    assert table.num_rows == 0 and not len(snapshot)

@@ -212,3 +212,7 @@ def test_the_default_root_follows_the_settings(tmp_path: Path) -> None:
         assert default_root() == Store().root == tmp_path / "x"
     with settings.override(costdb="", home=str(tmp_path)):
         assert Store().root == tmp_path / "costdb"
+
+
+def test_a_store_without_rows_opens_no_database(tmp_path: Path) -> None:
+    assert not Store(tmp_path).snapshot.kernels() and not list(tmp_path.rglob("*.duckdb"))

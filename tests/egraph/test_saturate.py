@@ -367,7 +367,7 @@ def test_bounds_of_a_request(worker: SaturationWorker) -> None:
     worker.prepare()
     with pytest.raises(MemoryLimit):
         while True:
-            worker.request("declare", {"key": str(time.perf_counter()), "signatures": {}, "needs": {}, "pruned": 0, "beam": 0,
+            worker.request("declare", {"key": str(time.perf_counter()), "signatures": {}, "needs": {}, "rules": {}, "pruned": 0, "beam": 0,
                                        "commands": ["(sort T)"] * 1}, Bounds(5.0, 1))  # fmt: skip
 
 
@@ -559,6 +559,26 @@ def test_a_rule_whose_ops_come_up_later_sees_everything() -> None:
     sums = [i for i in view.nodes_of(view.roots[0]).tolist() if view.op[i] == "add"]
     assert view.report.matches == {"sub-as-add": 1, "add-neg-neg": 1}
     assert [view.classes[x], view.classes[y]] in [view.kids(i).tolist() for i in sums]
+
+
+def test_rules_are_declared_when_their_ops_come_up_and_stay_for_later_blocks() -> None:
+    """After a rule that egglog refuses, the e-graph is made anew."""
+    rules = (Rule("sub-as-add", "x - y", "x + neg(y)"), Rule("add-neg-neg", "x + neg(neg(y))", "x + y"))
+    x, y = t.input("x", (3, 4)), t.input("y", (3, 4))
+    limits, session = Limits(seconds=30), InProcess()
+    once = saturate_block(Graph.of(x - y), rules, limits, session=session, guard=False)
+    assert session.engine is not None and session.engine.declared == {"r_0"} and not session.engine.kept
+    graph = Graph.of(x - t.neg(y))
+    found = [saturate_block(graph, rules, limits, session=s, guard=False) for s in (session, session, InProcess())]
+    assert session.engine.declared == session.engine.kept == {"r_0", "r_1"}
+    assert once.report.matches == {"sub-as-add": 1, "add-neg-neg": 0}
+    assert len({(tuple(v.op), tuple(v.report.matches.items()), v.report.sizes) for v in found}) == 1
+    session.engine.rules["r_1"] = ["(rule ((= e (no_such_op e))) () :ruleset r_1)"]
+    for _ in range(2):
+        session.engine.declared.discard("r_1")
+        with pytest.raises(engine.EngineError):
+            session.engine.use(["r_1"])
+        assert session.engine.key == "" and "r_1" not in session.engine.declared  # declared anew by the next block
 
 
 @pytest.mark.parametrize("count", [3, 6, 12])

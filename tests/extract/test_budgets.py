@@ -116,10 +116,16 @@ def test_what_no_plan_keeps_is_said(budget: budgets.Budget) -> None:
     assert budget.name in caught.value.where
 
 
-@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("wrong", [-1.0, -math.inf, math.nan])
 def test_bad_budgets(wrong: float) -> None:
-    with pytest.raises(UsageError, match="budget must be"):
+    with pytest.raises(UsageError, match="limit must be"):
         budgets.memory_budget(wrong)
+
+
+@pytest.mark.parametrize("most", [1e30, 1e308, math.inf])
+def test_a_limit_above_every_plan_allows_the_best_one(most: float) -> None:
+    found = [search(graph(), Prices(), budgets=b) for b in ([], [budgets.memory_budget(most)])]
+    assert found[0].cost == found[1].cost and found[0].chosen == found[1].chosen
 
 
 def test_stored_accuracies_are_the_errors_of_candidates(tmp_path: Any) -> None:

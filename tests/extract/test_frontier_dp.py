@@ -201,7 +201,7 @@ def test_a_hasty_solution_of_a_large_problem_comes_from_beams(monkeypatch: pytes
     nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
     problem = Problem.build([*nodes, (22, tuple(range(8, 22)), 0.0)], [22])
     hasty = solve(problem, hasty=True)
-    assert widths == [*solving.FRONTIER_DP_BEAMS] and not hasty.optimal
+    assert widths == [*solving.FRONTIER_DP_HASTY_BEAMS] and not hasty.optimal
     del widths[:]
     assert solve(problem).optimal and widths[:3] == [*solving.FRONTIER_DP_BEAMS, "exact"]
 

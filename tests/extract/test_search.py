@@ -773,3 +773,12 @@ def test_library_rivals_are_measured_in_the_first_round() -> None:
     choice = search(graph, prices := Bounds(truth), prices)
     assert chosen(choice) == ["both0"]
     assert {"exp0", "np.tanh", "both0"} <= set(prices.asked[0])
+
+
+def test_a_round_that_would_end_too_late_is_not_begun() -> None:
+    """The next solve is expected to take as long as the last one."""
+    plans = PlanSolver(variants(2), (), 10.0, (1.0, 1.0), False, lambda: False, Clock(), start=time.monotonic() - 9.0)
+    assert not plans.leaves_no_round(0.5) and plans.leaves_no_round(1.5) and not plans.ended()
+    plans.least, plans.started = 20.0, 0.0  # measuring has a minimum time
+    assert not plans.leaves_no_round(1.5)
+    assert not replace(plans, deterministic=True).leaves_no_round(99.0)

@@ -359,3 +359,11 @@ def test_sizes_that_depend_on_values_have_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="depends on data") as caught:
         load_onnx(file)
     assert "Where" in caught.value.hint
+
+
+def test_a_condition_that_is_longer_than_its_axis_selects_nothing_beyond(tmp_path: Path) -> None:
+    """`Compress` of two rows by three conditions: what the third one selects does not exist."""
+    keep = numpy_helper.from_array(np.array([True, False, True]), "keep")
+    with pytest.raises(TensorGraphsError, match="outside size 2"):
+        load_onnx(save(tmp_path, [node("Compress", ["x", "keep"], ["y"], axis=0)], [keep]))
+    load_onnx(save(tmp_path, [node("Compress", ["x", "keep"], ["y"], axis=1)], [keep]))

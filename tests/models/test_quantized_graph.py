@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.program import weights_on_device
+from tensor_graphs.backends.runtime.marshalling import array_of
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph, load_data
@@ -39,6 +41,29 @@ def test_a_number_is_off_by_at_most_a_step(form: str, largest: float, size: int)
     step = np.abs(weight.reshape(6, -1, group)).max(-1).repeat(group, 1) * largest
     assert (np.abs(found - weight) <= step * 1.001).all() and not found[2].any()
     assert np.abs(found - weight).max() > 0
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "mxfp4"])
+def test_a_weight_computed_on_a_device_has_the_bits_of_numpy(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is stored in 16 bits; a weight whose sums may be rounded otherwise is left to NumPy."""
+    monkeypatch.setattr(weights_on_device, "GPU_KIND", "cpu")
+    monkeypatch.setattr(weights_on_device, "LEAST_BYTES", 1)
+    weight = RNG.standard_normal((64, 256)).astype(np.float32)
+    parts: dict[str, Any] = quantization.encoded(weight, form, "float32")
+    params = {f"w.{n}": p for n, p in parts.items()}
+    node = quantization.weight_params("w", parts, form)
+    for term in (node, t.cast(node, "bfloat16"), t.transpose(t.cast(node, "float16"))):
+        found = weights_on_device.computed_weight(term, params, "cpu")
+        want = np.ascontiguousarray(evaluate([term], {}, params=params)[0])
+        assert found is not None and tuple(found.shape) == term.shape
+        np.testing.assert_array_equal(array_of(found).view(np.uint8), want.view(np.uint8))
+    for other in (
+        t.cast(t.cast(node, "float64"), "float16"),
+        t.sum(node, (0,)),
+        t.matmul(node, t.transpose(node)),
+        t.param("w.q", (64, 256), "int8"),
+    ):
+        assert weights_on_device.computed_weight(other, params, "cpu") is None
 
 
 def test_every_code_of_mxfp4_stands_for_its_value() -> None:

@@ -14,6 +14,7 @@ from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate as values_of
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.pattern import attr_variables, holds, variables
+from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules.check.check import Verdict, judge
 from tensor_graphs.rules.semantics.sampler import Instance
@@ -48,6 +49,13 @@ def drawn(partial: Partial, rng: random.Random, count: int) -> Iterator[Instance
                 yield found
 
 
+def uncorrected(partial: Partial) -> Rule:
+    """The rule with the mutants as right sides; checking must refute it."""
+    fields = {k: v for k, v in partial.rule.__dict__.items() if k not in ("lefts", "rights", "guards")}
+    right = partial.mutants if isinstance(partial.rule.left, tuple) else partial.mutants[0]
+    return Rule(**{**fields, "name": f"{partial.rule.name}-uncorrected", "right": right})
+
+
 def verify(partial: Partial, *, seed: int = 0, samples: int = 24) -> Verdict:
     """Tests the corrected rule, and that its region is correct and tight, on `samples` instances.
 
@@ -61,7 +69,7 @@ def verify(partial: Partial, *, seed: int = 0, samples: int = 24) -> Verdict:
         if verdict.status != "tested":
             return verdict
         try:
-            pairs = one.sides(partial.uncorrected)
+            pairs = one.sides(uncorrected(partial))
         except ShapeError:
             continue
         for i, (original, mutant) in enumerate(pairs):

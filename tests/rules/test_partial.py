@@ -22,7 +22,7 @@ from tensor_graphs.rules.derive.independent import holds
 from tensor_graphs.rules.tables.partial import PARTIAL, RULES, Partial
 
 from .output_regions import corrected, joined, pieces, restricted, volume, whole, wrong_region
-from .partial_check import difference, drawn, verify
+from .partial_check import difference, drawn, uncorrected, verify
 
 BY_NAME = {p.rule.name: p for p in PARTIAL}
 
@@ -52,7 +52,7 @@ def test_corrected_rules_hold_and_their_regions_are_tight(partial: Partial) -> N
 
 @pytest.mark.parametrize("partial", PARTIAL, ids=lambda p: p.rule.name)
 def test_without_the_correction_they_are_refuted(partial: Partial) -> None:
-    found = [judge(partial.uncorrected, one).status for one in drawn(partial, random.Random(3), 6)]
+    found = [judge(uncorrected(partial), one).status for one in drawn(partial, random.Random(3), 6)]
     assert "refuted" in found
 
 

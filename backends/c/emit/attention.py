@@ -215,9 +215,11 @@ class AttentionWriter(CValues):
         inside = self._over(scope, axes) if axes else scope.opened(None, "")
         inside.items.append(f"long seen = {size};")
         for number, at, strict in bounds:
-            value = f"{self.value(number, inside)} - ({self._at(at)}){'' if strict else ' + 1'}"
-            name = self._fresh("n")
-            inside.items += [f"const long {name} = {value};", f"seen = {name} < seen ? {name} : seen;"]
+            name, none = self._fresh("n"), f"({self._at(at - (not strict))})"  # at `none` and below nothing is seen
+            inside.items += [
+                f"const long {name} = {self.value(number, inside)};",  # any number: what it is compared with is small
+                f"if ({name} < {none} + seen) seen = {name} < {none} ? 0 : {name} - {none};",
+            ]
         inside.items.append("end = seen > end ? seen : end;")
         self._closed(inside, scope)
         return "end"

@@ -1,10 +1,10 @@
-"""Integer dot products: sums in blocks whose one factor is packed whole numbers, over integers in place of floats.
+"""Integer dot products: products of a float row with packed integer weights, computed in integers.
 
-Of a sum over x · scale · (n - zero), where n are bits of bytes, the processor's instructions for bytes compute x · n: the
-row x is written once as whole numbers of 16 or 24 bits times a step a block, in planes of 8 bits (`dots_split` in
-`backends/ir/c_dots.py`), products and sums of whole numbers are exact, and scales and zero points apply to sums of 64
-products. So a weight needs no conversion to a float. The rounding of x is that of a number of 16 or 24 bits beside the largest
-one of its block.
+In a sum over x · scale · (n - zero), n are the packed integers of a weight. Each block of the row x is quantized once, to
+integers of 16 or 24 bits with a scale of its own, in planes of 8 bits (`dots_split` in `backends/ir/c_dots.py`), for
+the processor's byte dot-product instructions (VNNI). Products and sums are exact; scales and zero points are applied to sums
+of 64 products; no weight is converted to a float. The rounding error of x is that of 16 or 24 bits, relative to the
+largest number of its block.
 """
 
 from __future__ import annotations

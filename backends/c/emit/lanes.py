@@ -42,7 +42,7 @@ class LaneWriter:
     known: dict[Expr, str] = field(default_factory=dict)
 
     def value(self, e: Expr) -> str:
-        """The variable of a vector. Unfusable for operations without a text over vectors."""
+        """The variable of a vector. Raises Unfusable for operations without a text over vectors."""
         if e not in self.known:
             text = self._text(e)
             kind = "floats" if e.kind == "float" else "ints"

@@ -59,7 +59,10 @@ class LoopScope:
 
 @dataclass
 class LoopNest:
-    """Loop nest of a kernel's C function."""
+    """Emitter of the loops of a kernel's C function.
+
+    It knows the order of the axes, the types, the accumulators and the values defined so far.
+    """
 
     kernel: Kernel
     name: str
@@ -139,7 +142,7 @@ class LoopNest:
         return {e for e in found if e.kind == "float"}
 
     def _check(self) -> None:
-        """Unfusable if integer arithmetic would not wrap as in NumPy."""
+        """Raises Unfusable if integer arithmetic would not wrap as in NumPy."""
         narrow: set[Expr] = set()
         for e in self.kernel.exprs:
             if not narrow.isdisjoint(e.args):

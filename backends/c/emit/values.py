@@ -157,8 +157,10 @@ class CValues(LoopNest):
         return name
 
     def _blocked(self, e: Expr, parts: BlockedSum, place: LoopScope) -> str:
-        """A sum in blocks: a loop over blocks with a vector of accumulators, or two, the first over integers. Unfusable for
-        operations without a text over vectors."""
+        """A sum in blocks: a loop over blocks with a vector of accumulators, or two, the first over integers.
+
+        Raises Unfusable for operations without a text over vectors.
+        """
         sums, total = self._fresh("sums"), self._fresh("v")
         place.items.append(f"floats {sums} = lanes(0.0f);")
         worth = self.integers and prod(a.size for a in place.bound) >= SUMS

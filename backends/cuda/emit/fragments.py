@@ -67,7 +67,7 @@ class Fragments(CudaPart):
     def _operands(self, axis: Axis) -> None:
         """Find the products and other sums along the axis, their sides, and their loads.
 
-        Unfusable where fragments do not apply.
+        Raises Unfusable where fragments do not apply.
         """
         frame = self.frame
         if reason := refusal(self.kernel, axis):
@@ -142,7 +142,7 @@ class Fragments(CudaPart):
         return str(e.value[3]) if e.op == "load" else self.dtype(e.args[1])
 
     def sources(self, e: Expr) -> list[Expr]:
-        """Vector loads that an expression is computed from. Unfusable if it has other loads or reductions."""
+        """Vector loads that an expression is computed from. Raises Unfusable if it has other loads or reductions."""
         if self.read_whole(e):
             return [e]
         if e.op in ("load", "reduce"):

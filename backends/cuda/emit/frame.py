@@ -81,7 +81,7 @@ class ThreadFrame(Writer[CudaScope]):
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 
     def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:
-        """The dimensions of some axes, in the layout's order. Unfusable if an axis is in no dimension."""
+        """The dimensions of some axes, in the layout's order. Raises Unfusable if an axis is in no dimension."""
         found = {self.dim_of.get(a, "") for a in axes if a not in self.shape.batch}
         if "" in found:
             raise Unfusable("an axis without a place in the layout")
@@ -160,7 +160,7 @@ class ThreadFrame(Writer[CudaScope]):
         return f"{text} % {threads}" if self.layout.threads > stride * threads else text
 
     def parameter(self, name: str, buffer: Buffer, written: bool) -> str:
-        """Parameter declaration.
+        """Text of the parameter of the CUDA function for an operand or, if `written`, for a result.
 
         `__restrict__` allows the read-only cache, but not under programmatic dependent launch, where the previous
         kernel may still write.

@@ -51,7 +51,7 @@ ROOM = 200 << 10  # limit of dynamic shared memory in bytes
 def emit(
     kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, constant: frozenset[str] = frozenset()
 ) -> CudaLaunch:
-    """The launch of a kernel in a layout. Unfusable if the emitter does not support the kernel.
+    """The launch of a kernel in a layout. Raises Unfusable if the emitter does not support the kernel.
 
     With programmatic dependent launch, operands in `constant` are read before the wait for the previous kernel.
     """
@@ -173,7 +173,11 @@ class SimtEmitter(CudaPart):
         ])  # fmt: skip
 
     def as_last(self, programs: int, parts: int, counter: int, shared: int) -> list[str]:
-        """The lines that combine a tile's partial results in its last block."""
+        """The lines with which the last block of a tile combines the tile's partial results.
+
+        `programs`, `parts`: blocks of the grid, and how many of them share a tile. `counter`, `shared`: offsets of the
+        blocks' counter in scratch memory, and of free shared memory.
+        """
         frame = self.frame
         tiles = counted(programs, parts)
         frame.counter, frame.shared, frame.fresh_loads = counter, shared, True

@@ -124,7 +124,7 @@ class ThreadLoads(CudaPart):
         return local
 
     def check_held(self, nbytes: int) -> None:
-        """Unfusable if one value needs more than `HELD` bytes of registers per thread."""
+        """Raises Unfusable if one value needs more than `HELD` bytes of registers per thread."""
         if nbytes > HELD:
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 

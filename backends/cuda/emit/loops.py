@@ -104,8 +104,11 @@ class ThreadLoops(CudaPart):
             outer.known[e] = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
 
     def _end(self, ready: Sequence[Expr], dim: str) -> str:
-        """Source text of a loop bound that is read from memory, such as the number of positions in use; "" if the schedule
-        (`seen`) has none. Unfusable unless every maximum over the loop is masked beyond that number."""
+        """Source text of a loop bound that is read from memory, such as the number of positions in use; "" if the
+        schedule (`seen`) has none.
+
+        Raises Unfusable unless every maximum over the loop is masked beyond that number.
+        """
         frame = self.frame
         if self.layout.seen != dim:
             return ""
@@ -117,10 +120,9 @@ class ThreadLoops(CudaPart):
             if there and axis not in begin.axes and not frame.dims(begin.axes) and not frame.spans(number):
                 self.loads.need(number)
                 nest, name = ThreadNest(frame, ()), self.fresh("end")
-                count = (
-                    f"{nest.scalar(number, 0)} {'' if strict else '+ 1 '}- ({nest.position(begin, (), begin.range[1])})"
-                )
-                nest.line(f"const int {name} = op::max(op::min({count}, {axis.size}LL), 0LL);")
+                none = f"({nest.position(begin - (not strict), (), begin.range[1])})"  # at it and below nothing is seen
+                most = f"op::min((long long){nest.scalar(number, 0)}, {none} + {axis.size}LL)"  # any number is below it
+                nest.line(f"const int {name} = op::max({most} - {none}, 0LL);")
                 nest.close()
                 return name
         raise Unfusable("no mask that ends the loop")

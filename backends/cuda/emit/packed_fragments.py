@@ -2,7 +2,9 @@
 
 A thread holds all numbers of 16 bytes of a column, 16 or 32 neighbours along K, as several vectors of 8 of mma fragments; the
 rows' vectors are of the same neighbours. Conversions are functions of cuda_library.cuh (code_forms.py says which). What is one
-value for all numbers of such a vector, such as the scale of a group, multiplies the converted pairs.
+value for all numbers of such a vector, such as the scale of a group, multiplies the converted pairs. Scales and offsets of halves of
+bytes that are one value for all numbers that the four threads of a row hold (a group of 128) are applied to the sums of
+their products instead: an offset times the sum of the rows' elements, then the scale.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed, span
 from .thread_layout import slope
 
+ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
+
 
 @dataclass(frozen=True)
 class PackedSide:
@@ -39,6 +43,13 @@ class PackedSide:
     def values(self) -> list[Expr]:
         """Loads of the zero and the scale."""
         return [x for e in (self.zero, self.scale) if e is not None for x in walk([e]) if x.op == "load"]
+
+    def grouped(self, axis: Axis) -> bool:
+        """Whether zeros and scales are applied to sums of products: all numbers of a row of threads share them."""
+        width = ROW * self.form.span
+        return self.form.name == "nibbles" and all(
+            _steady(e, axis, width) for e in (self.zero, self.scale) if e is not None
+        )
 
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
@@ -72,14 +83,17 @@ def _steady(e: Expr, axis: Axis, width: int) -> bool:
     )
 
 
+def sides_of(kernel: Kernel, shape: Shape, axis: Axis) -> list[PackedSide | None]:
+    """The packed right sides of all products along an axis; None for a product without one."""
+    return [packed_side(kernel, d, axis) for e, d in shape.dots.items() if e.axis == axis]
+
+
 def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
-    """How many numbers 16 bytes of codes hold, in all products along an axis.
+    """Number of quantized numbers in 16 bytes of codes, of all products along an axis.
 
     0 if a product has no packed codes, or products differ.
     """
-    dots = [d for e, d in shape.dots.items() if e.axis == axis]
-    sides = [packed_side(kernel, d, axis) for d in dots]
-    spans = {s.form.span if s is not None else 0 for s in sides}
+    spans = {s.form.span if s is not None else 0 for s in sides_of(kernel, shape, axis)}
     return spans.pop() if len(spans) == 1 else 0
 
 
@@ -105,6 +119,7 @@ class PackedFragments(Fragments):
             if side is None or set(frame.spans(side.form.load)) != {"n", frame.dim}:
                 raise Unfusable("a product without codes")
             self.packed[e] = side
+        self.grouped = [e for e in self.dots if self.packed[e].grouped(axis)]
         b = self.kernel.builder
         self.left = {e: b.product([f for f in dots[e].left if f not in _bare(dots[e])], ()) for e in self.dots}
         self.right = {e: b.product(dots[e].right, ()) for e in self.dots}
@@ -194,6 +209,7 @@ class PackedFragments(Fragments):
         """One step of the loop over K: codes are converted, multiplied, and the next ones loaded."""
         sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
         self._accumulate_sums()
+        self.row_sums = {x: self._row_sums(sides[x]) for x in dict.fromkeys(self.left[e] for e in self.grouped)}
         if not whole:
             self._more()
         self.line("#pragma unroll")
@@ -215,32 +231,66 @@ class PackedFragments(Fragments):
         frame = self.frame
         vectors = frame.span // WIDTH
         names: dict[Expr, str] = {}
+        groups = {e: self.fresh("group") for e in self.grouped}
         for e in self.dots:
             left = sides[self.left[e]]
             if left.dims not in (("m", frame.dim), (frame.dim,)) or left.dtype not in HALVES:
                 raise Unfusable("rows that the matrix unit does not take")
             names[e] = self.fresh("w")
             self.line(f"Pack<{CTYPES[left.dtype]}, 8> {names[e]}[2][{vectors}];")
-        self._each_tile(lambda: self._convert(names, whole), "pair")
+        for group in groups.values():
+            self.line(f"float {group}[{self._octets}][4] = {{}}, {group}_offset[2], {group}_scale[2];")
+        self._each_tile(lambda: self._convert(names, groups, sides, whole), "pair")
         self.line("#pragma unroll")
         self.line(f"for (int {frame.dim}_i = 0; {frame.dim}_i < {vectors}; ++{frame.dim}_i) {{")
         for e, name in names.items():
             left = sides[self.left[e]]
             for h in range(self._octets):
-                place = f"{self.names[e].name}[{plus('pair / 2', h * frame.warps.tiles // 2)}]"
-                row = f"{left.name}[{plus(f'{frame.dim}_i', h * vectors if 'm' in left.dims else 0)}]"
+                place = f"{groups[e]}[{h}]" if e in groups else self._sums_of(e, h)
+                row = self._row(left, h)
                 self.line(f"multiply({place}, {name}[0][{frame.dim}_i], {name}[1][{frame.dim}_i], {row});")
         self.line("}")
+        for e, group in groups.items():
+            rows = self.row_sums[self.left[e]]
+            for h in range(self._octets):
+                self.line(
+                    f"add_group({self._sums_of(e, h)}, {group}[{h}], {rows}[{h}], {group}_offset, {group}_scale);"
+                )
+
+    def _sums_of(self, e: Expr, octet: int) -> str:
+        """Text of the accumulator of a pair of tiles and of 8 rows."""
+        return f"{self.names[e].name}[{plus('pair / 2', octet * self.frame.warps.tiles // 2)}]"
+
+    def _row(self, left: Local, octet: int) -> str:
+        """Text of the vector of 8 rows inside the loop over a thread's vectors along K."""
+        frame = self.frame
+        return f"{left.name}[{plus(f'{frame.dim}_i', octet * frame.span // WIDTH if 'm' in left.dims else 0)}]"
+
+    def _row_sums(self, left: Local) -> str:
+        """Emit the sums of the rows over one group; returns the name of the array."""
+        frame, name = self.frame, self.fresh("rows")
+        self.line(f"float {name}[{self._octets}][4] = {{}};")
+        self.line("#pragma unroll")
+        self.line(f"for (int {frame.dim}_i = 0; {frame.dim}_i < {frame.span // WIDTH}; ++{frame.dim}_i) {{")
+        for h in range(self._octets):
+            self.line(f"sum_rows({name}[{h}], {self._row(left, h)});")
+        self.line("}")
+        return name
 
     @property
     def _octets(self) -> int:
         """Groups of 8 rows."""
         return -(-max(1, self.frame.extent["m"]) // WIDTH)
 
-    def _convert(self, names: Mapping[Expr, str], whole: bool) -> None:
+    def _convert(
+        self, names: Mapping[Expr, str], groups: Mapping[Expr, str], sides: Mapping[Expr, Local], whole: bool
+    ) -> None:
         """Emit the conversion of a tile's codes, and the loads of the next iteration."""
         for e, name in names.items():
             side, own = self.packed[e], f"{name}[n_i % 2]"
+            if e in groups:
+                self._bare(side, own, groups[e], sides[self.left[e]].dtype)
+                continue
             self.line(f"{side.form.name}({own}, {self.codes[side.form.load]}[n_i], {side.form.offset}f);")
             self._apply("moved", own, side.zero, minus=True)
             self._apply("scaled", own, side.scale)
@@ -249,6 +299,16 @@ class PackedFragments(Fragments):
             self._next_position()
             self._fetch("more")
             self.line("}")
+
+    def _bare(self, side: PackedSide, vectors: str, group: str, dtype: str) -> None:
+        """Emit the conversion of codes without their offset and scale, and these values of the tile's column."""
+        nest = self._single()
+        zero = f" - {enclosed(nest.scalar(side.zero, 0))}" if side.zero is not None else ""
+        scale = nest.scalar(side.scale, 0) if side.scale is not None else "1.0f"
+        nest.line(f"bare_nibbles({vectors}, {self.codes[side.form.load]}[n_i]);")
+        nest.line(f"{group}_offset[n_i % 2] = {side.form.offset}f - bare_base<{CTYPES[dtype]}>{zero};")
+        nest.line(f"{group}_scale[n_i % 2] = {scale};")
+        nest.close()
 
     def _accumulator(self, e: Expr) -> None:
         if e not in self.dots:
@@ -282,4 +342,4 @@ class PackedFragments(Fragments):
         return []
 
 
-__all__ = ["PackedFragments", "PackedSide", "packed_side", "span_of"]
+__all__ = ["PackedFragments", "PackedSide", "packed_side", "sides_of", "span_of"]

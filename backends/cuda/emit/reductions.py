@@ -20,7 +20,7 @@ class Reductions(CudaPart):
     loads: ThreadLoads
 
     def kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
-        """The dimensions of a reduction's result. Unfusable for unsupported monoids."""
+        """The dimensions of a reduction's result. Raises Unfusable for unsupported monoids."""
         if e.kind != "float" or e.value[0] not in COMBINE:
             raise Unfusable(f"a reduction by {e.value[0]} of {e.kind}")
         return tuple(d for d in self.frame.spans(body) if d != dim)
@@ -77,7 +77,7 @@ class Reductions(CudaPart):
         self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
-        """One iteration of a running maximum (online softmax).
+        """One iteration of a running maximum (online softmax) along `dim`, kept in the variable `name`.
 
         Updates the maximum and returns the factor that rescales sums relative to the old one.
         """
@@ -135,7 +135,7 @@ class Reductions(CudaPart):
 
 
 def rolls_on(e: Expr) -> Expr | None:
-    """Maximum that a sum of exponentials is relative to along its own axis (online softmax); None for other sums."""
+    """The maximum m in a sum of exp(a - m), taken along the sum's own axis (online softmax); None for other sums."""
     return rolled(e, e.axis)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import itemsize
@@ -44,6 +45,8 @@ class ThreadStores(CudaPart):
         ]
         if self.layout.threads > self.layout.used:
             masks.append(f"thread < {self.layout.used}")
+        if axes & self.kernel.stored_sides:
+            masks += self._first_block(dims)
         condition = f"if ({all_of(masks)}) " if masks else ""
         text = nest.scalar(value, nest.deepest, dtype=buffer.dtype)
         if lanes:
@@ -54,3 +57,13 @@ class ThreadStores(CudaPart):
         else:
             nest.line(f"{condition}{target}[{place}] = {text};")
         nest.close()
+
+    def _first_block(self, dims: Sequence[str]) -> list[str]:
+        """Conditions under which a block stores a result that all blocks along some dimensions compute: the first one does.
+
+        Raises Unfusable if the block does not hold the whole reduction axis along which the result lies.
+        """
+        frame = self.frame
+        if frame.walked & {*dims}:
+            raise Unfusable("a result along a reduction that a block walks")
+        return [f"{enclosed(frame.place[d])} == 0" for d in ("m", "n") if d not in dims and frame.place.get(d)]

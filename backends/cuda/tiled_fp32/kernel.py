@@ -107,7 +107,7 @@ class TiledOperand:
 
 
 def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> CudaLaunch:
-    """The launch of a GEMM with given tiles. Unfusable unless its operands are plain float32 matrices."""
+    """The launch of a GEMM with given tiles. Raises Unfusable unless its operands are plain float32 matrices."""
     if tiles.scratch_parts == 1:
         return TiledGemm(TiledFrame(kernel, shape, tiles, name), tiles).tiles()
     axes = {e.axis for e in shape.dots}
@@ -174,7 +174,7 @@ class TiledGemm(CudaPart):
             raise Unfusable("right sides that lie differently")
 
     def _side(self, side: Sequence[Expr], dim: str) -> TiledOperand:
-        """An operand of a product as strided lines. Unfusable if it is no plain float32 matrix."""
+        """An operand of a product as strided lines. Raises Unfusable if it is no plain float32 matrix."""
         frame = self.frame
         e = side[0]
         if len(side) != 1 or e.op != "load" or e.args or e.value[3] != "float32":

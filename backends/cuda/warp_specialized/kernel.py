@@ -48,7 +48,7 @@ class GemmOperand:
 def emit_gemm(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> CudaLaunch:
     """The launch of a GEMM with given tiles.
 
-    Unfusable unless its operands are plain 16-bit matrices that TMA can load.
+    Raises Unfusable unless its operands are plain 16-bit matrices that TMA can load.
     """
     return Gemm(GemmFrame(kernel, shape, roles, name), roles).roles()
 
@@ -105,7 +105,7 @@ class Gemm(CudaPart):
             raise Unfusable("right sides that lie differently")
 
     def _read(self, side: Sequence[Expr]) -> Expr:
-        """The load that a side of a product consists of. Unfusable if it is no plain 16-bit matrix."""
+        """The load that a side of a product consists of. Raises Unfusable if it is no plain 16-bit matrix."""
         if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in HALVES:
             raise Unfusable("a side of a product that is no matrix of 16 bits")
         return side[0]

@@ -52,7 +52,7 @@ def is_windowed(kernel: Kernel) -> bool:
 
 
 def emit_windows(kernel: Kernel, strip: WindowSchedule, name: str) -> CudaLaunch:
-    """The launch of a kernel over windows. Unfusable if it is no such kernel or too large."""
+    """The launch of a kernel over windows. Raises Unfusable if it is no such kernel or too large."""
     if not is_windowed(kernel):
         raise Unfusable("a kernel not of windows alone")
     return Unrolled(kernel, strip, name).launch()

@@ -66,9 +66,10 @@ class Read:
 
 @dataclass(frozen=True)
 class WindowWork:
-    """What the time estimate of a kernel over short windows depends on.
+    """Amount of work of a kernel over short windows, from which its time is estimated.
 
-    `sizes`: of its last three axes, last first. `results`: number of results. `taps`: elements of its windows. `reads`: its loads.
+    `sizes`: of its last three axes, last first. `results`: number of results. `taps`: elements of a window. `reads`:
+    its loads.
     """
 
     sizes: tuple[int, ...]
@@ -78,7 +79,7 @@ class WindowWork:
 
     @staticmethod
     def of(kernel: Kernel) -> WindowWork:
-        """The work of a kernel."""
+        """The amount of work of a kernel over windows."""
         last = tuple(reversed(kernel.axes))[:3]
         reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
         taps = sum(e.axis.size for e in kernel.reductions)

@@ -18,7 +18,10 @@ class Grid(TritonPart):
     bounds: LoopBounds
 
     def program(self, tiles_m: int, tiles_n: int) -> None:
-        """Emit the program's tile, and the indices of rows, columns and whole reduction axes."""
+        """Emit the index of the program's tile, and the indices of its rows, columns and whole reduction axes.
+
+        `tiles_m`, `tiles_n`: number of tiles along rows and columns.
+        """
         frame, s = self.frame, self.shape
         if tiles_m * tiles_n * math.prod(a.size for a in s.batch) > 1:
             self.line("program = tl.program_id(0)")

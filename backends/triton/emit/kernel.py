@@ -43,7 +43,7 @@ ONE_BY_ONE = 8  # parts up to which partial sums are added sequentially in each 
 
 
 def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) -> TritonLaunch:
-    """The launch of a kernel with given tiles. Unfusable if Triton cannot express the kernel."""
+    """The launch of a kernel with given tiles. Raises Unfusable if Triton cannot express the kernel."""
     return TileEmitter(TileFrame(kernel, tiling, name, shape or shape_of(kernel))).launch()
 
 
@@ -111,7 +111,10 @@ class TileEmitter(TritonPart):
         self.values.makers = {"load": self.loads.load, "reduce": self.loops.reduction}
 
     def launch(self, last: TileEmitter | None = None) -> TritonLaunch:
-        """The function's text and its grid. `last` emits what the last program of each tile does after its own part."""
+        """The text of the kernel's function, and its grid.
+
+        `last`: emitter of the code that the last program of each tile runs after its own part of a split reduction.
+        """
         frame = self.frame
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // t.m), 1 if frame.n_loop else -(-s.n // t.n)

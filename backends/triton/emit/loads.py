@@ -68,7 +68,7 @@ class TileLoads(TritonPart):
         return Tile(text, dims, dtype)
 
     def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
-        """The tile of a TMA load, or None: TMA supports neither gathers nor masks."""
+        """The tile of a TMA load of an operand at an index; None if it is loaded into registers."""
         frame = self.frame
         if frame.fresh_loads or not at.axes & (frame.walked.union(self.shape.cols) if frame.n_loop else frame.walked):
             return None  # loads outside of loops go to registers: shared memory takes longer and more space
@@ -82,7 +82,7 @@ class TileLoads(TritonPart):
         return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """Tensor-map name and TMA box of a load; None if TMA cannot load it."""
+        """Name of the tensor map, and the TMA box, of a load of an operand at an index; None if TMA cannot load it."""
         frame = self.frame
         if dtype not in ITEMSIZE:
             return None

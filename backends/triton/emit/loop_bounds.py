@@ -58,10 +58,10 @@ class LoopBounds(TritonPart):
             return ""
         first, *others = ([b for b in up_to(e.args[0]) if self._ends(b, axis)] for e in own)
         for at, number, strict in (b for b in first if all(b in o for o in others)):
-            bound, begin = self.values.value(number), self.positions.position(at - index(axis))
-            if not bound.dims and not begin.dims:
-                count = f"{bound.atom} - ({begin.text})" if strict else f"{bound.atom} + 1 - ({begin.text})"
-                return f"tl.minimum(tl.maximum({count}, 0), {axis.size}).to(tl.int32)"
+            bound, none = self.values.value(number), self.positions.position(at - index(axis) - (not strict))
+            if not bound.dims and not none.dims:  # at `none` and below nothing is seen; the number may be any
+                most = f"tl.minimum({bound.atom}, ({none.text}) + {axis.size})"
+                return f"tl.maximum({most} - ({none.text}), 0).to(tl.int32)"
         return ""
 
     def _ends(self, bound: Bound, axis: Axis) -> bool:

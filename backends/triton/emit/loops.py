@@ -39,7 +39,7 @@ class TileLoops(TritonPart):
         return self.whole(e)
 
     def neutral(self, e: Expr, body: Tile, dim: str) -> str:
-        """Text of a reduction's body, with the neutral element where the axis has no element."""
+        """Text of a reduction's body, masked. Positions of a tile beyond the end of the axis hold the neutral element."""
         frame = self.frame
         if not frame.ragged(dim) or (e.value[0] == "sum" and vanishes(e.args[0], e.axis)):
             return f"{body.atom} + 0.0" if _as_product(e, body) else body.text

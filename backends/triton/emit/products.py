@@ -27,7 +27,10 @@ class Products(TritonPart):
     loads: TileLoads
 
     def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
-        """Tile of a product on tensor cores, or None if its tiles are too small."""
+        """Tile of a matrix product on tensor cores; None if its tiles are too small.
+
+        `acc`: variable of the accumulator that the product is added to; None for a product that starts at zero.
+        """
         frame = self.frame
         k = frame.dim_of(e.axis)
         a, b = self.side(dot.left), self.side(dot.right)

@@ -338,7 +338,9 @@ def _attention(facts: KernelFacts) -> Ranked:
     n = facts.columns
     many = facts.m > 16
     rows = _blocks(facts.m, (16, 32, 64, 128), 16) if facts.rows else (1,)
-    for m, k, warps, stages in product(rows, _blocks(facts.size, (32, 64, 128, 256), 16), (4, 8), (2, 3, 4)):
+    short = facts.short
+    depths = (16, 32, 64, 128, 256) if short else (32, 64, 128, 256)
+    for m, k, warps, stages in product(rows, _blocks(facts.size, depths, 16), (4, 8), (2, 3, 4)):
         own = tuple(facts.rest.get(i, k) for i in range(len(facts.inner)))
         schedule = TileSchedule(m, n, warps, stages, own, boxes=facts.boxed)
         if not tiles_fit(facts, schedule):
@@ -355,8 +357,12 @@ def _attention(facts: KernelFacts) -> Ranked:
             )  # resident programs per SM
             waves = busy / max(1, together) if many else 0.0
             uneven = -(-waves // 1) / waves - 1 if waves > 1 else 0.0  # the last wave's programs run alone
+            idle = 1 / busy
+            if short:  # µs of an SM that reads one part, and of joining the parts; parts of 32 were faster than of 16
+                part = facts.size // split
+                idle = min(idle, part * 2 * facts.head * facts.width / FROM_CACHE + 0.035 * split + 0.5 * (part < 32))
             rank = (
-                (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
+                (idle if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
                 + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3) + 0.12 * later + 0.5 * uneven
                 + (0.3 if each(m * n, warps) > 64 else 0) + 0.1 * (split > 1)
                 + (0.4 if many and min(target().shared_per_block // shared, 2) * warps < 8 else 0)

@@ -27,7 +27,7 @@ EACH = 256  # maximum accumulator elements per thread
 FEW = 32  # maximum rows of a skinny GEMM, which is bound by reading its right side once
 LITTLE = 16  # maximum rows of a tile that can be read again in every loop iteration at no cost
 PARTS = (2, 3, 4, 8, 16, 32, 64)
-LEAST = 64  # least elements of a part of a split reduction
+LEAST, LEAST_POSITIONS = 64, 16  # least elements of a part of a split reduction, and of attention's positions
 ABREAST = 64  # maximum elements per thread of interleaved results
 HEAVY = 64  # operations per element beyond which small programs may pay
 
@@ -156,6 +156,13 @@ class KernelFacts:
             for x in self.loads
         ]
 
+    @property
+    def short(self) -> bool:
+        """Whether attention has so few rows and positions that parts of `LEAST` positions occupy at most a quarter of the
+        multiprocessors."""
+        parts = self.batch * self.size // LEAST
+        return self.kind == "attention" and self.m <= 16 and 4 * parts <= target().multiprocessors
+
     def parts(self, s: TileSchedule) -> Iterator[int]:
         """Legal split factors, 1 (no split) first.
 
@@ -170,10 +177,11 @@ class KernelFacts:
             return
         whole = self.size // k  # parts of one tile each: fills more programs where the size has few factors of two
         counts = (*PARTS, *([whole] if self.kind == "attention" and self.size % k == 0 and whole not in PARTS else []))
+        least = LEAST_POSITIONS if self.short else LEAST
         for count in divisors(self.size, PARTS) if rows else counts:
             fine = (
                 self.size % count == 0
-                and self.size // count >= LEAST
+                and self.size // count >= least
                 and programs * count <= 8 * target().multiprocessors
             )
             if fine and (rows or self.size // count >= k):

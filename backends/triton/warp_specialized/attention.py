@@ -51,8 +51,8 @@ class RoleLaunch(TritonLaunch):
 def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
     """The launch of attention with given tiles (64 rows per four warps).
 
-    Unfusable unless the kernel is one product with keys inside one with values, both operands 16-bit and loadable by
-    TMA.
+    Raises Unfusable unless the kernel is one product with keys inside one with values, both operands 16-bit and
+    loadable by TMA.
     """
     groups = tiling.warps // 4
     if shape.kind != "attention" or not shape.rows or len(shape.cols) != 1 or tiling.m != groups * GROUP:

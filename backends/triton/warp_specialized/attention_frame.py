@@ -30,7 +30,7 @@ def widths(extent: int) -> list[tuple[int, int]]:
 
 
 def numbered(stem: str, count: int) -> list[str]:
-    """Variable names for pieces of a width; a single piece has the plain name."""
+    """Variable names of `count` pieces: `stem` alone for one piece, else `stem_0`, `stem_1` and so on."""
     return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
 
 
@@ -84,7 +84,7 @@ class AttentionFrame(TileFrame):
 
     @contextmanager
     def resized(self, dim: str, size: int, begin: int) -> Iterator[None]:
-        """Context manager that uses a piece of a dimension in place of its whole tile."""
+        """Context manager in which a dimension stands for a piece of its tile: `size` elements from `begin` on."""
         before, self.block[dim] = self.block[dim], size
         if size != before:
             self.first[dim] = begin

@@ -73,7 +73,10 @@ class AttentionStores(TileStores):
                 self.line(text)
 
     def column_indices(self, across: str, size: int) -> None:
-        """Emit the column indices of results, and the row and column indices of stores."""
+        """Emit the column indices of results, and the row and column indices of stores.
+
+        `across`: text of the first column, with a plus sign. `size`: number of columns.
+        """
         frame = self.frame
         out, base = frame.layouts["m", "n"], f"tile_m * {frame.tall} + " if self.shape.m > frame.tall else ""
         self.line(f"m_stored = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, {frame.stored}))")

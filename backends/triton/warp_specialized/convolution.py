@@ -75,8 +75,8 @@ class ConvolutionLaunch(TritonLaunch):
 def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
     """TMA box of an operand that a load reads, where each axis spans a number of elements from a multiple of it on.
 
-    The load's guards must say that a coordinate lies in the image. Unfusable if there is no such box, or not one in the
-    axes' order.
+    The load's guards must say that a coordinate lies in the image. Raises Unfusable if there is no such box, or not
+    one in the axes' order.
     """
     operand, at, steps, dtype = load.value
     if steps or dtype not in HALVES:
@@ -374,7 +374,8 @@ class Convolution:
 def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ConvolutionLaunch:
     """The launch of a warp-specialized convolution.
 
-    Unfusable unless the kernel is one product of images and filters, both 16-bit, in tiles that divide the output.
+    Raises Unfusable unless the kernel is one product of images and filters, both 16-bit, in tiles that divide the
+    output.
     """
     return convolution_of(kernel, schedule, name, shape).launch()
 

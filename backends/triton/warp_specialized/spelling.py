@@ -25,7 +25,7 @@ def swizzle(columns: int) -> int:
 
 
 def shared_layout(columns: int, rank: int = 2) -> str:
-    """Text of the shared-memory layout of a 16-bit tile."""
+    """Text of the shared-memory layout of a 16-bit tile with `columns` columns and `rank` dimensions."""
     return f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle(columns)}, element_bitwidth=16, rank={rank})"
 
 

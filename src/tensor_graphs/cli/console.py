@@ -121,7 +121,7 @@ class Answer:
 def writable(target: Path, *, folder: bool = False) -> None:
     """Check before the work starts that a result can be written.
 
-    UsageError if the target is occupied or its folder is not writable.
+    Raises UsageError if the target is occupied or its folder is not writable.
     """
     from ..backends.program.program import refuse_occupied
 
@@ -141,7 +141,7 @@ def writable(target: Path, *, folder: bool = False) -> None:
 
 
 def text_of(file: Path) -> str:
-    """Content of a UTF-8 text file. UsageError if it is not text, larger than 64 MiB, or not a regular file."""
+    """Content of a UTF-8 text file. Raises UsageError if it is not text, larger than 64 MiB, or not a regular file."""
     try:
         return read_bytes(file, 1 << 26).decode("utf-8")
     except UnicodeDecodeError:

@@ -79,7 +79,7 @@ def steps_of(
 
     Rewriting is repeated within the limits of the original search, for at most `saturation_s` a block. Blocks not
     reached within `seconds` are listed as such. `folder` needs the program's origin and report files only. `replay`,
-    errors: see `explain_saved`; BadModelError for a malformed report.
+    errors: see `explain_saved`; raises BadModelError for a malformed report.
     """
     from ..egraph.ir.rule import Rule
     from ..egraph.saturate.saturate import Limits
@@ -102,7 +102,8 @@ def steps_of(
 def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
     """The steps of a saved program (`steps_of`), as (JSON document, text).
 
-    Also lists the values that kernels round when storing them, which no rule expresses.
+    Also lists the values that kernels round when storing them, which no rule expresses. No form is explained after
+    `seconds`. `replay`: evaluate every step numerically; None: only for small blocks.
     """
     from ..egraph.explain.explain import spelled
     from ..pipeline.provenance import read_origin
@@ -196,7 +197,7 @@ class _Saved:
 
 
 def _report(file: Path) -> dict[str, Any]:
-    """The saved report's JSON; empty if the program has none. BadModelError if it is malformed."""
+    """The saved report's JSON; empty if the program has none. Raises BadModelError if it is malformed."""
     if not file.is_file():
         return {}
     try:

@@ -124,7 +124,7 @@ def wanted_kernels(
 
 
 def sizes(dims: list[str] | None) -> dict[str, int]:
-    """Sizes of `NAME=INT` texts. UsageError for other texts."""
+    """Sizes of `NAME=INT` texts. Raises UsageError for other texts."""
     found = {}
     for item in dims or []:
         name, sep, size = item.partition("=")

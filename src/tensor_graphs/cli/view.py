@@ -22,7 +22,10 @@ DERIVED_S = 10.0  # time for repeating it, and for each block's saturation
 
 
 def page_of(target: Path) -> str:
-    """The HTML page of a file or folder. UsageError if it is neither an e-graph, a saved program nor a report."""
+    """The HTML page of a file or folder.
+
+    Raises UsageError if it is neither an e-graph, a saved program nor a report.
+    """
     if target.is_dir():
         if not is_file(target / "report.json"):
             raise UsageError("the folder has no report.json", where=str(target), hint="give a folder made by optimize")
@@ -46,7 +49,10 @@ def _is_report(path: Path) -> bool:
 
 
 def report_page(path: Path, rewrites: str = "") -> str:
-    """The page of a report.json. `rewrites`: HTML of its section "Rewrites". BadModelError if it is malformed."""
+    """The page of a report.json.
+
+    `rewrites`: HTML of its section "Rewrites". Raises BadModelError if it is malformed.
+    """
     from ..report.report import Report
 
     return Report.read(path).html({"Rewrites": rewrites} if rewrites else {})

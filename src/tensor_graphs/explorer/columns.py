@@ -80,7 +80,10 @@ def encode(columns: Mapping[str, Column], meta: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[dict[str, npt.NDArray[Any] | list[str]], dict[str, Any]]:
-    """Columns and `meta` of a byte string that `encode` made, as (columns, meta). BadModelError for other bytes."""
+    """Columns and `meta` of a byte string that `encode` made, as (columns, meta).
+
+    Raises BadModelError for other bytes.
+    """
     if data[:4] != MAGIC:
         raise BadModelError("this is no column data", where="columns", hint="use data written by encode")
     length = int.from_bytes(data[4:8], "little")

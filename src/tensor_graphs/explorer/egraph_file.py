@@ -286,7 +286,7 @@ class EGraphFile:
 
 
 def read(path: str | Path) -> EGraphFile:
-    """Read an e-graph file, plain or gzipped. ExtractionError names the malformed part."""
+    """Read an e-graph file, plain or gzipped. Raises ExtractionError if a part is malformed."""
     document = read_document(path)
     problem = parse_egraph(document, where=str(path))
     ops = tuple(str(node.get("op", "")) for node in document["nodes"].values())
@@ -352,7 +352,7 @@ def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
 def _check(program: Program, graph: Graph, where: str) -> Verification:
     """Verify the program.
 
-    VerificationError if it is wrong beyond rounding: the file then claims equalities that do not hold.
+    Raises VerificationError if it is wrong beyond rounding: the file then claims equalities that do not hold.
     """
     from ..extract.model.work import graph_flops
     from ..pipeline.run_program import run_flat
@@ -440,7 +440,10 @@ def _typed(
     op: str, attrs: Sequence[tuple[str, Any]], owner: Type, below: list[Type], leaves: Mapping[tuple[str, str], Tensor],
     where: str,
 ) -> Tensor | None:  # fmt: skip
-    """Type-check a node; return the model's leaf for a leaf node, else None. ExtractionError if the types disagree."""
+    """Type-check a node; return the model's leaf for a leaf node, else None.
+
+    Raises ExtractionError if the types disagree.
+    """
     try:
         found = infer(OPS[op], below, dict(attrs))
     except (ShapeError, ArithmeticError, LookupError, TypeError, ValueError) as error:

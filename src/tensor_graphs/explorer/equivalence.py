@@ -12,7 +12,7 @@ from ..egraph.saturate.saturate import Limits
 from ..egraph.saturate.worker import default_pool
 from ..egraph.simplify.simplify import simplify
 from ..errors import ShapeError
-from ..options import is_limits, is_named
+from ..option_checks import is_limits, is_named
 from ..pipeline.source import as_graph
 from ..rules.derive.prove import LIMITS, NAMED, Prover
 
@@ -67,7 +67,7 @@ def _known(source: Any, dims: Mapping[str, int] | None) -> Mapping[str, int] | N
 
 
 def _concrete(graph: Graph, dims: Mapping[str, int] | None) -> Graph:
-    """The graph at the given sizes, simplified. ShapeError if a dimension stays free."""
+    """The graph at the given sizes, simplified. Raises ShapeError if a dimension stays free."""
     free = graph.free_dims
     bound = graph.bind({n: s for n, s in (dims or {}).items() if n in free})
     if left := sorted(bound.free_dims):

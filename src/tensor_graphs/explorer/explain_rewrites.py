@@ -23,7 +23,8 @@ from ..errors import BadModelError, UsageError
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..options import Options, is_limits
+from ..option_checks import is_limits
+from ..options import Options
 from ..pipeline.choose import choose
 from ..pipeline.match import hypergraph
 from ..pipeline.measuring import chosen_backends
@@ -157,9 +158,10 @@ def explain_saved(
 ) -> list[BlockRewrites]:
     """Rewriting of a saved program: per unique block and distinct chosen form, the rule applications that lead to it.
 
-    Rules are the built-in ones and `rules`. The blocks are rewritten again within the given limits. No form is started
-    after `seconds`; an unexplained form says why. UsageError if the program has no provenance, BadModelError if the
-    rules no longer reach its terms.
+    Rules are the built-in ones and `rules`. The blocks are rewritten again within `limits`, with `effort` and `exact`
+    as the search had them. No form is started after `seconds`; an unexplained form says why. `replay`: evaluate every
+    step numerically; None: only for small blocks. Raises UsageError if the program has no provenance, BadModelError if
+    the rules no longer reach its terms.
     """
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen

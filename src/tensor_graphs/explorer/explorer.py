@@ -13,7 +13,7 @@ from ..egraph.ir.graph import Tensor
 from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
-from ..options import is_budget, is_named
+from ..option_checks import is_budget, is_named
 from ..pipeline.prices import KernelBounds
 from ..writing import write_text
 from .derivations import Derivation, TermMatcher, derivations
@@ -101,12 +101,12 @@ class Explorer(StaticPages):
         return viewer_page(explorer_data(self), self.graph.name)
 
     def save_html(self, path: str | Path) -> Path:
-        """Write `html()` to a file and return its path. UnwritableError if it cannot be written."""
+        """Write `html()` to a file and return its path. Raises UnwritableError if it cannot be written."""
         write_text(Path(path), self.html())
         return Path(path)
 
     def widget(self) -> Any:
-        """The viewer as a Jupyter widget that answers what-if questions live. UsageError without anywidget."""
+        """The viewer as a Jupyter widget that answers what-if questions live. Raises UsageError without anywidget."""
         from .widget import widget
 
         return widget(self)
@@ -125,9 +125,10 @@ class Explorer(StaticPages):
         return json_tables(self)
 
     def to_networkx(self, what: str = "egraph") -> Any:
-        """A NetworkX MultiDiGraph: "egraph" (e-classes, e-nodes), "candidates" (values, kernels) or "plan" (its kernels).
+        """A NetworkX MultiDiGraph: "egraph" (e-classes, e-nodes), "candidates" (values, kernels) or "plan" (its
+        kernels).
 
-        UsageError for another name, or without the package networkx.
+        Raises UsageError for another name, or without the package networkx.
         """
         from .exports import networkx_graph
 
@@ -141,7 +142,7 @@ class Explorer(StaticPages):
 
 
 def _texts(name: str, selectors: Sequence[str]) -> Sequence[str]:
-    """The selectors as a list; one text is one selector. UsageError for anything else."""
+    """The selectors as a list; one text is one selector. Raises UsageError for anything else."""
     found = [selectors] if isinstance(selectors, str) else selectors
     if not isinstance(found, Sequence) or not all(isinstance(s, str) for s in found):
         raise UsageError(f"{name}={found!r}", hint=f"{name} is a list of texts: kernels, e-nodes, layouts or rules")

@@ -121,7 +121,7 @@ KINDS: Mapping[str, Callable[[Explorer], Drawn]] = {"egraph": _egraph, "candidat
 
 
 def drawn(explorer: Explorer, what: str) -> Drawn:
-    """Vertices and edges of one of the graphs KINDS. UsageError for another name."""
+    """Vertices and edges of one of the graphs KINDS. Raises UsageError for another name."""
     if what not in KINDS:
         raise UsageError(f"there is no graph {what[:40]!r}", where="explorer", hint=f"one of {', '.join(KINDS)}")
     return KINDS[what](explorer)

@@ -30,7 +30,10 @@ _OPERAND = re.compile(r"(\w+)=(c\d+(?:@-?\d+(?:,-?\d+)*)?)")
 
 
 def file_page(path: str | Path) -> str:
-    """The viewer page of an e-graph file. ExtractionError if it is malformed, BadModelError without its model."""
+    """The viewer page of an e-graph file.
+
+    Raises ExtractionError if it is malformed, BadModelError without its model.
+    """
     found = read(path)
     solution = solve(found.problem, time_limit=SOLVE_SECONDS)
     if found.record is not None:
@@ -137,7 +140,7 @@ def _kernels(found: EGraphFile, solution: Extraction, nodes: int, classes: int) 
 
 
 def _object(record: Mapping[str, Any], name: str, kind: type, where: str) -> Mapping[str, Any]:
-    """A member of the record that maps names to values of one type. ExtractionError if it is something else."""
+    """A member of the record that maps names to values of one type. Raises ExtractionError if it is something else."""
     found = record.get(name, {})
     if not isinstance(found, Mapping) or not all(type(v) is kind for v in found.values()):
         raise ExtractionError(f"{name} must be an object of {kind.__name__} values", where=where)
@@ -145,7 +148,7 @@ def _object(record: Mapping[str, Any], name: str, kind: type, where: str) -> Map
 
 
 def _index(value: Any, limit: int, where: str) -> int:
-    """An index below `limit`, as int or digits. ExtractionError otherwise."""
+    """An index below `limit`, as int or digits. Raises ExtractionError otherwise."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
     if type(number) is not int or not 0 <= number < limit:
         raise ExtractionError(f"{str(value)[:40]!r} is no index below {limit}", where=where)

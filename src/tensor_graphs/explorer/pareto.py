@@ -10,7 +10,7 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..errors import NoPlanError, UsageError
-from ..options import is_budget, of_kind
+from ..option_checks import is_budget, of_kind
 from ..pipeline.optimize import optimize
 from ..report import charts
 
@@ -81,8 +81,9 @@ def pareto(
 ) -> Pareto:  # fmt: skip
     """Programs at several tolerances, found within about `budget` seconds in all, with error and time of each.
 
-    Measurements are shared through the cost store, so later tolerances need fewer. A tolerance that no plan meets has a
-    point without a program. Other arguments as for `optimize`; UsageError for `tolerance`, none or too many tolerances.
+    Measurements are shared through the cost store, so later tolerances need fewer. A tolerance that no plan meets has
+    a point without a program. Other arguments as for `optimize`; raises UsageError for `tolerance`, none or too many
+    tolerances.
     """
     is_budget("budget", budget)
     of_kind("a list of tolerances", list, tuple)("tolerances", tolerances)

@@ -72,7 +72,10 @@ class Times:
         return cls(file)
 
     def add(self, digest: str, us: float) -> None:
-        """Store one time. Write errors are ignored: they only cost a later sweep its resume data."""
+        """Store a plan's time in µs under its digest.
+
+        Write errors are ignored: they only cost a later sweep its resume data.
+        """
         self.us[digest] = us
         with suppress(OSError), replacing_raw(self.file) as file:
             file.write(json.dumps(self.us).encode())

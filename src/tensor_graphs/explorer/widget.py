@@ -15,7 +15,7 @@ MOST_SELECTORS = 100  # in one question of a widget
 
 
 def widget(explorer: Explorer) -> Any:
-    """Jupyter widget (anywidget) that shows an explorer. UsageError without the package anywidget."""
+    """Jupyter widget (anywidget) that shows an explorer. Raises UsageError without the package anywidget."""
     try:
         import anywidget
         import traitlets

@@ -2,7 +2,8 @@
 
 In: a model folder and prompts.
 Out: tokens and text.
-Imports: backends, backends.program, egraph.ir, errors, models.huggingface, pipeline.
+Imports: backends, backends.program, costdb.keys, egraph.ir, errors, models.common, models.files,
+    models.huggingface, option_checks, options, pipeline, plain, processes.
 """
 
 from .generator import Generator

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from ..backends.machine import target
+from ..costdb.keys.device import GPU_KIND
 
 READ = 1 << 26  # bytes read in a measurement on the host: beyond the last cache
 
@@ -16,7 +17,7 @@ def memory_bandwidth(device: str) -> float:
 
     On a GPU as `backends.machine` states it; on the host measured in a few milliseconds, the best of three.
     """
-    if device.startswith("cuda"):
+    if device.startswith(GPU_KIND):
         return target().bytes_per_us
     data = np.ones(READ // 4, np.float32)
     times = []

@@ -26,8 +26,7 @@ def caches_of(batch: int, capacity: int) -> Caches:
 
 @dataclass
 class HeldRow:
-    """What the caches hold of one row: its tokens by position, and the largest position written since position 0 was
-    written.
+    """Tokens of one row that the caches hold, by position, and the largest position written since position 0 was.
 
     Layers with sliding windows keep a ring of positions: keys and values far enough before that largest position are
     overwritten.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..costdb.keys.device import GPU_KIND
 from .cached_model import CachedModel
 from .programs import host_array
 from .sampling import Kind
@@ -70,7 +71,7 @@ class PlainDecoding:
         """Further tokens of each row, equally many (`Decoding.round`)."""
         programs = self.model.programs
         sample = programs.sample(self.kind)
-        count = POLL if sample.tensors.startswith("cuda") else 1
+        count = POLL if sample.tensors.startswith(GPU_KIND) else 1
         ahead = []
         for step in range(min(count, most) if self.pending else 1):
             if step or self.pending:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
+from ..errors import BadModelError, TooLargeError, Unpicklable, UnsupportedError, UsageError
 from ..models.huggingface.step import Folder, eos_of, refuse_wrong_weights
-from ..options import is_quantization
+from ..option_checks import is_quantization
+from ..processes.forks import Lock
 from .bandwidth import memory_bandwidth
 from .cached_model import CachedModel, caches_of
 from .decoding import Decoding, PlainDecoding
@@ -49,7 +49,7 @@ def _folder(given: Any, trust: bool) -> Folder:
     return given if isinstance(given, Folder) else Folder(os.fspath(given), trust=trust)
 
 
-class Generator:
+class Generator(Unpicklable):
     """Text generator: a decoder from a folder in the Hugging Face layout, as optimized programs.
 
     `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory.
@@ -68,6 +68,8 @@ class Generator:
     Errors: BadModelError, BadWeightsError and UnsupportedError of the folder, UsageError for arguments. A call that
     raises leaves the generator usable.
     """
+
+    kept_by = "tg.Generator(folder) where it is needed: its programs are in the plan cache"
 
     def __init__(
         self, folder: str | Path | Folder, *, budget: float = 60.0, max_length: int | None = None, batch: int = 1,
@@ -92,7 +94,7 @@ class Generator:
         self._draft: CachedModel | None = None
         if draft is not None:
             self._draft = draft_model(_folder(draft, trust), self._model, self._count)
-        self._lock, self._turn = RLock(), 0
+        self._lock, self._turn = Lock(), 0
 
     @property
     def tokenizer(self) -> Tokenizer:

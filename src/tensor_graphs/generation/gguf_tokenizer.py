@@ -59,15 +59,16 @@ class Vocabulary:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Text -> number."""
+        """Number of each token by its text."""
         return {text: n for n, text in enumerate(self.tokens)}
 
 
 def gguf_tokenizer(path: Path) -> Any:
     """The `tokenizers.Tokenizer` of a GGUF file.
 
-    UnsupportedError if the file has none, for an algorithm other than byte-level BPE and SentencePiece's BPE, for an unknown rule
-    that splits words, and without the package; BadModelError for lists that do not fit together.
+    Raises UnsupportedError if the file has none, for an algorithm other than byte-level BPE and SentencePiece's BPE,
+    for an unknown rule that splits words, and without the package; raises BadModelError for lists that do not fit
+    together.
     """
     try:
         import tokenizers
@@ -105,7 +106,7 @@ def gguf_tokenizer(path: Path) -> Any:
 
 
 def _vocabulary(meta: Config, where: str) -> Vocabulary:
-    """The lists of a file. BadModelError if they have other lengths or kinds, or a token is there twice."""
+    """The lists of a file. Raises BadModelError if they have other lengths or kinds, or a token is there twice."""
     tokens = meta.texts(f"{PREFIX}tokens") or []
 
     def numbers(name: str, default: float) -> list[Any]:

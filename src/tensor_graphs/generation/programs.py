@@ -157,7 +157,6 @@ class Programs:
             built = graph()
             with codes_kept(built.params):
                 program = optimize(built, **{"budget": share * self.budget, **self.options})
-                program.unbind()
                 self._made[name] = program.share(self.states, self.weights)
             self.seconds[name] = time.perf_counter() - begun
         return self._made[name]

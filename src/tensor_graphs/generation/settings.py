@@ -66,14 +66,14 @@ def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
 
 
 def whole(name: str, value: Any, least: int, hint: str) -> int:
-    """Argument as a whole number of at least `least`. UsageError otherwise."""
+    """Argument as a whole number of at least `least`. Raises UsageError otherwise."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}", hint=hint)
     return int(value)
 
 
 def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Options of `tg.optimize`, checked. UsageError for unknown names and invalid values."""
+    """Options of `tg.optimize`, checked. Raises UsageError for unknown names and invalid values."""
     if unknown := sorted(set(given) - {f.name for f in fields(Options)}):
         raise UsageError(f"no options of a Generator are called {unknown}", hint="they are those of tg.optimize")
     Options(budget=budget, **given)
@@ -81,8 +81,9 @@ def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
 
 
 def length_of(max_length: Any, config: Config) -> int:
-    """Largest number of tokens of a row: the argument, by default 1024 or what the model allows. UsageError for more
-    than the model's positions.
+    """Largest number of tokens of a row: the argument, by default 1024 or what the model allows.
+
+    Raises UsageError for more than the model's positions.
     """
     longest = positions_of(config)
     if max_length is None:
@@ -94,7 +95,7 @@ def length_of(max_length: Any, config: Config) -> int:
 
 
 def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Argument as a list of prompts, from one prompt or several. UsageError if it is neither."""
+    """Argument as a list of prompts, from one prompt or several. Raises UsageError if it is neither."""
     if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim <= 1):
         return [value]
     if not isinstance(value, Sequence | np.ndarray):
@@ -104,7 +105,10 @@ def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def token_ids(prompt: Any, vocabulary: int) -> list[int]:
-    """Prompt of token ids as a list. UsageError if it is empty, not of whole numbers, or outside the vocabulary."""
+    """Prompt of token ids as a list.
+
+    Raises UsageError if it is empty, not of whole numbers, or outside the vocabulary.
+    """
     try:
         array = np.asarray(prompt)
     except (TypeError, ValueError, RuntimeError):
@@ -120,8 +124,9 @@ def token_ids(prompt: Any, vocabulary: int) -> list[int]:
 
 
 def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Token ids and texts that end a row, as (ids, texts). None: the model's own end tokens. UsageError for anything
-    else.
+    """Token ids and texts that end a row, as (ids, texts).
+
+    None: the model's own end tokens. Raises UsageError for anything else.
     """
     if stop is None:
         return frozenset(default), ()

@@ -26,8 +26,10 @@ DRAFT_KEY = 0x5BD1E995  # changes the seed of a draft model, whose draws must no
 
 
 def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
-    """Draft model for another model, over caches of the same sizes. UsageError unless it has the same vocabulary, enough
-    positions, and room for `count` proposals in a step; errors of its folder as of the model's.
+    """Draft model for another model, over caches of the same sizes.
+
+    Raises UsageError unless it has the same vocabulary, enough positions, and room for `count` proposals in a step;
+    errors of its folder as of the model's.
     """
     own, caches = model.programs, model.caches
     vocabulary, positions = folder.config.size("vocab_size"), positions_of(folder.config)

@@ -18,8 +18,8 @@ _LONGEST = 8  # pending tokens after which text is given out though it ends in a
 class Tokenizer:
     """The tokenizer of a folder with tokenizer.json, or of a GGUF file.
 
-    BadModelError if the folder has none or it cannot be read; UnsupportedError without the package `tokenizers`, and for a GGUF file
-    with no tokenizer or one of another kind (`gguf_tokenizer`).
+    Raises BadModelError if the folder has none or it cannot be read; raises UnsupportedError without the package
+    `tokenizers`, and for a GGUF file with no tokenizer or one of another kind (`gguf_tokenizer`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with the tokens that the tokenizer puts before or behind a whole text.
-        UsageError for lone surrogates.
+        Raises UsageError for lone surrogates.
         """
         try:
             text.encode()

@@ -3,6 +3,6 @@
 In: the sources that `optimize` takes.
 Out: briefs; accepted files of user kernels.
 Imports: backends, backends.admission, backends.generate, backends.program, backends.tuning, backends.user,
-    costdb.keys, costdb.store, egraph.ir, errors, explorer, extract.model, options, pipeline, progress, verification,
-    writing.
+    costdb.keys, costdb.store, egraph.ir, errors, explorer, extract.model, options, pipeline, progress,
+    verification, wording, writing.
 """

@@ -1,4 +1,5 @@
-"""Proposals: a program of the user writes kernels for briefs; each goes through the checks of all user kernels.
+"""Proposals: a program of the user is given briefs (descriptions of slow regions of a plan) and writes kernels for them; each
+goes through the checks of all user kernels.
 
 What the program prints is untrusted: it is executed in the child process of the checks, with the user's rights, and in
 this process only after it has passed.
@@ -81,7 +82,7 @@ def propose(
 
     Accepted kernels pass all checks, compute the brief's reference (up to rewriting) and are faster than today's
     kernels. `folder` receives `proposal-N.py`, refused ones included. `seconds`: limit of one command, which is then
-    killed with its children. `stopped`: polled; ends the work. UsageError for an empty command.
+    killed with its children. `stopped`: polled; ends the work. Raises UsageError for an empty command.
     """
     words = shlex.split(command)
     if not words:

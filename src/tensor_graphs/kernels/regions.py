@@ -58,7 +58,7 @@ class Region:
 def regions_of(plan: Plan, store: Store, count: int) -> list[Region]:
     """Up to `count` regions with the largest gaps, largest first; no call of the plan is in two of them.
 
-    UsageError for a plan with free sizes."""
+    Raises UsageError for a plan with free sizes."""
     if plan.sizes:
         raise UsageError(f"the plan has free sizes {sorted(plan.sizes)}", hint="fix them: --fix NAME=SIZE")
     finder = _Finder(plan, CostPricer(store))

@@ -58,6 +58,7 @@ def acceptance(
         partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
         over=lambda: session.over, late=lambda: session.late,
         patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
+        weights=session.weights,
     )  # fmt: skip
     if measurer is not None:
         loop.fastest = partial(fastest_finalist, session, task, compiler=measurer.compile if measurer.ahead else None)

@@ -72,7 +72,7 @@ class Symbolic:
 
     @staticmethod
     def of(graph: Graph, searched: Mapping[str, int], *, exact: bool, backends: Sequence[Backend] = ()) -> Symbolic:
-        """Size-polymorphic search of a graph; ShapeError if no generic sizes satisfy the graph's constraints.
+        """Size-polymorphic search of a graph; raises ShapeError if no generic sizes satisfy the graph's constraints.
 
         `searched`: sizes that the caller names, at which plans are priced.
         """
@@ -215,7 +215,7 @@ class Symbolic:
         return replace(plan, sizes=self.searched, priced=self.generic if self.on_gpu else {})
 
     def _refuse_without_form(self, choice: Choice) -> None:
-        """NoFormError if the text of a chosen GPU kernel has no form for every size."""
+        """Raises NoFormError if the text of a chosen GPU kernel has no form for every size."""
         without: dict[int, str] = {}
         for i in choice.chosen:
             candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

@@ -136,7 +136,7 @@ class CallerForm:
         return arguments
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """The function's results."""
+        """Results of the caller's function for arguments in the form that the program takes them."""
         return self.caller.outputs(taken)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,9 +12,10 @@ from typing import Any
 from ..backends.program.program import Program
 from ..report.report import Report
 from .caller import Caller, CallerProgram
-from .timing import Run, is_surely_faster, sampled, wall_us, why_not_faster
+from .timing import FEW, Instant, Run, is_surely_faster, sampled, wall_us, why_not_faster
 
-SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: maximum, and minimum even if the budget is exhausted
+#: Seconds of timing: maximum; minimum even if the budget is exhausted, without waits for a core; minimum for FEW samples.
+SHARE_S, LEAST_S, FEW_S = 1.0, 0.1, 0.4
 NOISE = 0.04  # relative margin by which the caller's function must be faster to win
 SHORT_US = 50.0  # calls shorter than this many µs are repeated until a sample is as long
 
@@ -27,15 +29,17 @@ def why_program_runs(
     None if the function is faster by more than noise, both as a `CallerProgram` and by itself.
 
     Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
-    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, at least one round; `ended` is polled after each. Both
-    must have been called before (warm). `first`: µs of these calls; if both together took longer than the sampling may
-    take, they are the samples.
+    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, for at least FEW rounds if these take less than FEW_S, else
+    at least one; `ended` is polled after each. Both must have been called before (warm). `first`: µs of these calls; if
+    both together took longer than the sampling may take, they are the samples.
     """
     given = caller.inputs
-    until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
+    begun, until = Instant(), time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
+    polled = itertools.count()  # the first poll comes before the rounds
 
     def over() -> bool:
-        return ended() or time.perf_counter() >= until
+        least = LEAST_S if next(polled) >= FEW else FEW_S
+        return ended() or (time.perf_counter() >= until and begun.us() >= 1e6 * least)
 
     wrapped = CallerProgram.around(program, caller)
     calls: dict[str, Run] = {

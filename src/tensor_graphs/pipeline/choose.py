@@ -12,8 +12,8 @@ from ..extract.search.search import Choice, search
 from ..extract.solve import budgets
 from ..options import Options
 from .prices import CostPricer
+from .reserves import after_search_s
 from .session import Session, least_measuring
-from .time_launching import reserved_s
 
 SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever verification is expected to take
 
@@ -53,7 +53,7 @@ def choose(
 
     def attempt(measurer: Measurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
-        kept = session.verification_s + (reserved_s(session) if measurer is not None and measurer.ahead else 0.0)
+        kept = after_search_s(session) if measurer is not None and measurer.ahead else session.verification_s
         seconds = max(SEARCH * share * left, min(share * left, left - kept))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
         first = measurer is not None and measurer.ahead and not again

@@ -36,7 +36,8 @@ LEAST_S = 0.5  # seconds that the comparison may take even if the budget is used
 def bitwise_form(session: Session, task: Task, program: Program, report: Report) -> Program:
     """The program if its results have the bits of the caller's function, else a CallerProgram.
 
-    NoPlanError if they differ and the function may not run (`allow_caller=False`, limits of memory, another device).
+    Raises NoPlanError if they differ and the function may not run (`allow_caller=False`, limits of memory, another
+    device).
     """
     caller, graph, options = session.caller, task.model.graph, session.options
     if not (options.exact and options.verify) or caller is None or graph.updates or program.manifest.states:

@@ -20,7 +20,7 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     The program's `report` is that of its optimization, None if the folder has none; a RuntimeWarning if that file is
     damaged. A program for a GPU requires a GPU of the same name; `device` ("cuda", "cuda:1") skips that check.
 
-    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
+    Raises BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
     DeviceUnavailableError without a matching GPU.
     """
     found = saved_program.load_program(folder, device=device)

@@ -37,7 +37,7 @@ def backends_of(options: Options) -> list[Backend]:
 def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
     """The backends of a name (default: of the options) with the user kernels of this process and of the call.
 
-    KernelError or KernelRefusedError for user kernels that cannot be used.
+    Raises KernelError or KernelRefusedError for user kernels that cannot be used.
     """
     chosen, added = select(name or options.backend_name), admitted(options.kernels)
     names = {b.name for b in chosen}

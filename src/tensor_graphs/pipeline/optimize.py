@@ -70,7 +70,8 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
 def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | None = None) -> Program:
     """The fastest verified program of a loaded graph, found within a session; `sizes`: of its free dimensions.
 
-    UsageError if weights have no data; TooLargeError or DeviceMemoryError, before any search, if the model cannot fit.
+    Raises UsageError if weights have no data; TooLargeError or DeviceMemoryError, before any search, if the model
+    cannot fit.
     """
     backends = backends_of(session.options)
     _refuse_missing_weights(graph)

@@ -38,6 +38,7 @@ from ..plain import decode
 from ..private import read_sealed, sealed
 from ..report.report import Report
 from ..writing import replacing_raw
+from .cached_kernels import SUFFIX
 from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
 from .prices import CostPricer
 
@@ -230,6 +231,7 @@ class CacheEntry:
                 used[path] = path.stat().st_mtime
         for old in sorted(used, key=lambda p: used[p], reverse=True)[MOST:]:
             old.unlink(missing_ok=True)
+            old.with_suffix(SUFFIX).unlink(missing_ok=True)
 
 
 def text_digest(source: str) -> str:

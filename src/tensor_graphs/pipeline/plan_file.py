@@ -39,7 +39,7 @@ Lift = Callable[[Template, Call], Sized | None]
 
 # ---------------------------------------------------------------- writing
 def plan_to_json(plan: Plan) -> Json:
-    """The plan as JSON, without its graph. UsageError if it contains something not serializable."""
+    """The plan as JSON, without its graph. Raises UsageError if it contains something not serializable."""
     templates: dict[Template, int] = {}
     kernels: list[Json] = []
     steps = []

@@ -48,7 +48,7 @@ class Origin:
 def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -> Origin:
     """Terms that a plan's kernels compute, in the graph's dtypes, beside the roots of the graph `work`.
 
-    `sizes`: sizes of `work` if the plan's dimensions are free. ShapeError if the terms' types do not match.
+    `sizes`: sizes of `work` if the plan's dimensions are free. Raises ShapeError if the terms' types do not match.
     """
     sizes = sizes or {}
     given = [*plan.graph.inputs, *plan.graph.leaves("state")]
@@ -99,7 +99,7 @@ def write_origin(folder: Path, origin: Origin) -> None:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read a program's provenance. UsageError if it has none, BadModelError if the file is malformed."""
+    """Read a program's provenance. Raises UsageError if it has none, BadModelError if the file is malformed."""
     if not (folder / FILE).is_file():
         raise UsageError(
             "this program does not say what it was made from: it was not made by a search, or is older",

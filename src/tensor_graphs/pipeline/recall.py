@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..backends.program.binaries import Binaries
 from ..backends.program.program import Program
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
+from .cached_kernels import read_kernels, write_kernels
 from .plan_cache import (
     CachedPlan,
     CacheEntry,
@@ -82,6 +84,8 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
     """
     options = session.options
     cached, program, task = _rebuilt(session, task, data)
+    compiled = _compiled(session, entry, cached)
+    program.take_binaries(compiled)
     report, verified = cached.report, cached.verified if options.verify else ""
     content = content_digest(task.source.params) if options.verify else ""
     partly = [c for c in report.omitted if c.startswith("verification")]
@@ -109,6 +113,8 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
             cached.plan, report, program.source, float(data["budget"]), verified, store_root(options),
             as_written=cached.as_written, lift=task.symbolic.lift if task.symbolic else None,
         )  # fmt: skip
+    if compiled is None:
+        write_kernels(entry.path, program, cached.source)
     if not verified:
         report.verification = None
     report.measured_now, report.from_plan_cache = 0, True
@@ -116,6 +122,15 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
     program.report = report
     attach_provenance(program, task, as_written=cached.as_written)
     return program
+
+
+def _compiled(session: Session, entry: CacheEntry, cached: CachedPlan) -> Binaries | None:
+    """The compiled kernels that are stored beside a plan; None without any, and with a warning if their file is damaged."""
+    try:
+        return read_kernels(entry.path, cached.source)
+    except (OSError, ValueError) as error:
+        session.warnings.append(f"kernels of a cached plan are compiled again, their file cannot be read: {error}")
+        return None
 
 
 def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Program, Task]:
@@ -147,15 +162,19 @@ def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
     program, task, options = found.program, found.task, session.options
     if slot.entry is None or session.progress.stopped or program.plan is None:
         return
-    verified = content_digest(task.source.params) if program.report.verification else ""
-    small = len(program.plan.steps) <= CHECKED_STEPS
-    why = slot.entry.write(
-        program.plan, program.report, program.source, options.budget, verified, store_root(options),
-        as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
-        checked=small or not session.over,
-    )  # fmt: skip
+    with session.clock.running("keep"):
+        verified = content_digest(task.source.params) if program.report.verification else ""
+        small = len(program.plan.steps) <= CHECKED_STEPS
+        why = slot.entry.write(
+            program.plan, program.report, program.source, options.budget, verified, store_root(options),
+            as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
+            checked=small or not session.over,
+        )  # fmt: skip
+        lost = "" if why else write_kernels(slot.entry.path, program, text_digest(program.source))
     if why:
         session.plan_cache_notes.append(f"this plan is not kept: {why}")
+    if lost:
+        session.plan_cache_notes.append(f"the compiled kernels of this plan are not kept: {lost}")
 
 
 __all__ = ["CacheSlot", "keep", "look_up", "recall"]

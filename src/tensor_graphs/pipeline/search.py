@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from ..backends.program.program import Program
+from ..costdb.keys import rates
+from ..costdb.store.store import Store
 from ..errors import NoPlanError, ShapeError
 from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.gc_pause import gc_frozen
@@ -31,6 +33,7 @@ from .overlapped_tuning import OverlappedTuning, start_tuning
 from .prepare import Task, for_every_size
 from .prices import CostPricer
 from .provenance import attach
+from .reserves import ENDING_S, is_kept
 from .rewrite import Rewritten, rewrite
 from .session import Session, open_store
 
@@ -94,12 +97,18 @@ def search_task(session: Session, task: Task) -> SearchResult:
         if tuning is not None:
             tuning.end()
         session.lowerings.close()
-        if measurer is not None and session.keeps_measurer:
-            measurer.rest()
-            session.started = store, measurer
-        elif measurer is not None:
-            measurer.close()
+        with session.clock.running("end"):
+            _ended(session, store, measurer)
     return _finished(session, task, accepted, report, measurer)
+
+
+def _ended(session: Session, store: Store, measurer: Measurer | None) -> None:
+    """End a search's measuring processes, or leave them to the next search of the call."""
+    if measurer is not None and session.keeps_measurer:
+        measurer.rest()
+        session.started = store, measurer
+    elif measurer is not None:
+        measurer.close()
 
 
 def _match(
@@ -113,6 +122,10 @@ def _match(
     session.lowerings.close()  # frees the worker processes' memory
     if session.options.verify:
         session.verification_s = expected_seconds(task.model.graph, graph_flops(list(task.work.roots)), task.on_gpu)
+    if task.on_gpu and is_kept(session):
+        session.ending_s = ENDING_S
+        weights = sum(leaf.type.nbytes for leaf in task.model.graph.leaves("param"))
+        session.binding_s = weights / rates.GPU.weight_bytes_per_s
     if tuning is not None:
         with session.stage("ahead"):
             tuning.end()

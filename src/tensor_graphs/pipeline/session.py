@@ -11,6 +11,7 @@ from pathlib import Path
 from .. import settings
 from ..backends.generate.generator import Lowerings
 from ..backends.generate.lowering_pool import LowerPool
+from ..backends.program.weights import SharedWeights
 from ..backends.registry import select
 from ..costdb.store.store import Store, default_root
 from ..egraph.ir.memo import forget
@@ -43,6 +44,9 @@ class Session:
     warnings: list[str] = field(default_factory=list)
     omitted: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
     verification_s: float = 0.0  # expected seconds of verification, which the search leaves
+    weights: SharedWeights = field(default_factory=SharedWeights)  # pool of the weights of programs that a search binds
+    binding_s: float = 0.0  # expected seconds of copying a program's weights to the device
+    ending_s: float = 0.0  # seconds for the end of the call, which optional work leaves
     started: tuple[Store, Measurer] | None = None  # GPU measurer whose processes were started in advance
     plan_cache_notes: list[str] = field(
         default_factory=list
@@ -83,11 +87,23 @@ class Session:
 
         `own`: messages for its report are its own, and the latency of its program is not measured.
         """
-        fields = ("options", "start", "warnings", "omitted", "finalists", "plan_cache_notes", "timed", "verification_s")
+        fields = (
+            "options",
+            "start",
+            "warnings",
+            "omitted",
+            "finalists",
+            "plan_cache_notes",
+            "timed",
+            "verification_s",
+            "binding_s",
+            "ending_s",
+        )
         before = {name: getattr(self, name) for name in fields}
         self.options, self.start = replace(self.options, budget=max(0.0, seconds)), self.now()
         if own:
             self.warnings, self.omitted, self.finalists, self.plan_cache_notes, self.timed = [], [], [], [], False
+            self.binding_s = self.ending_s = 0.0
         try:
             yield
         finally:
@@ -118,7 +134,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is used up: no further optional work is started."""
+        """Whether the budget is used up, but for `ending_s`: no further optional work is started."""
         return self._past(0.0)
 
     @property
@@ -128,7 +144,9 @@ class Session:
 
     def _past(self, share: float) -> bool:
         """Whether the budget plus `share` of it is used up, or the user asked to stop."""
-        return self.progress.stopped or (self.left <= -share * self.options.budget and not self.options.deterministic)
+        return self.progress.stopped or (
+            self.left - self.ending_s <= -share * self.options.budget and not self.options.deterministic
+        )
 
     def refused(self, reason: Exception) -> None:
         """Record why a cached plan is not used."""

@@ -73,7 +73,10 @@ def divided_dimension(graph: Graph) -> str:
 
 
 def middle(least: int, most: int) -> int:
-    """The size at which a bucket's plan is searched: a power of two near the geometric mean, if there is one."""
+    """The size between `least` and `most` at which a bucket's plan is searched.
+
+    A power of two near the geometric mean, if there is one.
+    """
     mean = isqrt(least * min(most, max(LARGEST, 4 * least)))
     return min(max(1 << (mean - 1).bit_length() if mean > 1 else 1, least), most)
 
@@ -142,7 +145,7 @@ class Forms:
         return self.us[size]
 
     def fastest_at(self, size: int) -> str:
-        """The form for calls at a size."""
+        """Name of the form that runs calls at a size."""
         return fastest(self.timed(size))
 
     def compiled(self, sizes: Sequence[int]) -> str:
@@ -151,7 +154,7 @@ class Forms:
         return OWN if found == {OWN} else ALL
 
     def medians(self, least: int, most: int) -> dict[str, dict[str, float]]:
-        """Size -> form -> µs, for the report."""
+        """Median µs of each form at each timed size from `least` to `most`: size -> form -> µs, for the report."""
         rows = {
             str(n): {f: median(us) for f, us in of.items()} for n, of in sorted(self.us.items()) if least <= n <= most
         }

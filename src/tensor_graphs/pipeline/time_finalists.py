@@ -20,6 +20,7 @@ from ..report.report import FinalistReport
 from ..verification.reference import sampled_near
 from . import timing
 from .prepare import Task
+from .reserves import after_finalists_s, launching_s
 from .session import Session
 from .time_launching import OMITTED, Compiler, fastest_launching, other_forms
 
@@ -29,8 +30,8 @@ SHARE, MAX_S, SOLVING = (
     3.0,
     0.4,
 )  # time limit: share of the budget, and seconds; share of it for finding finalists
-LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much
-MAX_BYTES = 8 << 30  # combined device bytes of all finalists' programs
+LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of timing after programs are bound, too
+MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
 NOISE = 0.01  # relative difference of measured times that is treated as noise
 STAGE = "finalists"
 
@@ -48,26 +49,29 @@ def fastest_finalist(
     `compiler` compiles for that ahead (None: kernels are launched as measured).
     """
     most = min(MAX_S, SHARE * session.options.budget)
-    seconds = min(most, max(session.left - session.verification_s, LEAST_S))
+    seconds = min(most, max(session.left - after_finalists_s(session) - launching_s(session), LEAST_S))
     if not (task.on_gpu and session.whole) or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
         return choice, program
     with session.stage(STAGE):
-        until = session.now() + seconds
         others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
         runnable = [(choice, program)]
-        ended = lambda: session.now() >= until or session.progress.stopped
         try:
-            forms = other_forms(session, choice, program, build, compiler)
+            made = [(c, build(c)) for c in others]
+            forms = other_forms(session, choice, program, build, compiler, [p for _, p in made])
+            until = session.now() + (1 - SOLVING) * seconds  # compilers have a time of their own
+            ended = lambda: session.now() >= until or session.progress.stopped
             if others or forms:
                 values = _inputs(session, task, program)
                 program.flat_near(*values)
-                runnable += _bound(others, build, values, MAX_BYTES - _nbytes(program), ended)
+                runnable += _bound(made, values, MAX_BYTES, ended)
+                # binding may take all the time, and a single sample of each does not tell a tenth from noise
+                until = max(until, session.now() + min(LEAST_S, seconds))
             if len(runnable) > 1:
                 first = program
                 choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
                 if program is not first:
                     forms = other_forms(session, choice, program, build, compiler)
-            room = max(0, MAX_BYTES // max(1, _nbytes(program)) - 1)  # programs beside this one
+            room = MAX_BYTES // max(1, *(p.missing_bytes() for _, p in forms)) if forms else 0
             if len(forms) > room:
                 session.omitted.append(OMITTED)
             if forms := forms[:room]:
@@ -122,26 +126,20 @@ def _inputs(session: Session, task: Task, program: Program) -> list[Any]:
 
 
 def _bound(
-    others: Sequence[Choice], build: Callable[[Choice], Program], values: Sequence[Any], nbytes: int,
-    ended: Callable[[], bool],
+    others: Sequence[tuple[Choice, Program]], values: Sequence[Any], nbytes: int, ended: Callable[[], bool]
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
     """Those of the other finalists, in order, whose programs run and fit into `nbytes` together, until `ended()`."""
     found = []
-    for choice in others:
+    for choice, made in others:
         if ended():
             break
-        made = build(choice)
-        if (nbytes := nbytes - _nbytes(made)) < 0:
+        if (nbytes := nbytes - made.missing_bytes()) < 0:
             break
         with suppress(Exception):  # a compiler error, or too little device memory
             made.flat_near(*values)
             made.wait("running a finalist")
             found.append((choice, made))
     return found
-
-
-def _nbytes(program: Program) -> int:
-    return sum(program.memory().values())
 
 
 __all__ = ["fastest", "fastest_finalist", "sample_programs"]

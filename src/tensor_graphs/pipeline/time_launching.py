@@ -17,26 +17,23 @@ from ..extract.model.kernel import Call, Template
 from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..report.report import FinalistReport
+from .reserves import after_finalists_s
 from .session import Session
 
 OMITTED = "timing overlapping kernels"  # name in a report's list of omitted work
-NEEDED_S, LEAST_BUDGET_S = 3.0, 20.0  # seconds that it takes; budget from which a search leaves them
-LONGEST_S = 5.0  # seconds that compilers may take
+SHORTEST_S, LONGEST_S = 1.0, 5.0  # seconds that compilers get at least, and may take
+SAMPLING_S = 1.0  # seconds for comparing and timing programs, which compilers leave
 Compiler = Callable[..., bool]  # `Measurer.compile`
 
 
-def reserved_s(session: Session) -> float:
-    """Seconds that a search on a GPU leaves for this."""
-    return NEEDED_S if session.options.budget >= LEAST_BUDGET_S else 0.0
-
-
 def other_forms(
-    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None,
+    beside: Sequence[Program] = (),
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
     """The choice with its program in each other way to launch its kernels that changes any of them.
 
-    `compiler` compiles them beside the given program. Empty without a compiler, and if there is no time: the session's list of
-    omitted work then says so.
+    `compiler` compiles them beside the given program, and the programs `beside`. Empty without a compiler, and if there is
+    no time: the session's list of omitted work then says so.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:
@@ -44,17 +41,22 @@ def other_forms(
     ways = [way for way in WAYS if way != plan.launching and changes(plan, way)]
     if not ways:
         return []
-    if session.options.budget < LEAST_BUDGET_S and session.left - session.verification_s < NEEDED_S:
+    if _room(session) < SHORTEST_S:
         session.omitted.append(OMITTED)
         return []
     choices = [replace(choice, launching=way) for way in ways]
     forms = [(c, build(c)) for c in choices]
     calls = [call for way in ways for call in _compiled_alone(plan, launched(replace(plan, launching=way)))]
-    seconds = min(LONGEST_S, max(NEEDED_S, session.left - session.verification_s))
-    if not compiler(calls, seconds, [program.source, *(p.source for _, p in forms)]):
+    sources = [program.source, *(p.source for _, p in forms), *(p.source for p in beside)]
+    if not compiler(calls, max(0.0, _room(session)), sources):
         session.omitted.append(OMITTED)
         return []
     return forms
+
+
+def _room(session: Session) -> float:
+    """Seconds that compilers may take."""
+    return min(LONGEST_S, session.left - after_finalists_s(session) - SAMPLING_S - session.binding_s)
 
 
 def fastest_launching(
@@ -113,4 +115,4 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(equal_bits(a, b, a.dtype.is_floating_point).all())
 
 
-__all__ = ["OMITTED", "Compiler", "fastest_launching", "other_forms", "reserved_s"]
+__all__ = ["OMITTED", "Compiler", "fastest_launching", "other_forms"]

@@ -11,7 +11,6 @@ import numpy as np
 from ..backends.program.program import Program
 from ..backends.registry import eager
 from ..backends.tuning.unfused import direct_plan
-from ..costdb.keys import rates
 from ..extract.model.work import graph_flops
 from ..report.report import Report
 from ..verification.memory_checks import in_and_out, lacking
@@ -36,6 +35,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
 
     Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
     programs that take longer, or whose baseline is expected to take longer than PREPARING of the budget for one run).
+    Omitted if preparing the baseline's weights is expected to take longer than that: it expands quantized ones.
     """
     model = task.model
     graph = model.written(task.backends)
@@ -50,10 +50,10 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
         return None
     pressed = session.interrupted()
     with session.stage("time"):
-        before = Program(replace(plan, graph=renamed(model.graph, graph)))
-        preparing = before.memory_by_kind()["weights"] / rates.HOST.reference_bytes_per_s
-        once = preparing + expected_seconds(graph, graph_flops(list(graph.roots)), False)
-        if session.over and not task.on_gpu and once > max(LOOK_S, PREPARING * session.options.budget):
+        before = Program(replace(plan, graph=renamed(model.graph, graph))).pooled(session.weights)
+        preparing, late = before.preparing_s(), max(LOOK_S, PREPARING * session.options.budget)
+        once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), False)
+        if preparing > max(session.left, late) or (session.over and once > late):
             session.omitted.append(UNTIMED)
             return None
         most = max(sum(before.memory().values()), sum(program.memory().values()))
@@ -63,7 +63,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
         inputs = sampled_near(model.graph, np.random.default_rng(session.options.seed), program.tensors)
         values = program.near([inputs[n] for n in program.input_names])
         until = session.now() + LOOK_S if doubted else 0.0
-        ended = lambda: pressed() or (session.left <= 0 and session.now() >= until)
+        ended = lambda: pressed() or (session.left <= session.ending_s and session.now() >= until)
 
         def first() -> None:  # states that advance with each call would run past the end of their cache
             before.reset()

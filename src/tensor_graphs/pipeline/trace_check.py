@@ -226,7 +226,10 @@ def _view_like(example: Any, values: Array) -> Any:
 
 
 def _outputs(returned: Any, graph: Graph, function: Any) -> list[Array]:
-    """Arrays in a function's return value, in the order of the graph's outputs. TraceError for another structure."""
+    """Arrays in a function's return value, in the order of the graph's outputs.
+
+    Raises TraceError for another structure.
+    """
     leaves = leaves_of_structure(returned, 0 if graph.structure is None else graph.structure)
     if any(isinstance(leaf, Tensor) for leaf in leaves or ()):
         raise OwnFunction("functions of tensor expressions")

@@ -27,6 +27,7 @@ from typing import Any
 
 from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
+from ..backends.program.weights import SharedWeights
 from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
@@ -93,6 +94,7 @@ class Acceptance:
     late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
     patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
+    weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
     omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
     dropped: list[str] = field(default_factory=list)  # texts: what was excluded by earlier attempts
     failed: list[FailedAttempt] = field(default_factory=list)
@@ -107,7 +109,7 @@ class Acceptance:
     tightened: int = 0  # number of error budgets tried
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
-        """Best choice and its program. NoPlanError if no candidates cover the outputs any more."""
+        """Best choice and its program. Raises NoPlanError if no candidates cover the outputs any more."""
         choice, self.tighter = self.tighter, None
         try:
             choice = choice or self.choose(found, ())
@@ -118,7 +120,7 @@ class Acceptance:
         while self.plan is not None:
             with self.stage("build"):
                 try:
-                    return choice, Program(self.plan(choice))
+                    return choice, Program(self.plan(choice)).pooled(self.weights)
                 except NoFormError as error:
                     found = replace(choice.hypergraph, candidates=error.kept)
                     self.say(error.message)
@@ -129,7 +131,8 @@ class Acceptance:
 
     def program_of(self, choice: Choice) -> Program:
         """The program of a choice, not bound to weights yet."""
-        return Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
+        plan = replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work))
+        return Program(plan).pooled(self.weights)
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         """Fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended verification).

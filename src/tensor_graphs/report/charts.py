@@ -21,23 +21,23 @@ class Point(NamedTuple):
 
 
 def figure(height: float, body: str, label: str) -> str:
-    """SVG figure with a text for screen readers."""
+    """SVG figure of a height in pixels with the elements `body`; `label` is its text for screen readers."""
     return f'<div class="chart"><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">{body}</svg></div>'
 
 
 def text(x: float, y: float, words: str, kind: str = "soft", anchor: str = "start") -> str:
-    """SVG text element; `words` are escaped."""
+    """SVG text element at (x, y): `words` are escaped; `kind` is its CSS class, `anchor` its alignment."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def rect(x: float, y: float, w: float, h: float, kind: str, title: str = "") -> str:
-    """SVG rectangle with a tooltip."""
+    """SVG rectangle of a CSS class `kind` with a tooltip."""
     shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(w, 0.5):.2f}" height="{max(h, 0.5):.2f}" class="{kind}">'
     return f"{shape}{f'<title>{escape(title)}</title>' if title else ''}</rect>"
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "axis") -> str:
-    """SVG line."""
+    """SVG line from (x1, y1) to (x2, y2) of a CSS class `kind`."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
@@ -188,7 +188,10 @@ def curve(points: Sequence[Sequence[float]], final: float) -> str:
 def layered(
     count: int, reads: Sequence[Sequence[int]], labels: Mapping[int, tuple[str, str, str]], width: float
 ) -> str:
-    """Drawing of a graph whose nodes follow their operands, data flowing down: labels (title, detail, kind) per node."""
+    """Drawing of a graph of `count` nodes that follow their operands, data flowing down.
+
+    `reads`: operands of each node. `labels`: (title, detail, kind) per node. `width`: of the drawing, in pixels.
+    """
     level = [0] * count
     for i in range(count):
         level[i] = max((level[r] + 1 for r in reads[i]), default=0)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .report import Report
 
 MOST_BOXES = 220  # nodes of a drawn graph
+MOST_NAMES = 8  # names of weights beside an operation
 
 
 def drawings(report: Report) -> str:
@@ -53,14 +54,14 @@ def drawings(report: Report) -> str:
 
 
 def weight_names(report: Report) -> dict[int, str]:
-    """Operations of the model that depend on weights and numbers alone, with the names of these weights."""
-    found: dict[int, str] = {}
+    """Operations of the model that depend on weights and numbers alone, with the names of their first weights."""
+    found: dict[int, list[str]] = {}
     for i, o in enumerate(report.operations):
         if o.op in ("param", "constant", "full"):
-            found[i] = o.name
+            found[i] = [o.name] if o.name else []
         elif o.reads and all(r in found for r in o.reads):
-            found[i] = " ".join(dict.fromkeys(n for r in o.reads if (n := found[r])))
-    return found
+            found[i] = list(dict.fromkeys(n for r in o.reads for n in found[r]))[:MOST_NAMES]
+    return {i: " ".join(names) for i, names in found.items()}
 
 
 __all__ = ["drawings", "weight_names"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from . import charts
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from .report import Report, StepReport
 
 MOST_ROWS = 60  # kernels listed one by one; the others are summed
-LAUNCH_SHARE = 0.95  # part of a kernel's limit that is launch overhead, above which it is left out of the roofline plot
+
+LEAST = 1e-9  # µs, flops and bytes from which a kernel is in the roofline plot
 
 SWITCH = '<span class="switch">' + " ".join(
     f'<label><input type="radio" name="theme" id="theme-{name}"{" checked" if name == "auto" else ""}>{name}</label>'
@@ -188,7 +190,7 @@ def _limits(report: Report) -> str:
 def _roofline(steps: Sequence[StepReport]) -> str:
     """Roofline plot. The machine's rates are those that the kernels' limits imply: the best traffic and arithmetic."""
     groups = [(len(same), s, s.flops, s.bytes, s.limit_us) for same in alike(steps) for s in [same[0][1]]]
-    found = [(n, s, f, b, t) for n, s, f, b, t in groups if f and b and t and s.us]
+    found = [(n, s, f, b, t) for n, s, f, b, t in groups if f and b and t and min(f, b, t, s.us) > LEAST]
     if not found:
         return ""
     total = math.fsum(n * s.us for n, s, *_ in found)
@@ -205,9 +207,10 @@ def _memory(report: Report) -> str:
     if not report.buffers or not report.workspace:
         return ""
     steps = max(b.last for b in report.buffers) + 1
-    live = [math.fsum(b.size for b in report.buffers if b.first <= i <= b.last) for i in range(steps)]
+    changes = sorted(x for b in report.buffers for x in ((b.first, b.size), (b.last + 1, -b.size)))
+    most = max(accumulate(size for _, size in changes))
     rows = [(b.value, b.offset, b.size, b.first, b.last) for b in sorted(report.buffers, key=lambda b: -b.size)]
-    said = f"{charts._bytes(report.workspace)} of workspace; at most {charts._bytes(max(live))} of values live at one step."
+    said = f"{charts._bytes(report.workspace)} of workspace; at most {charts._bytes(most)} of values live at one step."
     return f"<p>{said}</p>{charts.memory_map(rows, report.workspace, steps)}"
 
 

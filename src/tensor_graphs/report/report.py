@@ -7,21 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..errors import BadModelError
 from ..extract.model.kernel import Template
 from ..extract.model.plan import Plan
 from ..extract.model.pricing import Priced
-from ..plain import decode, read_bytes
+from ..plain import Natural, Within, decode, read_bytes
 from ..wording import counted
-from .timeline import Rows
+from .timeline import Rows, is_span
 from .timeline import html as timeline_html
 
 #: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
 #: or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
 LARGEST = 1 << 28  # bytes of a report.json
+#: A time, a number of flops or bytes, or an error.
+Amount = Annotated[float, Within(0.0, 1e18)]
+Difference = Annotated[float, Within(-1e18, 1e18)]
 
 
 @dataclass
@@ -29,10 +32,10 @@ class BufferReport:
     """A buffer of the workspace: its bytes at `offset`, from step `first` to step `last`."""
 
     value: str
-    offset: int
-    size: int
-    first: int
-    last: int
+    offset: Natural
+    size: Natural
+    first: Natural
+    last: Natural
 
 
 @dataclass
@@ -42,7 +45,7 @@ class OperationReport:
     op: str
     name: str
     type: str
-    reads: list[int]
+    reads: list[Natural]
 
 
 @dataclass
@@ -52,13 +55,13 @@ class BlockReport:
     `stopped`: the limit that ended it.
     """
 
-    instances: int
-    nodes: int
-    e_nodes: int
-    classes: int
+    instances: Natural
+    nodes: Natural
+    e_nodes: Natural
+    classes: Natural
     stopped: str
-    iterations: int
-    seconds: float
+    iterations: Natural
+    seconds: Amount
 
 
 @dataclass
@@ -67,8 +70,8 @@ class KernelReport:
 
     name: str
     backend: str
-    count: int
-    us: float  # all calls together
+    count: Natural
+    us: Amount  # all calls together
     source: str  # price source: measured, predicted, bound or failed
 
 
@@ -80,9 +83,9 @@ class FinalistReport:
     made of it, and how its kernels follow each other (`Plan.launching`; empty: as measured).
     """
 
-    kernels: int
-    predicted_us: float
-    measured_us: float
+    kernels: Natural
+    predicted_us: Amount
+    measured_us: Amount
     chosen: bool
     launching: str = ""
 
@@ -96,15 +99,15 @@ class StepReport:
     name: str
     backend: str
     computes: str
-    us: float
+    us: Amount
     source: str
     reads: list[str]
     writes: list[str]
     type: str = ""
-    flops: float | None = None
-    bytes: float | None = None
-    limit_us: float | None = None
-    error: float | None = None
+    flops: Amount | None = None
+    bytes: Amount | None = None
+    limit_us: Amount | None = None
+    error: Amount | None = None
 
 
 @dataclass
@@ -114,11 +117,11 @@ class BucketReport:
     """
 
     dimension: str
-    least: int
-    most: int
+    least: Natural
+    most: Natural
     runs: str
-    searched: int = 0
-    us: dict[str, dict[str, float]] = field(default_factory=dict)  # size -> what ran -> µs of a call
+    searched: Natural = 0
+    us: dict[str, dict[str, Amount]] = field(default_factory=dict)  # size -> what ran -> µs of a call
 
     def __str__(self) -> str:
         times = "; ".join(f"at {n} " + ", ".join(f"{f} {us:.1f}" for f, us in of.items()) for n, of in self.us.items())
@@ -131,9 +134,9 @@ class UserKernelReport:
     without one) with the origin of that price. `note`: why there are no matches, or no calls."""
 
     name: str
-    matches: int
-    calls: int
-    us: float | None = None
+    matches: Natural
+    calls: Natural
+    us: Amount | None = None
     source: str = ""
     note: str = ""
 
@@ -202,40 +205,40 @@ class Report:
 
     model: str
     backend: str
-    dims: dict[str, int] = field(default_factory=dict)  # sizes that free dimensions were bound to, or searched at
-    nodes: int = 0
-    e_nodes: int = 0
-    classes: int = 0
+    dims: dict[str, Natural] = field(default_factory=dict)  # sizes that free dimensions were bound to, or searched at
+    nodes: Natural = 0
+    e_nodes: Natural = 0
+    classes: Natural = 0
     blocks: list[BlockReport] = field(default_factory=list)
     stopped: str = ""
-    rules: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule name -> (matches, seconds)
-    candidates: int = 0
-    kernels_before: int = 0
-    kernels_after: int = 0
+    rules: dict[str, tuple[Natural, Amount]] = field(default_factory=dict)  # rule name -> (matches, seconds)
+    candidates: Natural = 0
+    kernels_before: Natural = 0
+    kernels_after: Natural = 0
     kernels: list[KernelReport] = field(default_factory=list)
-    cost_us: float = 0.0
-    lower_bound_us: float = 0.0
+    cost_us: Amount = 0.0
+    lower_bound_us: Difference = 0.0
     optimal: bool = False
     method: str = ""
     # origin of the price (measured, shipped, predicted, bound) -> number of kernels in the plan
-    priced: dict[str, int] = field(default_factory=dict)
-    measured_now: int = 0
-    optimism_us: float = 0.0
+    priced: dict[str, Natural] = field(default_factory=dict)
+    measured_now: Natural = 0
+    optimism_us: Difference = 0.0
     search_stopped: str = ""
     from_plan_cache: bool = False
     plan_cache_notes: list[str] = field(
         default_factory=list
     )  # why a cached plan was not used; why this plan was not cached
     finalists: list[FinalistReport] = field(default_factory=list)  # the predicted best plan first; [] if none was timed
-    latency_before_us: float | None = None
-    latency_after_us: float | None = None
-    caller_us: float | None = None  # whole calls of the caller's module or function, if compared
-    program_us: float | None = None  # whole calls of the program, timed alongside
+    latency_before_us: Amount | None = None
+    latency_after_us: Amount | None = None
+    caller_us: Amount | None = None  # whole calls of the caller's module or function, if compared
+    program_us: Amount | None = None  # whole calls of the program, timed alongside
     compared: str = ""  # outcome of that comparison, or why there was none
     runs: str = PROGRAM  # what calls of the program run: PROGRAM, AS_WRITTEN or CALLER
     verification: dict[str, Any] | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    measuring: dict[str, float] = field(default_factory=dict)  # GPU only: seconds by part, and counts
+    seconds: dict[str, Amount] = field(default_factory=dict)
+    measuring: dict[str, Amount] = field(default_factory=dict)  # GPU only: seconds by part, and counts
     timeline: Rows = field(default_factory=dict)  # spans of each activity, in seconds since the call
     omitted: list[str] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
     # saturation limits, effort, rules, and the largest iteration count of a block
@@ -245,10 +248,10 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     steps: list[StepReport] = field(default_factory=list)  # kernel calls of the plan, in order
     buffers: list[BufferReport] = field(default_factory=list)  # the workspace's memory map
-    workspace: int = 0  # bytes
+    workspace: Natural = 0  # bytes
     operations: list[OperationReport] = field(default_factory=list)  # the simplified model, if it is not large
     # the best plan over time: seconds since the call, µs at optimistic prices, µs at current prices
-    curve: list[tuple[float, float, float]] = field(default_factory=list)
+    curve: list[tuple[Amount, Amount, Amount]] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
     buckets: list[BucketReport] = field(default_factory=list)  # of one of these dimensions; [] for one plan
     quantization: str = ""  # what `quantize=` did to the weights, and their error
@@ -273,7 +276,7 @@ class Report:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Report:
-        """Report from the JSON values of `fields`. KeyError, TypeError or ValueError for anything else."""
+        """Report from the JSON values of `fields`. Raises KeyError, TypeError or ValueError for anything else."""
         data = {_RENAMED.get(name, name): value for name, value in data.items()}
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]
@@ -292,7 +295,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """The report of a `report.json`. BadModelError if the file is no report."""
+        """The report of a `report.json`. Raises BadModelError if the file is no report."""
         try:
             data = {_RENAMED.get(name, name): x for name, x in json.loads(read_bytes(path, LARGEST)).items()}
             rules = {n: [r["matches"], r["seconds"]] for n, r in data.get("rules", {}).items()}
@@ -306,9 +309,9 @@ class Report:
                 found.verification |= {"failed": failed}
             if any(not 0 <= r < i for i, o in enumerate(found.operations) for r in o.reads):
                 raise ValueError("an operation reads none before it")
-            if any(len(span) != 2 for spans in found.timeline.values() for span in spans):
+            if not all(is_span(span) for spans in found.timeline.values() for span in spans):
                 raise ValueError("a span of the timeline has no begin and end")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BadModelError(f"this is no report: {error!r}"[:300], where=str(path)) from None
         return found
 

@@ -42,7 +42,7 @@ class Repeated:
 
 
 def store_page(store: Store) -> str:
-    """The page of a store."""
+    """HTML page that draws what a cost store holds."""
     stats, pairs, repeats, failures = (
         store.stats(),
         store.predictor().held_out_pairs(),

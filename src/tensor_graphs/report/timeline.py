@@ -23,6 +23,11 @@ def timeline(start: float, clocks: Iterable[tuple[str, Clock]]) -> Rows:
     return {name: [[round(a - start, 2), round(b - start, 2)] for a, b in _joined(s)] for name, s in found.items()}
 
 
+def is_span(span: Sequence[float]) -> bool:
+    """Whether numbers are the begin and end of a span, within 30 years of the call."""
+    return len(span) == 2 and -1e9 < span[0] <= span[1] < 1e9
+
+
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Sorted spans; overlapping ones are merged, and the shortest gaps if there are more than MOST."""
     kept: list[tuple[float, float]] = []
@@ -39,7 +44,11 @@ def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> str:
-    """Text of a timeline: one line per row with name, begin, total seconds, and a bar."""
+    """Text of a timeline: one line per row with name, begin, total seconds, and a bar.
+
+    `rows`: activity -> (begin, end) pairs in seconds since the call. `width`: characters of a bar.
+    """
+    rows = {name: spans for name, spans in rows.items() if spans}
     if not rows:
         return ""
     whole, names = max(end for spans in rows.values() for _, end in spans), max(map(len, rows))
@@ -47,8 +56,8 @@ def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> 
     for name, spans in rows.items():
         cells = [" "] * width
         for a, b in spans:
-            first = min(int(a / whole * width), width - 1) if whole else 0
-            last = max(first, min(round(b / whole * width) - 1, width - 1)) if whole else 0
+            first = min(max(int(a / whole * width), 0), width - 1) if whole > 0 else 0
+            last = max(first, min(round(b / whole * width) - 1, width - 1)) if whole > 0 else 0
             cells[first : last + 1] = "#" * (last + 1 - first)
         lines.append(f"{name:{names}}  {spans[0][0]:6.2f}  {sum(b - a for a, b in spans):7.2f}  |{''.join(cells)}|")
     return "\n".join(lines)
@@ -71,4 +80,4 @@ def html(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-__all__ = ["Rows", "drawn", "html", "timeline"]
+__all__ = ["Rows", "drawn", "html", "is_span", "timeline"]

@@ -9,7 +9,7 @@
 In: a Dynamo graph and options.
 Out: a callable; reports.
 Imports: backends, backends.program, backends.runtime, backends.verification, costdb.keys, egraph.ir, errors,
-    models.files, models.torch_export, options, pipeline, private, processes, settings.
+    models.files, models.torch_export, option_checks, options, pipeline, private, processes, settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def backend(module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
     """The compiler function for `torch.compile(model, backend=tensor_graphs.torch_compile.backend, options={...})`.
 
     Registered as "tensor_graphs" in the entry point group `torch_dynamo_backends`. `options`: see `CompileOptions`.
-    UsageError for unknown options and modes; Dynamo raises it as the cause of BackendCompilerFailed.
+    Raises UsageError for unknown options and modes; Dynamo raises it as the cause of BackendCompilerFailed.
     """
     from .compiled_graph import compile_graph, options_of
 
@@ -35,8 +35,8 @@ def backend(module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
 def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
     """Compiled form of a module or function: `torch.compile(model)` with this backend.
 
-    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. UsageError for unknown ones. Calls go
-    to `model` itself where that is faster than the compiled form with its guards (see `whole_calls`).
+    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones.
+    Calls go to `model` itself where that is faster than the compiled form with its guards (see `whole_calls`).
     """
     CompileOptions.of(options)
     from .whole_calls import compiled

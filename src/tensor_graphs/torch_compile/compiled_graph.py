@@ -270,7 +270,10 @@ def wait(seconds: float | None = None) -> bool:
 
 
 def options_of(given: Mapping[str, Any]) -> CompileOptions:
-    """Options from the keywords that Dynamo passes on. UsageError for others than `options`, and unknown options."""
+    """Options from the keywords that Dynamo passes on.
+
+    Raises UsageError for others than `options`, and unknown options.
+    """
     rest = {n: v for n, v in given.items() if n != "options" and not (n == "mode" and v in (None, "default"))}
     if rest:
         raise UsageError(

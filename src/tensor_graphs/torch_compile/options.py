@@ -9,7 +9,8 @@ from typing import Any
 
 from ..backends.registry import select
 from ..errors import UsageError
-from ..options import Options, is_bound
+from ..option_checks import is_bound
+from ..options import Options
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class CompileOptions:
     def of(cls, options: Mapping[str, Any] | None) -> CompileOptions:
         """Options from a mapping.
 
-        UsageError for unknown names and invalid values, DeviceUnavailableError for a backend whose device is missing.
+        Raises UsageError for unknown names and invalid values, DeviceUnavailableError for a backend whose device is
+        missing.
         """
         given = dict(options or {})
         known = {f.name: f for f in fields(cls)}

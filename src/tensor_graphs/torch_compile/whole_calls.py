@@ -5,9 +5,10 @@ captured from, can cost more than a program gains. Once all graphs of a callable
 dtypes, modes) go
 
 - to the caller's own module or function if no graph runs a program, or Dynamo captured none: the guards would be all that is added;
-- with gradients, to the compiled callable: the decision about its graphs covers the backward pass, which a call does not;
-- else alternately to both for a few calls, which are timed, and from then on to the compiled one if it is faster by more than noise,
-  else to the caller's own. A form's time is the lower quartile of its calls, since other processes only make calls longer.
+- else to both for a few calls, in pairs, which are timed, and from then on to the compiled one if it is faster by more than noise,
+  else to the caller's own. A form's time is the lower quartile of its calls, since other processes only make calls longer; the
+  compiled one must also win most pairs. With gradients, a call's time ends where the next call begins: the backward pass and the
+  optimizer's step lie between. Where signatures alternate, no such time can be taken, and calls go to the compiled callable.
 
 No call is repeated, so side effects happen once; both callables give the caller's results.
 """
@@ -15,15 +16,17 @@ No call is repeated, so side effects happen once; both callables give the caller
 from __future__ import annotations
 
 import functools
-import time
+import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import OptimizedModule
 
 from ..backends.runtime.cpu_tensors import tensor_guard
+from ..pipeline.timing import Instant, wins_pairs
 from .compiled_graph import CompiledGraph, compile_graph, options_of
 from .judge import NOISE
 from .report import EAGER
@@ -54,23 +57,43 @@ class CompileBackend:
 
 
 class CallTrial:
-    """Timed calls of one signature, alternating between the compiled callable and the caller's own."""
+    """Timed calls of one signature, in pairs of the compiled callable and the caller's own.
 
-    def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any]) -> None:
-        self.forms = compiled, own
+    `steps`: times last until the next call begins, and which callable is first in a pair is random, so that a module that
+    a training step calls twice is timed in both places with either callable.
+    """
+
+    def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any], steps: bool = False) -> None:
+        self.forms, self.steps = (compiled, own), steps
         self.us: tuple[list[float], list[float]] = ([], [])
+        self._random = random.Random(0)
+        # of `steps`: the callable of the last call, its begin and its thread
+        self._began: tuple[int, Instant, int] | None = None
+        self.interrupted = 0  # calls of `steps` whose times were left out
 
     def call(self, args: Sequence[Any], named: Mapping[str, Any], on_gpu: bool) -> Any:
         """Results of the next call of the trial."""
-        turn = int(len(self.us[0]) > len(self.us[1]))
         if on_gpu:
             torch.cuda.synchronize()
-        begin = time.perf_counter()
+        last, self._began = self._began, None
+        if last is not None and last[2] == get_ident():  # an `Instant` has the clocks of its thread
+            self.us[last[0]].append(last[1].us())
+        ahead = len(self.us[0]) - len(self.us[1])
+        turn = int(ahead > 0 or (ahead == 0 and self.steps and self._random.random() < 0.5))
+        began = Instant()
         found = self.forms[turn](*args, **named)
+        if self.steps:
+            self._began = turn, began, get_ident()
+            return found
         if on_gpu:
             torch.cuda.synchronize()
-        self.us[turn].append(1e6 * (time.perf_counter() - begin))
+        self.us[turn].append(began.us())
         return found
+
+    def interrupt(self) -> None:
+        """Leave the time of the last call out, of `steps`: a call of another signature comes before the next one."""
+        self._began = None
+        self.interrupted += 1
 
     def times(self) -> tuple[float, float]:
         """µs of a call of the compiled callable and of the caller's own: lower quartiles, without the first call of each."""
@@ -78,15 +101,22 @@ class CallTrial:
         return compiled, own
 
     @property
+    def faster(self) -> bool:
+        """Whether the compiled callable is faster by more than noise."""
+        compiled, own = self.times()
+        return compiled < (1 - NOISE) * own and wins_pairs(self.us[0][1:], self.us[1][1:], NOISE)
+
+    @property
     def ended(self) -> bool:
         """Whether both callables were called often enough; their first calls do not count."""
-        count = len(self.us[1]) - 1
+        count = min(map(len, self.us)) - 1
         if count < FEWEST:
             return False
         if sum(map(sum, self.us)) > 1e6 * MOST_S or count >= MOST_CALLS:
             return True
         compiled, own = self.times()
-        return count >= CALLS and abs(compiled - own) > CLOSE * min(compiled, own)
+        clear = compiled > own or self.faster
+        return count >= CALLS and clear and abs(compiled - own) > CLOSE * min(compiled, own)
 
 
 class WholeCalls:
@@ -97,6 +127,7 @@ class WholeCalls:
         self._training = isinstance(own, torch.nn.Module)
         self._chosen: dict[Any, Callable[..., Any]] = {}
         self._trials: dict[Any, CallTrial] = {}
+        self._stepping: CallTrial | None = None  # the trial whose last call's time lasts until the next call
         # of a frequent signature: check in C, number of tensors, modes, chosen callable
         self._last: tuple[Any, ...] | None = None
         self._repeated: tuple[Any, int] = None, 0  # the last signature that `_signature` made, and how often in a row
@@ -115,9 +146,13 @@ class WholeCalls:
                     return chosen(*args)
         key = self._signature(args, named)
         chosen = self._chosen.get(key)
+        stepping = self._stepping  # other threads may end it
+        if stepping is not None and self._trials.get(key) is not stepping:
+            stepping.interrupt()
+            self._stepping = None
         if chosen is None:
             return self._undecided(key, args, named)
-        if not named:
+        if not named and self._stepping is None:
             self._remember(key, args, chosen)
         return chosen(*args, **named)
 
@@ -147,8 +182,13 @@ class WholeCalls:
             return found
         given = (*args, *named.values())
         found = trial.call(args, named, any(isinstance(x, torch.Tensor) and x.is_cuda for x in given))
+        if trial.steps:
+            self._stepping, self._last = trial, None  # so that a call of another signature is noticed
         if trial.ended:
             self._end(key, trial)
+        elif trial.interrupted > MOST_CALLS:  # signatures alternate, as those of a GAN's two models
+            self._trials.pop(key, None)
+            self._choose(key, self.compiled, "go to the compiled one: calls of other shapes or modes lie between")
         return found
 
     def _begin(self, key: Any) -> None:
@@ -163,17 +203,19 @@ class WholeCalls:
         if all(g.report.runs == EAGER for g in graphs):
             # without graphs, too: Dynamo has captured none
             self._choose(key, self.own, "go to the module itself: no graph runs a program")
-        elif torch.is_grad_enabled():
-            self._choose(key, self.compiled, "")
         else:
-            self._trials[key] = CallTrial(self.compiled, self.own)
+            self._trials[key] = CallTrial(self.compiled, self.own, torch.is_grad_enabled())
 
     def _end(self, key: Any, trial: CallTrial) -> None:
         compiled, own = trial.times()
-        faster = compiled < (1 - NOISE) * own
-        said = f"go to {'the compiled one' if faster else 'the module itself'}: {compiled:.1f} µs compiled, {own:.1f} µs the module itself"
-        self._choose(key, self.compiled if faster else self.own, said)
+        where, what = "the compiled one" if trial.faster else "the module itself", "a step " if trial.steps else ""
+        self._choose(
+            key,
+            self.compiled if trial.faster else self.own,
+            f"go to {where}: {what}{compiled:.1f} µs compiled, {own:.1f} µs the module itself",
+        )
         self._trials.pop(key, None)
+        self._stepping = None
 
     def _choose(self, key: Any, chosen: Callable[..., Any], said: str) -> None:
         self._chosen[key] = chosen

@@ -202,7 +202,9 @@ def misplaced(value: Array, reference: Array, original: Array) -> bool:
 
 
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
-    """Largest relative error that the tolerance allows for an output of `dtype`. UsageError for an invalid tolerance.
+    """Largest relative error that the tolerance allows for an output of `dtype`.
+
+    Raises UsageError for an invalid tolerance.
 
     `original`: error of the unoptimized graph.
     """
@@ -242,7 +244,11 @@ def in_form_of(y: Any, like: Any) -> Any:
 def compare_output(
     name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance, slack: float = 1.0
 ) -> OutputError:
-    """Errors of one output against its reference, as device tensors or as arrays. `slack`: factor on the allowed error."""
+    """Errors of the output `name` against its float64 reference, as device tensors or as arrays.
+
+    `y`: the program's result of a dtype; `exact`: the reference; `own`: the unfused baseline's result. `slack`: factor
+    on the allowed error.
+    """
     unequal: Any = _unequal
     if is_torch(exact):
         from . import on_device

@@ -82,7 +82,10 @@ def refuse_reference(graph: Graph) -> None:
 
 
 def refuse_more_than_available(needed: int, what: str, graph: Graph, hint: str = _HINT) -> None:
-    """Raise TooLargeError if a stage (`what`) takes more bytes than this process can still get."""
+    """Raise TooLargeError if a stage (`what`) takes more than the memory that this process can still get.
+
+    `needed`: bytes. `graph`, `hint`: for the message.
+    """
     if needed > (have := available_bytes()):
         raise TooLargeError(
             f"{what} takes at least {needed} bytes of memory, {have} are available", where=graph.name, hint=hint

@@ -94,7 +94,7 @@ def with_atomic_ops(graph: Graph) -> Graph:
 
 
 def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
-    """Approximate seconds of verification on one input.
+    """Approximate seconds of verification of a graph with `flops` on one input.
 
     Weights are read once, on a GPU copied there. Two runs, each writing every value once and reading it once or twice.
     """

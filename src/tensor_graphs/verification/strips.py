@@ -56,14 +56,14 @@ def verify_strips(
     poll: Callable[[], object],
     seeds: int | None = None,
 ) -> Verification:
-    """Verdict on `run` from comparing it with the graph on up to three random inputs (`seeds`: at most so many), strip by strip
-    until `enough()`.
+    """Verdict on `run` from comparing it with the graph on up to three random inputs (`seeds`: at most so many), strip
+    by strip until `enough()`.
 
     See `verify`. The ordinary input comes last: it is the one that is compared whatever time is left, and whose
     compared fraction of elements the verdict gives.
 
-    VerificationError if the program writes to its inputs, which are not copied for it. TooLargeError if inputs,
-    outputs and the references of one strip exceed the available memory.
+    Raises VerificationError if the program writes to its inputs, which are not copied for it. Raises TooLargeError if
+    inputs, outputs and the references of one strip exceed the available memory.
     """
     rng = np.random.default_rng((seed, 0))
     places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.roots, cuts, strict=True)]

@@ -57,6 +57,7 @@ class Calls:
         self.fresh = [self.maker(i) for i in range(self.count, len(self.types))]  # functions that allocate results
         self.last: list[int] = []  # addresses in the executable graph
         self.known: Any = None  # `KnownLaunches` of a program of every size
+        self.alike = False  # whether the launches of the last call were like those that it knows
         self.seen, self.settled = 0, False  # calls so far; whether the way to launch is final
         self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
         self.recording_s = 0.0
@@ -132,16 +133,17 @@ class Calls:
         return results
 
     def first(self, given: Sequence[Any], stream: int) -> Any:
-        """Run `launch` like `plain`; with launches like those that were recorded at other sizes, which later calls
-        repeat, if there are such for all kernels.
+        """Run `launch` like `plain`; with launches like those that were recorded at other sizes, if there are such for
+        all kernels. Later calls repeat those of the second call.
         """
         if self.known is None or not self.known.templates:
             return self.plain(given)
         tensors = [*given, *[make() for make in self.fresh]]
-        results, made = self.known.call(self.kernels, tensors, stream, self.launched)
+        keep = self.alike
+        results, self.alike = self.known.call(self.kernels, tensors, stream, self.launched, keep)
         if self.reuse:
             self.private |= {x.untyped_storage()._cdata for x in results}
-        if made:
+        if keep and self.alike:
             self.complete = self.known.complete
             self.hand(results, tensors)
             self.way, self.ready, self.flat_ready = "flat", True, True

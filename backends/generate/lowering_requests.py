@@ -1,0 +1,86 @@
+"""Requests to lower the fusion groups of an e-graph view to the kernel IR."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.memo import memo
+from ...egraph.ir.ops import Type
+from ...egraph.view.view import EGraphView
+from ...extract.fusion.groups import FusionGroups
+from ...extract.fusion.multi_output import MultiOutputGroup
+from ...extract.fusion.policy import FusionGroup
+from ...extract.fusion.sequence_slices import sequence_slice_classes
+from ...extract.model.kernel import Call, Operand, contiguous, output_names
+from .template import lying
+
+
+class LoweringRequest(NamedTuple):
+    """Request to lower a fusion group to the kernel IR.
+
+    `call` computes it from row-major values. `weights`: names of operands that are weights. `images`: names of operands and
+    outputs that are images.
+    """
+
+    group: FusionGroup | MultiOutputGroup
+    call: Call
+    weights: tuple[str, ...]
+    images: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """Cache key: everything that the templates depend on within one optimization."""
+        return self.group.terms, lying(self.call), self.weights, self.images
+
+
+def request_of(
+    group: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]
+) -> LoweringRequest:
+    """The request for a fusion group of a view. `pictures`: classes that are images."""
+    weights = [str(t.attr("name")) for t, c in group.leaves if view.weight[c] and t.type.rank >= 2]
+    first, *more = (_operand(types[c]) for c in group.classes)
+    reads = {str(t.attr("name")): _operand(types[c]) for t, c in group.leaves}
+    seen = [str(t.attr("name")) for t, c in group.leaves if c in pictures and not view.weight[c]]
+    made = [name for name, c in zip(output_names(1), group.classes) if c in pictures]
+    return LoweringRequest(group, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
+
+
+def with_slices_given(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
+    """The fusion groups with sequence slices (single positions of a sequence) as given views, so that every step has
+    the same kernel."""
+    places = sequence_slice_classes(groups.view, groups.given, types)
+    if not places:
+        return groups
+    found = FusionGroups(groups.view, groups.given | places, policies=groups.policies)
+    found.settled, found.unstarted, found.unread = groups.settled, groups.unstarted, groups.unread
+    return found
+
+
+def reads_of(group: FusionGroup | MultiOutputGroup) -> tuple[int, ...]:
+    """The operand classes of a fusion group."""
+    return tuple(sorted({c for _, c in group.leaves}))
+
+
+def equal_values(group: FusionGroup | MultiOutputGroup, types: Sequence[Type]) -> Iterator[int]:
+    """Classes in a fusion group whose value is the result before a final reshape or a cast between equal storage
+    dtypes. A kernel for such a class computes the result too."""
+    if not isinstance(group, FusionGroup):
+        return
+    inner, (cls,) = dict(group.inner), group.classes
+    term = group.term
+    while term.op in ("reshape", "cast") and term.args[0] in inner:
+        term = term.args[0]
+        if types[inner[term]].dtype != types[cls].dtype:
+            return
+        yield inner[term]
+
+
+@memo(4096)
+def _operand(kind: Type) -> Operand:
+    """A row-major operand of a type."""
+    return Operand(kind, contiguous(concrete(kind.shape)))
+
+
+__all__ = ["LoweringRequest", "equal_values", "reads_of", "request_of", "with_slices_given"]

@@ -1,0 +1,38 @@
+"""Computing weights of a program on its GPU: a quantized matrix is expanded there in milliseconds, by NumPy in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...costdb.keys.device import GPU_KIND
+from ...egraph.ir.graph import Data, Graph, Tensor, topological
+from ...egraph.ir.interpret import expand_all
+from ..verification.torch_reference import evaluate_tensors
+
+LEAST_BYTES = 1 << 20  # a smaller weight is computed faster by NumPy than its parts are copied
+EXACT_OPS = frozenset(
+    ("cast", "from_float8", "where", "and", "or", "xor", "not", "eq", "lt", "le", "add", "sub", "mul", "neg", "concat")
+)
+
+
+def computed_weight(term: Tensor, params: Mapping[str, Data], device: str) -> Any | None:
+    """The value of a weight as a tensor on a GPU, computed there; None if NumPy has to compute it.
+
+    Its bits are those that NumPy computes: operations other than views are elementwise and correctly rounded, in float32 or
+    less. None for other operations, small weights, params as they are, other devices, and where the device's memory does not
+    suffice.
+    """
+    if not device.startswith(GPU_KIND) or term.type.nbytes < LEAST_BYTES:
+        return None
+    nodes = topological(expand_all([term]))
+    computed = [n for n in nodes if n.args and n.entry.kind != "view"]
+    # Torch rounds float64 to 16 bits by way of float32
+    if not computed or any(n.op not in EXACT_OPS for n in computed) or any(n.dtype == "float64" for n in nodes):
+        return None
+    import torch
+
+    try:
+        return evaluate_tensors(Graph.of(term, params=params), {}, device)[0]
+    except torch.OutOfMemoryError:
+        return None

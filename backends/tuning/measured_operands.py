@@ -1,0 +1,93 @@
+"""Operand values with which a CPU kernel is checked and timed: the same for every kernel with the same meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.ops import Type
+from ...extract.model.kernel import Call
+from ..verification.inputs import Role, roles, whole_numbers
+from .single_kernel import Array, laid
+
+POOL = 1_000_003  # normal numbers that values are taken from
+DRAWN = 1 << 24  # maximum integers of an operand that are drawn one by one; larger operands repeat POOL of them
+
+_pool: list[Array] = []
+_large: dict[
+    tuple[Any, ...], Array
+] = {}  # the last operand of more than DRAWN numbers: kernels of a table or output matrix share it
+
+
+def operand_values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
+    """Values of the operand `name` of a type: an array, also for rank 0; equal in every call.
+
+    Floats are normal numbers from a pool, repeated if needed; `positive` and `scale` change them. Integers follow their
+    role. Values are converted before they are repeated, so that large operands take one pass.
+    """
+    if not _pool:
+        _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
+    shape, seed = concrete(kind.shape), crc32(name.encode())
+    if not dtypes.is_float(kind.dtype) and kind.dtype != "bool":
+        whole = partial(whole_numbers, dtype=kind.dtype, role=role, rng=np.random.default_rng(seed), turn=0)
+        return whole(shape) if role.bound or prod(shape) <= DRAWN else np.resize(whole((POOL,)), shape)
+    large = prod(shape) > DRAWN
+    key = (kind, seed, positive, scale)
+    if key in _large:
+        return _large[key]
+    line: Array = np.roll(_pool[0], -(seed % POOL))
+    if kind.dtype == "bool":
+        return np.resize(line > 0, shape)
+    if positive:
+        line = np.abs(line) + np.float32(0.1)
+    elif scale != 1.0:
+        line = line * np.float32(scale)
+    if large:
+        _large.clear()  # before the memory for another one is taken
+    found = np.resize(line.astype(dtypes.numpy_dtype(kind.dtype)), shape)
+    if large:
+        found.flags.writeable = False
+        _large[key] = found
+    return found
+
+
+def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
+    """Distribution of each operand's values: (type, role of integers, whether floats are positive, scale of floats).
+
+    Recurrent weights are small, so that rounding errors do not grow from step to step. Depends only on the terms, not
+    on the backend.
+    """
+    known = roles(Graph.of(list(roots)), ("param",))
+    nodes = topological(roots)
+    scales = {
+        leaf.attr("name"): 0.5 * node.attr("hidden") ** -0.5
+        for node in nodes if node.op == "recurrent" for leaf in topological([node.args[2]]) if leaf.op == "param"
+    }  # fmt: skip
+    positive = any(n.entry.domain == "positive" for n in nodes)  # their usual domain
+    return {n: (o.type, known.get(n) or Role(), positive, scales.get(n, 1.0)) for n, o in call.operands.items()}
+
+
+def shown(
+    operands: Mapping[str, Array], given: Mapping[str, tuple[Type, Role, bool, float]], call: Call
+) -> dict[str, Array]:  # fmt: skip
+    """Operands whose masks hide nothing: sequence lengths in them are the last position. Empty if there are none.
+
+    A kernel that ends at such a length is then timed on all positions.
+    """
+    found = {}
+    for name, (kind, role, _, _) in given.items():
+        if role.counted and dtypes.category(kind.dtype) == "int":
+            last = min(role.counted, int(np.iinfo(operands[name].dtype).max) + 1) - 1
+            found[name] = laid(np.full(operands[name].shape, last, operands[name].dtype), call.operands[name])
+    return {**operands, **found} if found else {}
+
+
+__all__ = ["drawn", "operand_values", "shown"]

@@ -1,0 +1,87 @@
+"""Check of a kernel's results against its reference: type, layout, and error norms within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
+from ...egraph.ir.ops import Type
+from ...extract.model.kernel import Operand
+from ..verification.rounding_noise import Disturbed, kernel_fault
+from .single_kernel import Array
+
+TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
+"""Maximum relative Frobenius error of a kernel."""
+
+
+class Wrong(Exception):
+    """Raised when a kernel's result is wrong."""
+
+
+def accuracy(got: Array, want: Array) -> dict[str, float]:
+    """Error norms of a result over elements where result and reference are finite.
+
+    Raises Wrong if NaN or infinity differ.
+    """
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    same = np.isfinite(w)
+    if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
+        raise Wrong("NaN or infinity in unexpected elements")
+    g, w = g[same], w[same]
+    error = np.abs(g - w)
+    if not error.size:
+        return {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}
+    norm = float(np.sqrt(np.sum(w * w)))
+    spacing = np.spacing(np.abs(w).astype(got.dtype if got.dtype.kind == "f" else np.float32)).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "rel_fro": float(np.sqrt(np.sum(error * error))) / norm if norm else float(error.max() > 0),
+            "max_abs": float(error.max()),
+            "max_rel": float(np.nanmax(np.where(error > 0, error / np.abs(w), 0.0))),
+            "max_ulp": float(np.nanmax(error / np.maximum(spacing, 1e-300))),
+        }  # fmt: skip
+
+
+def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Maximum of each error norm over several outputs."""
+    return {name: max(n[name] for n in norms) for name in norms[0]}
+
+
+def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
+    """Error norms of output `k`.
+
+    Raises Wrong for another type or layout than declared, or a large error overall, in a slice or in an element.
+    """
+    check_layout(output, got)
+    return check_values(output.type, got, want, k, allowed, disturbed)
+
+
+def check_layout(output: Operand, got: Array) -> None:
+    """Raise Wrong for another type or layout than declared."""
+    kind, shape = output.type, concrete(output.type.shape)
+    if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
+        raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
+    strides = tuple(s // got.itemsize for s in got.strides)
+    if got.size and any(a != b for a, b, d in zip(strides, output.strides, shape) if d != 1):
+        raise Wrong(f"the result has strides {strides}, not {output.strides}")
+
+
+def check_values(
+    kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed
+) -> dict[str, float]:  # fmt: skip
+    """Error norms of output `k` of a type, or of a part of it. Raises Wrong for a large error."""
+    if not dtypes.is_float(kind.dtype):
+        found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
+    else:
+        found = accuracy(got, want)
+        if not found["rel_fro"] <= TOLERANCE[kind.dtype]:
+            raise Wrong(f"relative error {found['rel_fro']:.3g}")
+    if fault := kernel_fault(got, want, k, kind.dtype, allowed, disturbed):
+        raise Wrong(fault)
+    return found
+
+
+__all__ = ["TOLERANCE", "Wrong", "accuracy", "check", "check_layout", "check_values", "worst"]

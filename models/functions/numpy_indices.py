@@ -1,0 +1,159 @@
+"""NumPy's indexing of traced arrays, as expressions: elements at an index, and assignment to an index.
+
+An index is the list of its components, in which traced arrays are expressions. NumPy itself is asked what an index of known sizes
+selects, so that shapes and errors are NumPy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir import builders as t
+from ...egraph.ir import dtypes
+from ...egraph.ir.dims import Dim, volume
+from ...egraph.ir.graph import Tensor
+from ...egraph.ir.numpy_indexing import getitem
+from ...errors import TraceError
+from ..torch_export import aten_index
+
+
+def static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
+    """Return a shape as ints. Raises TraceError if a dimension is free."""
+    if not all(isinstance(d, int) for d in shape):
+        raise TraceError(f"{what} of an array with free sizes {tuple(shape)}", hint="give an example with known sizes")
+    return tuple(int(d) for d in shape)  # type: ignore[arg-type]
+
+
+def _is_array(key: Any) -> bool:
+    """Return whether an index triggers NumPy's advanced indexing."""
+    return isinstance(key, Tensor | np.ndarray | list | tuple | bool | np.bool_)
+
+
+def _stand_in(keys: Sequence[Any]) -> tuple[Any, ...]:
+    """Replace expressions in an index by zero arrays of the same shapes."""
+    return tuple(
+        np.zeros(static(k.shape, "an index"), dtypes.numpy_dtype(k.dtype)) if isinstance(k, Tensor) else k for k in keys
+    )
+
+
+def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -> Any:
+    """Return NumPy's result of `array[keys]`; without `array`, of a dummy of this shape.
+
+    Raises TraceError where NumPy raises.
+    """
+    try:
+        return np.asarray((np.broadcast_to(np.zeros((), np.bool_), shape) if array is None else array)[keys])
+    except (IndexError, ValueError, TypeError) as error:
+        raise TraceError(f"the index {keys!r} of an array of shape {shape}: {error}") from None
+
+
+def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
+    """Return (elements of x at an index, whether it is a basic index and the result therefore a view).
+
+    `keys`: components of the index, with traced arrays as expressions.
+    """
+    arrays = [k for k in keys if _is_array(k)]
+    basic = not arrays
+    if any(isinstance(k, Tensor) and k.dtype == "bool" for k in keys):
+        raise TraceError("how many elements a mask picks depends on values", hint="np.where(mask, x, 0)")
+    if not all(isinstance(d, int) for d in x.shape):
+        if len(arrays) > 1 or (arrays and any(isinstance(k, int | np.integer) for k in keys)):
+            raise TraceError("several indices into an array with free sizes", hint="one array as an index at a time")
+        return getitem(x, tuple(keys)), basic
+    shape = static(x.shape, "an index")
+    wanted = _checked(shape, _stand_in(keys)).shape
+    alone = len(arrays) == 1 and not any(isinstance(k, int | np.integer) for k in keys)
+    if basic or (alone and isinstance(arrays[0], Tensor | np.ndarray | list) and _plain(arrays[0])):
+        found = getitem(x, tuple(keys))
+    elif not any(isinstance(k, Tensor) for k in keys):
+        places = _checked(shape, tuple(keys), np.arange(prod(shape)).reshape(shape))
+        found = t.gather(t.reshape(x, (-1,)), t.constant(places.astype(np.int64)), 0)
+    else:
+        found = _paired(x, keys)
+    if found.shape != wanted:
+        raise TraceError(f"an index that makes {found.shape} of {shape}, where NumPy makes {wanted}")
+    return found, basic
+
+
+def _plain(key: Any) -> bool:
+    """Return whether an array index addresses a single axis, that is, is not a mask of several axes."""
+    return isinstance(key, Tensor) or np.asarray(key).dtype != np.bool_ or np.asarray(key).ndim == 1
+
+
+def _paired(x: Tensor, keys: list[Any]) -> Tensor:
+    """Lower advanced indexing with several index arrays, some of which are traced."""
+    spots = [i for i, k in enumerate(keys) if _is_array(k) or isinstance(k, int | np.integer)]
+    between = keys[spots[0] : spots[-1]]
+    if any(k is None or k is Ellipsis for k in between) or any(k is None for k in keys):
+        raise TraceError("several index arrays with new axes or ... between them", hint="one index after the other")
+    used = len(keys) - sum(k is Ellipsis for k in keys)
+    full: list[Any] = []
+    for k in keys:
+        full += [slice(None)] * (x.rank - used) if k is Ellipsis else [k]
+    full += [slice(None)] * (x.rank - len(full))
+    if any(
+        isinstance(k, bool | np.bool_) or np.asarray(k).dtype == np.bool_
+        for k in full
+        if isinstance(k, np.ndarray | list | bool | np.bool_)
+    ):
+        raise TraceError("a mask beside traced indices", hint="one index after the other")
+    x = getitem(x, tuple(k if isinstance(k, slice) else slice(None) for k in full))
+    indices = [None if isinstance(k, slice) else t.as_tensor(k) for k in full]
+    return aten_index.index(x, indices)
+
+
+def assigned(x: Tensor, keys: list[Any], new: Tensor) -> Tensor:
+    """Return x with a value of its dtype assigned at an index.
+
+    Raises TraceError if the index depends on traced values (except a mask assigned one value) or the shapes do not
+    match.
+    """
+    masks = [k for k in keys if isinstance(k, Tensor)]
+    if masks:
+        if len(keys) > 1 or masks[0].dtype != "bool":
+            raise TraceError("an assignment at traced indices: the order of duplicate writes is undefined",
+                             hint="np.where with a mask")  # fmt: skip
+        if masks[0].shape != x.shape[: masks[0].rank]:
+            raise TraceError(f"a mask of shape {masks[0].shape} for an array of shape {x.shape}")
+        if volume(new.shape) != 1:
+            raise TraceError(
+                "assigning several values at a mask has a data-dependent result", hint="np.where(mask, values, x)"
+            )
+        mask = t.reshape(masks[0], (*masks[0].shape, *(1,) * (x.rank - masks[0].rank)))
+        return t.where(mask, t.reshape(new, (1,) * x.rank), x)
+    if len(keys) == 1 and (keys[0] is Ellipsis or (isinstance(keys[0], slice) and keys[0] == slice(None) and x.rank)):
+        return t.broadcast_to(_leading_dropped(new, x.rank), x.shape)
+    shape = static(x.shape, "an assignment to a part")
+    places = _checked(shape, tuple(keys), np.arange(prod(shape), dtype=np.int64).reshape(shape))
+    new = _leading_dropped(new, places.ndim)
+    sizes = static(new.shape, "an assignment")
+    if len(sizes) > places.ndim or any(a not in (1, b) for a, b in zip(sizes[::-1], places.shape[::-1])):
+        raise TraceError(f"values of shape {sizes} do not fit a place of shape {places.shape}")
+    if not places.size:
+        return x
+    source = np.full(prod(shape), -1, np.int64)
+    source[places.reshape(-1)] = np.arange(places.size)  # of duplicate writes the last one wins, as in NumPy
+    mask_ = t.constant((source >= 0).reshape(shape))
+    if volume(new.shape) == 1:
+        return t.where(mask_, t.reshape(new, (1,) * x.rank), x)
+    flat = t.reshape(t.broadcast_to(new, places.shape), (-1,))
+    return t.where(mask_, t.gather(flat, t.constant(np.maximum(source, 0).reshape(shape)), 0), x)
+
+
+def _leading_dropped(x: Tensor, rank: int) -> Tensor:
+    """Drop leading size-1 axes beyond `rank`, as NumPy assignments do.
+
+    Raises TraceError if the rank is still larger.
+    """
+    while x.rank > rank and x.shape[0] == 1:
+        x = t.reshape(x, x.shape[1:])
+    if x.rank > rank:
+        raise TraceError(f"values of shape {x.shape} do not fit a place of rank {rank}")
+    return x
+
+
+__all__ = ["assigned", "picked", "static"]

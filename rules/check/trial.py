@@ -1,0 +1,279 @@
+"""Trial of a rule on one random instance: both sides evaluated modulo primes, in float64, and bit by bit.
+
+`RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. What is compared, and how: check.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.interpret import evaluate, expand_all
+from ...egraph.ir.ops import Type
+from ...egraph.ir.rule import Rule
+from ...errors import ShapeError
+from ..semantics.prime_field import PRIMES, Unsaid, modular
+
+if TYPE_CHECKING:
+    from ...egraph.ir.rule import Rule
+    from ..text.tensat import TextRule
+
+Array = np.ndarray[Any, Any]
+SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)
+PLAIN_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5)
+ORDERS = 64  # evaluations of a rule with a maximum, each with another random order of the residues
+STYLES = ("plain", "zeros", "positive", "wide")
+SLACK = 512 * np.finfo(np.float64).eps
+
+
+class Refuted(Exception):
+    """Raised when a counterexample is found."""
+
+    def __init__(self, detail: str, counterexample: str) -> None:
+        super().__init__(detail)
+        self.detail, self.counterexample = detail, counterexample
+
+
+# ---------------------------------------------------------------- values
+def values(found: Filled, rng: np.random.Generator, style: str) -> dict[str, Array]:
+    """Random arrays for the tensor variables of an instance, in their own dtypes; values used as indices stay in range.
+
+    `style` is one of `STYLES`, "special" (infinities, NaN, denormals) or "signs" (each float tensor has a single
+    sign).
+    """
+    if style == "signs":
+        sign = {name: rng.choice((-1.0, 1.0)) for name in found.types}
+        return {n: x * sign[n] if x.dtype.kind == "f" else x for n, x in values(found, rng, "positive").items()}
+    return {
+        name: _array(t.shape, t.dtype, rng, style, found.bounds.get(name)) for name, t in sorted(found.types.items())
+    }
+
+
+def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: int | None) -> Array:
+    kind = dtypes.category(dtype)
+    target = dtypes.numpy_dtype(dtype)
+    if bound is not None:
+        return np.asarray(rng.integers(0, bound, shape), target)
+    if kind == "bool":
+        return np.asarray(rng.random(shape) < 0.5)
+    if kind == "int":
+        info = np.iinfo(target)
+        small = rng.integers(max(-5, info.min), 6, shape)
+        large = rng.integers(info.min, info.max, shape, dtype=target, endpoint=True)
+        edges = rng.choice(np.array([info.min, info.max, 0, 1], dtype=target), shape)
+        odd = np.where(rng.random(shape) < 0.5, large, edges)
+        return np.asarray(np.where(rng.random(shape) < 0.5, small.astype(target), odd))
+    x = rng.standard_normal(shape)
+    if style == "positive":
+        x = np.abs(x) + 0.01
+    elif style == "zeros":
+        x = np.where(rng.random(shape) < 0.5, rng.choice(PLAIN_SPECIAL, shape), x)
+    elif style == "wide":
+        x = x * 10.0 ** rng.uniform(-9, 9, shape)
+        x = np.where(rng.random(shape) < 0.1, rng.choice((0.0, 5e-310, -1e-300), shape), x)
+        return np.asarray(x)  # beyond float16 on purpose: evaluated in float64
+    elif style == "special":
+        x = np.where(rng.random(shape) < 0.6, rng.choice(SPECIAL, shape), x)
+    with np.errstate(over="ignore"):
+        return np.asarray(x).astype(target)
+
+
+SHOWN = 24  # elements shown in full in a counterexample; of a larger array, the first and last few of each axis
+
+
+def _show(x: Array) -> str:
+    if x.size > SHOWN:
+        return np.array2string(x, threshold=SHOWN, precision=6, separator=", ", prefix="      ")
+    if not x.ndim:
+        return f"{x.item():.7g}" if x.dtype.kind == "f" else str(x.item())
+    return f"[{', '.join(map(_show, map(np.asarray, x)))}]"
+
+
+# ---------------------------------------------------------------- one instance
+class Filled(Protocol):
+    """Protocol of a rule with concrete types for its tensor variables.
+
+    An `Instance`, or its counterpart for text rules.
+    """
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        """Types of the tensor variables."""
+        ...
+
+    @property
+    def bounds(self) -> Mapping[str, int]:
+        """Exclusive upper bounds of integer tensors that are used as indices."""
+        ...
+
+    def sides(self, rule: Any) -> list[tuple[Tensor, Tensor]]:
+        """(left, right) of each pair of sides; raises ShapeError if a side is ill typed."""
+        ...
+
+
+class RuleTrial:
+    """Evaluation of both sides of a rule on one instance. Raises Refuted if their types differ."""
+
+    def __init__(self, rule: Rule | TextRule | None, found: Filled, rng: np.random.Generator) -> None:
+        self.rule, self.found, self.rng = rule, found, rng
+        self.pairs = self.typed()
+        roots = [side for pair in self.pairs for side in pair]
+        self.roots = expand_all(roots)
+        self.order = topological(self.roots)
+        self.empty = any(0 in node.shape for node in self.order)
+
+    def typed(self) -> list[tuple[Tensor, Tensor]]:
+        """The pairs of sides, checked to have equal types; raises Refuted otherwise."""
+        try:
+            pairs = self.found.sides(self.rule)
+        except ShapeError as error:
+            raise Refuted("the right side is ill typed", f"  {self.found}\n  {error}") from None
+        for left, right in pairs:
+            if left.type != right.type:
+                raise Refuted(
+                    "the sides have different types", f"  {self.found}\n  left: {left.type}, right: {right.type}"
+                )
+        return pairs
+
+    def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> Refuted:
+        """The exception `Refuted` with shapes, operand values and both results, to be raised."""
+        lines = [f"  {self.found}", *(f"  {n} = {_show(x)}" for n, x in data.items())]
+        return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
+
+    def exactly(self) -> bool:
+        """Compare both sides modulo each prime; returns False if the rule or the values are outside of field
+        arithmetic.
+
+        Raises Refuted for different results.
+        """
+        if any(dtypes.category(t.dtype) == "int" and n not in self.found.bounds for n, t in self.found.types.items()):
+            return False
+        for p in PRIMES:
+            data = values(self.found, self.rng, "plain")
+            data = {
+                n: np.asarray(self.rng.integers(0, p, x.shape)) if x.dtype.kind not in "iub" else x
+                for n, x in data.items()
+            }
+            try:
+                got = modular(self.order, data, p)
+            except Unsaid:
+                return False
+            for left, right in zip(self.roots[::2], self.roots[1::2]):
+                if not np.array_equal(got[id(left)], got[id(right)]):
+                    raise self.refute(f"the sides differ modulo {p}", data, got[id(left)], got[id(right)])
+        return True
+
+    def run(self, data: Mapping[str, Array], *, float64: bool) -> list[Array] | None:
+        """Values of all nodes of both sides in evaluation order.
+
+        None if the left side cannot be computed (such as the maximum of an empty axis).
+        """
+        with np.errstate(all="ignore"):
+            try:
+                return evaluate(self.order, data, params=data, float64=float64)
+            except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+                lefts = topological(self.roots[::2])
+                try:
+                    evaluate(lefts, data, params=data, float64=float64)
+                except (ValueError, TypeError, IndexError, ZeroDivisionError):
+                    return None
+                raise Refuted(f"only the left side can be computed: {error}", f"  {self.found}") from None
+
+    def close(self, style: str) -> bool:
+        """Compare both sides in float64 up to rounding; returns False if the sample tells nothing (overflow, no finite
+        value).
+
+        Raises Refuted for different results.
+        """
+        if self.empty and style in ("zeros", "wide"):
+            style = "plain"  # 0/0 over an empty axis is the one corner case not tested
+        data = values(self.found, self.rng, style)
+        got = self.run(data, float64=True)
+        if got is None:
+            return False
+        at = {id(n): x for n, x in zip(self.order, got)}
+        floats = [x for n, x in zip(self.order, got) if dtypes.is_float(n.dtype) and x.size]
+        if style == "wide" and (not all(np.isfinite(x).all() for x in floats) or self.vanishes(at)):
+            return False
+        peak = max((float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for x in floats), default=0.0)
+        said = False
+        for i in range(0, len(self.roots), 2):
+            left, right = at[id(self.roots[i])], at[id(self.roots[i + 1])]
+            said |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
+            if problem := self.differs(i, data, left, right, peak):
+                raise self.refute(f"{problem} on {style} values", data, left, right)
+        return said
+
+    def vanishes(self, at: Mapping[int, Array]) -> bool:
+        """Whether a product or quotient of nonzero numbers, at a node, underflows float64's normal range."""
+        for node in self.order:
+            if node.op in ("mul", "div", "recip") and dtypes.is_float(node.dtype):
+                there = np.logical_and.reduce(np.broadcast_arrays(*(at[id(a)] != 0 for a in node.args)))
+                if np.any(there & (np.abs(at[id(node)]) < np.finfo(np.float64).tiny)):
+                    return True
+        return False
+
+    def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
+        """Description of a difference between two results beyond rounding; "" if there is none."""
+        if not dtypes.is_float(self.roots[i].dtype):
+            return "" if np.array_equal(left, right) else "the sides differ"
+        finite = np.isfinite(left)
+        if not np.array_equal(finite, np.isfinite(right)):
+            return "only one side is finite somewhere"
+        a, b = left[finite], right[finite]
+        scale = peak * max(1.0, a.size) ** 0.5
+        with np.errstate(over="ignore"):
+            gap = float(np.linalg.norm((a - b) / (peak or 1.0))) * (peak or 1.0) if a.size else 0.0
+        if gap <= SLACK * scale or gap <= SLACK * (scale + self.condition(i, data, left, finite)):
+            return ""
+        return f"the sides differ by {gap:.3g}, where rounding explains {SLACK * scale:.3g}"
+
+    def condition(self, i: int, data: Mapping[str, Array], left: Array, finite: Array) -> float:
+        """Estimated condition number of the left side: norm of its change per unit relative change of the operands.
+
+        Rounding errors of operands are amplified by this factor.
+        """
+        worst = 0.0
+        for _ in range(3):
+            moved = {
+                n: x.astype(np.float64) * (1 + 1e-7 * self.rng.standard_normal(x.shape))
+                if x.dtype.kind not in "iub"
+                else x
+                for n, x in data.items()
+            }
+            with np.errstate(all="ignore"):
+                (other,) = evaluate([self.roots[i]], moved, params=moved, float64=True)
+                change = np.where(finite & np.isfinite(other), other - np.where(finite, left, 0), 0.0)
+                worst = max(worst, float(np.linalg.norm(change)) / 1e-7)
+        return worst
+
+    def bitwise(self, style: str) -> bool:
+        """Compare both sides bitwise in their own dtypes (NaN equals NaN); returns False if the left side has no value.
+
+        Raises Refuted for different results.
+        """
+        data = values(self.found, self.rng, style)
+        got = self.run(data, float64=False)
+        if got is None:
+            return False
+        at = {id(n): x for n, x in zip(self.order, got)}
+        for left, right in zip(self.roots[::2], self.roots[1::2]):
+            a, b = at[id(left)], at[id(right)]
+            if a.dtype != b.dtype or a.shape != b.shape or not _same_bits(a, b):
+                raise self.refute(f"claimed exact, but the bits differ on {style} values", data, a, b)
+        return True
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    if a.dtype.kind in "iub":
+        return bool(np.array_equal(a, b))
+    nan = np.isnan(a)
+    same = (a == b) & (np.signbit(a) == np.signbit(b))
+    return bool(np.array_equal(nan, np.isnan(b)) and np.all(same | nan))
+
+
+__all__ = ["ORDERS", "STYLES", "Filled", "Refuted", "RuleTrial", "values"]

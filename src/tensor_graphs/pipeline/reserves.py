@@ -1,0 +1,40 @@
+"""Seconds that a search on a GPU leaves for the stages after it, so that a call ends within its budget.
+
+After measuring come the last solves, the program, the finalists, the ways to launch kernels, verification, timing, and storing the
+plan. Small budgets keep their time for measuring instead: what they have no time for is omitted.
+"""
+
+from __future__ import annotations
+
+from .session import Session
+
+LEAST_BUDGET_S = 20.0  # budget from which time is kept for all stages
+CLOSING_S = 2.5  # the last solves, and measuring what the plan to return lacks
+BUILD_S, FINALISTS_S, LAUNCHING_S = 0.3, 1.5, 3.0  # the program; timing finalists; compiling and timing ways to launch
+INPUTS = 3  # inputs of a verification
+TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
+
+
+def is_kept(session: Session) -> bool:
+    """Whether the budget is large enough to keep time for every stage."""
+    return session.options.budget >= LEAST_BUDGET_S
+
+
+def launching_s(session: Session) -> float:
+    """Seconds that finalists leave for ways to launch kernels, whose programs share their weights."""
+    return LAUNCHING_S + session.binding_s if is_kept(session) else 0.0
+
+
+def after_finalists_s(session: Session) -> float:
+    """Seconds that finalists and ways to launch leave: for verification and the end of the call."""
+    return INPUTS * session.verification_s + TIMING_S + ENDING_S if is_kept(session) else session.verification_s
+
+
+def after_search_s(session: Session) -> float:
+    """Seconds that measuring leaves."""
+    if not is_kept(session):
+        return session.verification_s
+    return CLOSING_S + BUILD_S + FINALISTS_S + launching_s(session) + after_finalists_s(session)
+
+
+__all__ = ["ENDING_S", "LEAST_BUDGET_S", "after_finalists_s", "after_search_s", "is_kept", "launching_s"]

@@ -1,0 +1,46 @@
+"""Start of worker processes: modules of this package, run by this interpreter, with pipes to the parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from .forks import adopted
+
+
+def start_worker(
+    module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None,
+    stderr: int | IO[Any] = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """A process that runs `python -m module` with pipes of bytes at its standard input and output.
+
+    It is in a session of its own, so that Ctrl-C reaches the parent only, and a forked child of this process sees it
+    as ended. It imports from this process's `sys.path`, never from the current folder. `environment`: variables
+    beside, or in place of, those of this process. Raises OSError if it cannot be started.
+    """
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return adopted(subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_environment(environment), start_new_session=True,
+    ))  # fmt: skip
+
+
+def start_line_worker(
+    module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """As `start_worker`, with pipes of lines of UTF-8 text, and without its standard error."""
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return adopted(subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
+        env=_environment(environment), start_new_session=True,
+    ))  # fmt: skip
+
+
+def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    path = os.pathsep.join(p for p in sys.path if p)
+    return {**os.environ, "PYTHONPATH": path, **(more or {})}
+
+
+__all__ = ["start_line_worker", "start_worker"]

@@ -1,0 +1,46 @@
+"""Solves of one e-graph at changing costs: what does not depend on costs is computed once, and changes no solution."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from tensor_graphs.extract.solve import structures as module
+from tensor_graphs.extract.solve.problem import NodeSpec, Problem
+from tensor_graphs.extract.solve.solve import solve
+from tensor_graphs.extract.solve.structures import MOST, Structures
+
+
+def layers(costs: list[float], count: int = 6) -> Problem:
+    """A chain of equal layers with two ways each, one of which computes a value that both layers around may use."""
+    nodes: list[NodeSpec] = [(0, (), 1.0)]
+    for n in range(count):
+        before, made, side = 2 * n, 2 * n + 2, 2 * n + 1
+        a, b, c, d = costs
+        nodes += [(side, (before,), a), (made, (side,), b), (made, (before,), c), (made, (side, before), d)]
+    return Problem.build(nodes, [2 * count], n_classes=2 * count + 1)
+
+
+def test_solutions_are_those_of_single_solves(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, rng, reductions = Structures(), random.Random(0), []
+    plain = module.detach
+    monkeypatch.setattr(module, "detach", lambda *given: reductions.append(0) or plain(*given))
+    before = None
+    for _ in range(8):
+        problem = layers([rng.choice([0.5, 1.0, 3.0]) for _ in range(4)])
+        alone, found = solve(problem), solve(problem, hint=before, structures=kept)
+        hasty = solve(problem, hint=before, structures=kept, hasty=True)
+        assert found.cost == alone.cost == hasty.cost and found.optimal and hasty.lower_bound <= alone.cost
+        before = found.choice
+    assert len(reductions) == 8 + 1  # of each solve alone, and of the structure
+
+
+def test_rows_of_infinite_cost_are_another_structure() -> None:
+    kept = Structures()
+    for left_out in range(1, 5):
+        costs = [math.inf if n == left_out else 1.0 + n for n in range(4)]
+        assert solve(layers(costs), structures=kept).cost == solve(layers(costs)).cost
+    solve(layers([1.0, 2.0, 3.0, 4.0], count=3), structures=kept)
+    assert len(kept._kept) == MOST
