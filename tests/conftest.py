@@ -85,3 +85,15 @@ def even(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(found, samples_us=(found.median,) * 5) if isinstance(found, Timing) else found
 
     monkeypatch.setattr(CpuMeasurer, "time", timed)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """PyTorch's number of threads in the main thread is the same after a test. Other threads have their own number, and
+    Dynamo compiles a graph once more for each number: the tests that follow would see two graphs."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    yield
+    assert torch is None or torch.get_num_threads() == before, (
+        "the test changed the number of threads of the main thread"
+    )

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,18 @@ COUNT = """void threads_of(int *restrict seen)
     for (long i = 0; i < 64; i++) seen[i] = (int)syscall(SYS_gettid);
 }
 void set_threads(const int *n) { omp_set_num_threads(*n); }"""
+
+
+@pytest.fixture(autouse=True)
+def threads_restored() -> Iterator[None]:
+    """OpenMP's number of threads of the calling thread is what it was after a test: Dynamo compiles a graph once for
+    each number of threads, and every thread has its own."""
+    c_helpers.c_threads()  # loads the library if no other module has
+    openmp = ctypes.CDLL(None)
+    before = openmp.omp_get_max_threads()
+    yield
+    openmp.omp_set_num_threads(before)
+    assert openmp.omp_get_max_threads() == before
 
 
 def library(name: str = "sums", more: str = "") -> Any:
