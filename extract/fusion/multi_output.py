@@ -53,7 +53,9 @@ class MultiOutputGroup:
 
 
 class DerivedClass(NamedTuple):
-    """A class derived from another class and given values alone, by the e-nodes of `path` (in order)."""
+    """A class computed from another class and given values (in memory before any kernel runs) alone, by the e-nodes of
+    `path` in order.
+    """
 
     cls: int
     path: tuple[int, ...] = ()

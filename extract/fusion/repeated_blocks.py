@@ -138,12 +138,16 @@ class RepeatedBlocks:
         return True
 
     def _pairs(self, ours: int, theirs: int) -> Iterable[tuple[int, int]]:
-        """Corresponding instances that have two corresponding classes: those whose block and place occur once on either side."""
+        """Pairs of instances that two corresponding classes belong to, with equal block and equal position in it.
+        Positions that occur in several instances are left out.
+        """
         first, second = (self._once(c) for c in (ours, theirs))
         return [(n, second[key]) for key, n in first.items() if key in second]
 
     def _once(self, cls: int) -> dict[tuple[int, int], int]:
-        """(block, index) -> instance of the places of a class, without pairs that occur several times."""
+        """(block, position in the block) -> instance, for the occurrences of a class; pairs that occur in several
+        instances are left out.
+        """
         found: dict[tuple[int, int], int] = {}
         several = set()
         for n, x in self.owners.get(cls, ()):

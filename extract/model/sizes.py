@@ -102,7 +102,9 @@ def _lifted_operand(numbers: Numbers, o: Operand) -> Operand:
 
 
 def holds_at_all_sizes(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:
-    """Whether a kernel applies at the other sizes, with the same code as the code in free sizes there."""
+    """Whether a kernel applies at all sizes of `elsewhere`, and its code for each equals its code in free sizes, with
+    the sizes substituted.
+    """
     if template.source is not None or template.space is not None:
         return False  # generated for specific sizes
     names = {o: f"_{o}_" for o in (*template.operands, "out", "scratch")}
