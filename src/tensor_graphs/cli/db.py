@@ -100,7 +100,10 @@ def _team(named: str | None) -> str:
 
     if found := named or settings.current().team:
         return found
-    raise UsageError("no team's store is named", hint="an argument, or TENSOR_GRAPHS_TEAM=/shared/folder")
+    raise UsageError(
+        "no team's store is named",
+        hint="give a folder or URL as the argument, or set TENSOR_GRAPHS_TEAM=/shared/folder",
+    )
 
 
 @app.command("compact")
