@@ -363,7 +363,7 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     if verdict.miscompiled:
         raise VerificationError(
             verdict.worst.said,
-            where=where, hint="the e-graph says equal what is not; saturate again",
+            where=where, hint="the e-graph claims an equality that does not hold; run saturate again",
         )  # fmt: skip
     return verdict
 

@@ -49,7 +49,7 @@ def arrow_tables(explorer: Explorer) -> dict[str, Any]:
 
 
 def json_tables(explorer: Explorer) -> dict[str, dict[str, list[Any]]]:
-    """The same tables as plain data: table -> column -> values (`Explorer.to_json`)."""
+    """The tables of `arrow_tables` as plain data: table -> column -> values (`Explorer.to_json`)."""
     found: dict[str, dict[str, list[Any]]] = {}
     for table, column, values in _tables(explorer):
         plain = values.tolist() if isinstance(values, np.ndarray) else list(values)

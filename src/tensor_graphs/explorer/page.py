@@ -47,7 +47,9 @@ def columns(explorer: Explorer) -> Columns:
 
 
 def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> bytes:
-    """The viewer's data of an explorer. `seconds`: time for answering what-if questions in advance."""
+    """Data of an explorer for the HTML viewer, in the format of columns.py. `seconds`: time for answering what-if
+    questions in advance.
+    """
     found = columns(explorer)
     steps, notes = rewrite_columns(len(explorer.view), explorer.explain)
     found |= steps
@@ -89,7 +91,9 @@ def viewer_page(data: bytes, title: str) -> str:
 
 
 def problem_page(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
-    """The viewer of an e-graph given as tables."""
+    """The viewer of an e-graph, given as columns (tables.py) and metadata, as one HTML document. Its title is
+    `meta["title"]`.
+    """
     return viewer_page(encode(dict(columns), meta), str(meta.get("title", "e-graph")))
 
 

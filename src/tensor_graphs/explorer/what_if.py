@@ -227,9 +227,8 @@ class Question:
         return found is not None and found[1] == "k"
 
     def _excluded_by(self, pinned: str) -> set[int]:
-        """The candidates that a pinned selector excludes.
-
-        Other forms of the same e-class, other layouts, other kernels of the same values.
+        """The candidates that a pinned selector excludes: other forms of the same e-class, other layouts, or other
+        kernels of the same values.
         """
         found = _NUMBERED.match(pinned)
         if found is None:
