@@ -96,8 +96,8 @@ def winners(
 ) -> list[tuple[int, int, str]]:  # fmt: skip
     """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
 
-    Where it differs at the two ends, the size from which the other one is fastest is found by bisection, up to a
-    factor; without `halvings` it is the geometric mean.
+    If different forms are fastest at the two ends, `halvings` steps of bisection approximate the size from which the
+    second form is fastest; with 0 steps that is the geometric mean.
     """
     low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
     if low == high:
@@ -230,7 +230,7 @@ def with_buckets(
 def _comparable(session: Session, program: Program, backends: Sequence[Backend]) -> Caller | None:
     """The caller's function if it may run instead of plans on the program's device.
 
-    Not where a backend without its library was asked for.
+    None also if the backends lack the library that the function uses (NumPy or Torch).
     """
     caller, options = session.caller, session.options
     if caller is None or not options.allow_caller or options.tolerance not in FACTORS or options.params:
@@ -241,9 +241,8 @@ def _comparable(session: Session, program: Program, backends: Sequence[Backend])
 
 
 def _lag(forms: Forms, row: tuple[int, int]) -> float:
-    """How many times slower than the caller's function the program for all sizes is in a bucket; positive.
-
-    Without one, how far its size is from the searched one.
+    """Time of the program for all sizes over that of the caller's function, in the middle of a bucket. Without such a
+    function, the distance |log| between that middle size and the size at which the program was searched. Positive.
     """
     at = middle(*row)
     if forms.caller is None:
@@ -256,7 +255,7 @@ def _lag(forms: Forms, row: tuple[int, int]) -> float:
 def _searched(
     session: Session, graph: Graph, sizes: Sizes, name: str, row: tuple[int, int], seconds: float, search: Search
 ) -> tuple[Program | None, str]:  # fmt: skip
-    """The program for one bucket; None without one that runs at all of its sizes, and why there is none."""
+    """(program for one bucket, ""), or (None, reason) if none was found that runs at all sizes of the bucket."""
     own = graph.bind({name: dim(name, min=row[0], max=row[1])})
     why = ""
     try:
