@@ -357,9 +357,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code of a command line, which is run.
-
-    0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143 terminated.
+    """Run a command line and return its exit code: 0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification,
+    6 no plan, 130 interrupted, 143 terminated.
     """
     try:
         return _run(arguments, "--json" in arguments)

@@ -42,7 +42,7 @@ class Console:
 
     @contextmanager
     def live(self) -> Iterator[Console]:
-        """Context that shows the spinner."""
+        """Context manager that shows the spinner."""
         if self.quiet or self.verbose or not sys.stderr.isatty():
             yield self
             return

@@ -82,7 +82,9 @@ def wanted_kernels(
     trust_model: Annotated[bool, typer.Option("--trust-model", help=summary("trust"))] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Write briefs of the regions with the largest gap to the roofline limit; with --propose, ask a program for kernels."""
+    """Write briefs (requests for a kernel) of the kernel calls with the largest gap to the roofline limit; with
+    --propose, ask a program for kernels.
+    """
     from ..kernels.briefs import write_briefs
     from ..kernels.proposals import propose
     from ..kernels.wanted import wanted

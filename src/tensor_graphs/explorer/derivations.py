@@ -48,7 +48,7 @@ class Derivation:
 
 
 class TermMatcher:
-    """Matcher of terms whose operands are at known e-classes; its matches are the e-nodes used."""
+    """Matcher of terms whose operands are at known e-classes. A match is given as the e-nodes that it uses."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view, self.matcher = view, Matcher(view)

@@ -188,7 +188,7 @@ class EGraphFile:
         return self.record is not None
 
     def program(self, found: Extraction, *, verify: bool = True) -> Program:
-        """The program that a solution of `problem` stands for.
+        """The program that a solution of `problem` stands for, compared with the model if `verify`.
 
         Raises UsageError if the file describes no program, BadModelError if the model file is missing, changed or
         malformed, ExtractionError if the e-graph is malformed or names a kernel that does not match, VerificationError
@@ -214,7 +214,9 @@ class EGraphFile:
         return program
 
     def view(self, record: Mapping[str, Any]) -> tuple[EGraphView, Graph]:
-        """The file's e-graph and its model, which have the same roots, as (EGraphView, Graph). Errors as for `program`."""
+        """The e-graph of the file's `tensor_graphs` record and its model, which have the same roots, as (EGraphView,
+        Graph). Errors as for `program`.
+        """
         return self._view(record, self._model(record))
 
     def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:

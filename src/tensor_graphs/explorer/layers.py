@@ -18,7 +18,7 @@ MOST_NEAR = 8  # nearest layers of an operation in one direction, above which on
 
 
 def layers_of(graph: Graph, modules: Mapping[Tensor, str] | None = None) -> dict[Tensor, str]:
-    """Layer of each operation of a graph that has one; operations on weights alone and inputs have none.
+    """Layer (dotted path) of each operation that belongs to one; inputs and operations on weights alone belong to none.
 
     `modules`: known module paths of operations (`modules_of`).
     """

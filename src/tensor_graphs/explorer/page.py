@@ -60,7 +60,9 @@ def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> b
 
 
 def rewrite_columns(e_nodes: int, explain: Callable[[], list[Explanation]]) -> tuple[Columns, list[str]]:
-    """The tables of the rewriting that `explain` returns, and notes: the reason if they are left out."""
+    """(tables of the rewriting that `explain` returns, notes). For more than EXPLAINED_NODES e-nodes, or if `explain`
+    fails, there are no tables, and a note says why.
+    """
     if e_nodes > EXPLAINED_NODES:
         why = f"the e-graph has more than {EXPLAINED_NODES:,} e-nodes (explain_rewrites goes block by block)"
         return {}, [f"The rewriting is not shown: {why}."]

@@ -96,7 +96,7 @@ class WhatIf:
         return ", ".join(parts) or "no change"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The answer as plain JSON values, without the plan."""
         return {
             "question": self.question, "before_us": self.before_us, "after_us": self.after_us,
             "difference_us": self.difference_us, "optimal": self.optimal, "lower_bound_us": self.choice.extraction.lower_bound,

@@ -105,7 +105,7 @@ class Generator(Unpicklable):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Optimization report of each program made so far, by its use."""
+        """Optimization report of each program made so far, by program name ("decode", "prefill-16", "sample-greedy")."""
         return {name: report for programs in self._all() for name, report in programs.reports().items()}
 
     @property
@@ -115,7 +115,7 @@ class Generator(Unpicklable):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds until each program was ready, by its use."""
+        """Seconds that making each program took, by program name ("decode", "prefill-16", "sample-greedy")."""
         return {name: seconds for programs in self._all() for name, seconds in programs.seconds.items()}
 
     def _all(self) -> list[Programs]:

@@ -33,8 +33,8 @@ def host_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
-    """Graph of a decoder step whose logits, and for several tokens the new lengths, are states: `build_step`, closed
-    over states.
+    """Graph of a decoder step over `tokens` tokens a row: `build_step` with logits and lengths as states. `fresh`: all
+    rows begin at position 0.
 
     With one token there are no inputs: token and length are states. Output: `length` [batch] int64 after the step.
     """
@@ -69,7 +69,7 @@ class QuantizedForm:
 
 @dataclass
 class Programs:
-    """Programs of a generator by use, made on demand, and the memory that they share."""
+    """Programs of a generator by name, made on demand, and the memory that they share."""
 
     folder: Folder
     caches: Caches
@@ -179,7 +179,7 @@ class Programs:
         return self._reads
 
     def reports(self) -> dict[str, Any]:
-        """Optimization report of each program."""
+        """Optimization report of each program, by program name."""
         return {name: program.report for name, program in self._made.items()}
 
 

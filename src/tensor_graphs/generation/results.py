@@ -27,7 +27,8 @@ class Generated:
     New `tokens`, their `texts` (None without a tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds
     from the programs being ready until the first tokens; `tokens_per_second`: of all rows together, after the first
     tokens (nan if there are no further ones). `acceptance`: share of a draft model's proposals that were accepted; nan
-    without one. `drafting`: why the draft model did not pay; empty if it did, or without one.
+    without one. `drafting`: why decoding with the draft model was slower than without; empty if it was not, or without
+    one.
     """
 
     tokens: list[list[int]]

@@ -1,10 +1,10 @@
 """Choice of the next token from logits, as graphs over states, so that no step needs anything from the host.
 
-States: `logits` [batch, vocabulary] float32 is read; `token` [batch, 1] int64, the chosen one, is written and is the only
-output. `greedy` takes the largest logit. The other two draw from softmax(logits / temperature) by adding Gumbel noise and
-taking the largest sum; `filtered` first drops all but the `top_k` largest logits, and the least likely tokens beyond the
-share `top_p`. The noise comes from Threefry, a counter-based generator: it depends on `seed`, the row, the token and the
-number of earlier draws (`draws`), and on nothing else.
+States: `logits` [batch, vocabulary] float32 is read; `token` [batch, 1] int64, the chosen one, is written and is the
+only output. `greedy` takes the largest logit. The other two draw from softmax(logits / temperature) by adding Gumbel
+noise and taking the largest sum; `filtered` first drops all but the `top_k` largest logits, and the least likely tokens
+beyond the cumulative probability `top_p`. The noise comes from Threefry, a counter-based generator: it depends on
+`seed`, the row, the token and the number of earlier draws (`draws`), and on nothing else.
 """
 
 from __future__ import annotations

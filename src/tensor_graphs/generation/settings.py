@@ -49,7 +49,9 @@ class Sampling:
         return "plain" if self.top_k == 0 and self.top_p == 1 else "filtered"
 
     def states(self, vocabulary: int, key: int = 0) -> dict[str, tuple[Any, str]]:
-        """Values and dtypes of a sampler's states; samplers with different keys below 2**32 draw independently."""
+        """(value, dtype) of each state of a sampler, by name; samplers with different keys below 2**32 draw
+        independently.
+        """
         seed = int(self.seed) ^ key << 32
         return {
             "temperature": ([[max(float(self.temperature), COLDEST) if self.temperature else 1.0]], "float32"),
