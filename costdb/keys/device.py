@@ -79,7 +79,7 @@ def c_compiler() -> str:
 
 
 class MachineKey(NamedTuple):
-    """The three key fields that identify where a time was measured."""
+    """The three key fields that identify where a time was measured: device, driver and toolchain."""
 
     device: str
     driver: str

@@ -101,7 +101,9 @@ class FusionGroups:
 
     @cached_property
     def repeats(self) -> RepeatedSubgraphs:
-        """Classes of the view grouped by equal surroundings (colours), in everything that fusion growth considers."""
+        """Classes of the view grouped by equal surroundings (colours), compared by the properties that fusion growth
+        considers.
+        """
         view, roots = self.view, {*self.view.roots}
         marks = [
             (

@@ -307,7 +307,7 @@ class MultiOutputFusion:
         return t
 
     def beside(self, cls: int, shown: DerivedClass) -> list[int]:
-        """Given classes that a derivation reads besides its source."""
+        """Classes in memory before any kernel runs that a derivation reads besides its source."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
         return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
 

@@ -74,7 +74,9 @@ def _kinds(term: Term) -> dict[str, tuple[str, str]]:
 
 
 def lifted_call(template: Template, call: Call, numbers: Numbers) -> Call | None:
-    """A call at generic sizes rewritten in free sizes; None if the output types of the pattern then differ."""
+    """A call at generic sizes rewritten in free sizes by `numbers` (generic number -> expression); None if the output
+    types of the pattern then differ.
+    """
     kinds = {name: kind for term in template.terms for name, kind in _kinds(term).items()}
     operand = partial(_lifted_operand, numbers)
     found = replace(

@@ -20,7 +20,7 @@ MOVES = ("view", "layout", "index")
 def narrow_types(view: EGraphView) -> list[Type]:
     """The storage type of each class: the model's 16-bit dtype for float32 values with rows longer than one element.
 
-    `positions` keep their type. The view's types if no leaf is 16-bit.
+    Classes of `positions(view)` stay float32. Without a 16-bit leaf, the view's own types.
     """
     leaves = [i for i, op in enumerate(view.op) if op in LEAVES]
     counts: dict[str, int] = {}
