@@ -61,7 +61,7 @@ def candidates(name: str) -> list[Candidate]:
     """Kernels of a block: of the cheapest plans at stated prices, their rivals, and others at random."""
     import torch
 
-    from tensor_graphs.explorer.export_jobs import lacking
+    from tensor_graphs.explorer.export_jobs import unmeasured_candidates
     from tensor_graphs.options import Options
     from tensor_graphs.pipeline.choose import choose
     from tensor_graphs.pipeline.match import hypergraph
@@ -83,7 +83,7 @@ def candidates(name: str) -> list[Candidate]:
     found = hypergraph(session, rewrite(session, prepared.work).view, select("auto"))
     with open_store(session) as store:
         choice = choose(session, found, CostPricer(store), None)
-    likely = {key_of(c.template, c.call).digest: c for c in lacking(choice, PLANS)}
+    likely = {key_of(c.template, c.call).digest: c for c in unmeasured_candidates(choice, PLANS)}
     every = {key_of(c.template, c.call).digest: c for c in found.candidates if not c.is_view}
     others = sorted(every.keys() - likely.keys())
     drawn = random.Random(name).sample(others, min(OTHERS, len(others)))

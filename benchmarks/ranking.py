@@ -25,7 +25,7 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.explorer.explorer import Explorer
-from tensor_graphs.explorer.export_jobs import lacking
+from tensor_graphs.explorer.export_jobs import unmeasured_candidates
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice, search
@@ -57,7 +57,11 @@ def plans(graph: Graph, costdb: str) -> tuple[Explorer, list[Choice]]:
         tg.optimize(graph, costdb=costdb, verify=False, budget=5.0 if QUICK else 30.0)
         for _ in range(ROUNDS):
             found = tg.saturate(graph, costdb=costdb)
-            open_ = [c for choice in [found.choice, *banned(found.choice, store)] for c in lacking(choice, PLANS)]
+            open_ = [
+                c
+                for choice in [found.choice, *banned(found.choice, store)]
+                for c in unmeasured_candidates(choice, PLANS)
+            ]
             if not open_:
                 break
             measurer.measure(open_)

@@ -69,7 +69,7 @@ def test_columns_are_read_as_written() -> None:
         else:
             np.testing.assert_array_equal(np.asarray(found[name]), values)
     assert np.asarray(found["ints"]).dtype == np.int32 and np.signbit(np.asarray(found["floats"])[2])
-    with pytest.raises(BadModelError, match="no column data"):
+    with pytest.raises(BadModelError, match="not column data"):
         decode(b"PNG.....")
 
 

@@ -182,7 +182,10 @@ def test_a_good_proposal_is_accepted_with_its_gain(proposed: Callable[..., Propo
         (["import subprocess, time", "subprocess.Popen(['sleep', '2345'])", "time.sleep(60)"], "took longer than 1 s"),
         (["while True: print('x' * 100_000)"], "printed more than"),
         ([f"print({KERNEL.replace('2.0 *', '2.1 *')!r})"], "wrong"),
-        ([f"print({KERNEL.replace(') * 2.0,', ') * 3.0,').replace('2.0 *', '3.0 *')!r})"], "no kernel of it computes"),
+        (
+            [f"print({KERNEL.replace(') * 2.0,', ') * 3.0,').replace('2.0 *', '3.0 *')!r})"],
+            "no kernel of the file computes",
+        ),
         (["print('import os; os._exit(1)')"], "crash"),
     ],
 )

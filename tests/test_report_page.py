@@ -60,7 +60,7 @@ def test_a_report_is_read_as_saved(report: Report, tmp_path: Path) -> None:
                  json.dumps({**report.to_json(), "verification": {**(report.verification or {}), "failed": [3]}}),
                  json.dumps({**report.to_json(), "operations": [{"op": "x", "name": "", "type": "", "reads": [7]}]})):  # fmt: skip
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(BadModelError, match="no report"):
+        with pytest.raises(BadModelError, match="not a report"):
             Report.read(tmp_path / "bad.json")
 
 
@@ -115,7 +115,7 @@ def test_names_of_weights_stay_few() -> None:
 )
 def test_numbers_of_a_report_are_bounded(report: Report, tmp_path: Path, change: dict[str, object]) -> None:
     (tmp_path / "report.json").write_text(json.dumps({**report.to_json(), **change}))
-    with pytest.raises(BadModelError, match="no report"):
+    with pytest.raises(BadModelError, match="not a report"):
         Report.read(tmp_path / "report.json")
 
 

@@ -25,10 +25,11 @@ from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline import measuring, recall, size_buckets, time_program
+from tensor_graphs.pipeline import bucket_forms, measuring, recall, size_buckets, time_program
 from tensor_graphs.pipeline import verify_or_retry as accept
+from tensor_graphs.pipeline.bucket_forms import ALL, CALLER, OWN, fastest, winners
 from tensor_graphs.pipeline.session import Session
-from tensor_graphs.pipeline.size_buckets import ALL, CALLER, OWN, buckets_of, fastest, middle, winners
+from tensor_graphs.pipeline.size_buckets import buckets_of, middle
 from tensor_graphs.plain import Malformed
 
 torch = pytest.importorskip("torch")
@@ -73,10 +74,10 @@ def test_a_bucket_is_divided_where_another_form_becomes_the_fastest() -> None:
     (low, high) = winners(129, 1024, at)
     assert (low[0], low[2], high[1], high[2]) == (129, OWN, 1024, CALLER)
     assert low[1] + 1 == high[0] and 450 < high[0] < 800
-    assert len(asked) <= 2 + size_buckets.HALVINGS
+    assert len(asked) <= 2 + bucket_forms.HALVINGS
     assert winners(129, 1024, lambda size: OWN) == [(129, 1024, OWN)]
     assert winners(129, 1024, at, 0) == [(129, 362, OWN), (363, 1024, CALLER)]
-    assert winners(1025, 1 << 40, at)[0] == (1025, 1 << 40, CALLER) and max(asked) <= size_buckets.LARGEST
+    assert winners(1025, 1 << 40, at)[0] == (1025, 1 << 40, CALLER) and max(asked) <= bucket_forms.LARGEST
 
 
 @pytest.mark.parametrize(("row", "at"), [((1, 16), 4), ((17, 128), 64), ((129, 1024), 512), ((1025, 1 << 40), 4096), ((3, 3), 3)])  # fmt: skip
@@ -108,7 +109,7 @@ def own_plans(monkeypatch: pytest.MonkeyPatch) -> None:
             call()
         return {name: [us[name]] * 5 for name in calls}
 
-    monkeypatch.setattr(size_buckets, "timed_calls", timed_calls)
+    monkeypatch.setattr(bucket_forms, "timed_calls", timed_calls)
     monkeypatch.setattr(size_buckets, "LEAST", -1e9)  # whatever time is left
 
 
@@ -174,7 +175,7 @@ def test_the_bucket_that_lags_most_has_the_most_time(
 
 def test_the_callers_function_runs_where_it_is_fastest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     us = {ALL: 10.0, OWN: 8.0, CALLER: 5.0}
-    monkeypatch.setattr(size_buckets, "timed_calls", lambda calls, device, ended: {n: [us[n]] * 5 for n in calls})
+    monkeypatch.setattr(bucket_forms, "timed_calls", lambda calls, device, ended: {n: [us[n]] * 5 for n in calls})
     calls = []
 
     class Own(torch.nn.Module):

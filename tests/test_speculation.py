@@ -250,7 +250,7 @@ def test_a_seed_draws_the_same_and_rows_draw_for_themselves(made: Generator) -> 
     ("more", "options", "words"),
     [
         ({"vocab_size": VOCAB + 1}, {}, "the draft has a vocabulary of 25 tokens, the model one of 24"),
-        ({"max_position_embeddings": 32}, {}, "the draft has 32 positions, max_length=48"),
+        ({"max_position_embeddings": 32}, {}, "the draft model has 32 positions, fewer than max_length=48"),
         ({}, {"draft_tokens": 0}, "draft_tokens=0"),
         ({}, {"draft_tokens": 8}, "draft_tokens=8\n.*at most 7"),
         ({}, {"draft_tokens": 2.5}, "draft_tokens=2.5"),

@@ -261,7 +261,7 @@ def test_devices_without_kernels_of_every_size_are_named() -> None:
     assert for_every_size(session, graph, prepared, [backend("torch_cuda")]) is not None and not session.warnings
     other: Any = SimpleNamespace(device=SimpleNamespace(on_gpu=False, any_size=False, name="a TPU"))
     assert for_every_size(session, graph, prepared, [other]) is None
-    assert session.warnings == ["the program runs at one size only: programs on a TPU do"]
+    assert session.warnings == ["the program runs at one size only: programs on a TPU have no free sizes"]
 
 
 def test_a_plan_that_is_wrong_elsewhere_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

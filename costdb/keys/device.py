@@ -79,7 +79,7 @@ def c_compiler() -> str:
 
 
 class MachineKey(NamedTuple):
-    """The three key fields that identify where a time was measured."""
+    """The three key fields that identify where a time was measured: device, driver and toolchain."""
 
     device: str
     driver: str
@@ -151,7 +151,9 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def _has_driver() -> bool:
-    """Whether CUDA's driver library can be loaded, which Torch needs for any GPU; True where its name is not known."""
+    """Whether CUDA's driver library, which Torch needs for any GPU, can be loaded; True on platforms where the
+    library's name is not known.
+    """
     if sys.platform != "linux":
         return True
     try:

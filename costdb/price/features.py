@@ -208,7 +208,9 @@ def schedule_of(text: str) -> Mapping[str, int]:
 # ---------------------------------------------------------------- of the kernel and the machine
 @lru_cache(maxsize=1 << 12)
 def _label(name: str, backend: str, family: str, kind: str) -> Row:
-    """Signs of the name, and of the backend and family; whether the result is transposed or channels last; the family."""
+    """Hash bits (+1 or -1) of the name, and of the backend and family; whether the result is transposed or
+    channels-last; the family as one-hot.
+    """
     weight = NAME_WEIGHTS.get(kind, 0.0)
     own = [weight * sign for text in (name, f"{backend} {family}") for sign in _signs(text)]
     return np.array([*own, float("_columns" in name), float("_last" in name), *(float(family == f) for f in FAMILIES)])
@@ -237,8 +239,9 @@ def _log(values: Array) -> Array:
 
 
 def _emphasis() -> Array:
-    """Weight of each feature in distances: 0 for the signs of `_label`, SCHEDULE_EMPHASIS for the schedule's, else 1;
-    times ELEMENTWISE_EMPHASIS for elementwise operations, the first features of `_sizes` and of `_tiles`."""
+    """Weight of each feature in distances: 0 for the hash bits of `_label`, SCHEDULE_EMPHASIS for the schedule's, else
+    1; times ELEMENTWISE_EMPHASIS for elementwise operations, the first features of `_sizes` and of `_tiles`.
+    """
     none = np.ones((9, 1))
     sizes = len(_sizes(np.ones((len(_call("[[1]]", "[[1]]", '["float32"]')), 1)), none[:3], none[:6]))
     tiles = len(_tiles(np.ones((2, 1)), dict.fromkeys(PARAMETERS, none[0]), none[:3], none[:6]))

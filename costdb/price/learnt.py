@@ -31,7 +31,9 @@ _PARTS = ("centre", "scale", "rows", "weights", "numbers")
 
 
 class LearntFactors:
-    """Models by device. A device without one uses that of the first device of its kind ("gpu:…", "cpu:…")."""
+    """Learnt models of log(time / roofline) by device. A device without one uses that of the first device of its kind
+    ("gpu:…", "cpu:…").
+    """
 
     def __init__(self, models: Mapping[str, GaussianProcess] | None = None) -> None:
         self.models = dict(models or {})

@@ -94,8 +94,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A time in µs with its prediction interval, its source, and the number of runs or relatives it is based on.
-    `shipped`: measured, but only elsewhere, on a device of the same model (costdb/store/starter.py)."""
+    """A time in µs with its prediction interval, its source, and the number of runs, or of similar measured kernels, it
+    is based on. `shipped`: measured, but only elsewhere, on a device of the same model (costdb/store/starter.py).
+    """
 
     us: float
     low: float
@@ -255,8 +256,9 @@ class Predictor:
 
 
 class _Group:
-    """Relatives, and the residuals of predicting each from the others. Above the level of kernels, a key is predicted only
-    from keys of other kernels, like a kernel that was never measured."""
+    """Measured keys of one kernel, name or family, and the residuals of predicting each from the others. In groups of
+    several kernels, a key is predicted only from keys of other kernels, like a kernel that was never measured.
+    """
 
     def __init__(
         self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], place: Place

@@ -124,7 +124,7 @@ class FamilyStats(StoreReport):
     p90_error: float
 
     def lines(self) -> list[tuple[str, str]]:
-        """One line of text; errors as factors instead of logarithms."""
+        """(title, text) of one line; errors as factors instead of logarithms."""
         title = shown(f"{self.family} on {self.backend}")
         if not self.held_out:
             return [(title, f"{self.keys} keys")]

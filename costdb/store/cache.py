@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import private, settings
 from ..keys.device import cores
-from . import cache_snapshot as picture
-from . import shards
+from . import cache_snapshot, shards
 from .schema import COLUMNS, FORMAT, checked
 from .snapshot import LOADED, Snapshot
 
@@ -85,7 +84,7 @@ def load_file(root: Path, file: Path, wait_s: float) -> LoadedCache:
     import duckdb
     from filelock import FileLock, Timeout
 
-    if picture.names(picture.path_of(file), CACHE_VERSION):
+    if cache_snapshot.names(cache_snapshot.path_of(file), CACHE_VERSION):
         wait_s = min(wait_s, MAX_CACHE_WAIT_S)
     deadline = time.monotonic() + wait_s
     try:
@@ -109,7 +108,9 @@ def load_memory(root: Path, file: Path | None = None) -> LoadedCache:
 
     Rows in the cache snapshot of `file` come from there, the others shard by shard.
     """
-    held = None if file is None else picture.read(picture.path_of(file), CACHE_VERSION, _pictured())
+    held = (
+        None if file is None else cache_snapshot.read(cache_snapshot.path_of(file), CACHE_VERSION, _snapshot_schema())
+    )
     with _connection(":memory:") as connection:
         _create(connection)
         if held is not None:
@@ -122,7 +123,7 @@ def load_memory(root: Path, file: Path | None = None) -> LoadedCache:
         return _synchronised(connection, root)
 
 
-def _pictured() -> pa.Schema:
+def _snapshot_schema() -> pa.Schema:
     """The cache snapshot's schema: the columns kept in memory, and each row's shard."""
     import pyarrow as pa
 
@@ -132,16 +133,16 @@ def _pictured() -> pa.Schema:
     return pa.schema([pa.field("shard", pa.string()), *(f for f in arrow_schema() if f.name in names)])
 
 
-def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: LoadedCache) -> None:
+def _write_snapshot(connection: duckdb.DuckDBPyConnection, file: Path, loaded: LoadedCache) -> None:
     """Write a new cache snapshot if it is due; write errors are ignored."""
-    target = picture.path_of(file)
-    if not picture.is_due(target, CACHE_VERSION, len(loaded.shards)):
+    target = cache_snapshot.path_of(file)
+    if not cache_snapshot.is_due(target, CACHE_VERSION, len(loaded.shards)):
         return
-    schema = _pictured()
+    schema = _snapshot_schema()
     chosen = ", ".join(f'"{name}"' for name in schema.names)
     rows = connection.sql(f"SELECT {chosen} FROM rows").to_arrow_table().cast(schema)
     with suppress(OSError):
-        picture.write(target, CACHE_VERSION, rows, loaded.shards)
+        cache_snapshot.write(target, CACHE_VERSION, rows, loaded.shards)
 
 
 def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int, list[float]]]:
@@ -176,7 +177,7 @@ class _WrongVersion(Exception):
 
 
 def _raise_if_no_room(error: Exception) -> None:
-    """Raise Unusable for a full or read-only disk, which is no damage of the cache."""
+    """Raise CacheUnusable for a full or read-only disk, which is no damage of the cache."""
     text = str(error).lower()
     if any(sign in text for sign in ("no space left", "read-only file system", "permission denied", "disk quota")):
         raise CacheUnusable(f"the cache cannot be written ({text.splitlines()[0][:200]})") from error
@@ -193,7 +194,7 @@ def _open_and_load(root: Path, file: Path, deadline: float) -> LoadedCache:
                     _create(connection)
                 _verify_version(connection)
                 loaded = _synchronised(connection, root)
-                _keep_picture(connection, file, loaded)
+                _write_snapshot(connection, file, loaded)
                 return loaded
         except duckdb.IOException as error:
             if "lock on file" not in str(error):

@@ -43,8 +43,8 @@ def names(file: Path, version: str) -> frozenset[str]:
     try:
         with pa.memory_map(str(file)) as source:
             content = source.read_buffer(max(0, source.size() - len(sealed(b""))))
-            with pa.ipc.open_file(content) as picture:
-                return _names(picture.schema, version)
+            with pa.ipc.open_file(content) as snapshot_file:
+                return _names(snapshot_file.schema, version)
     except (OSError, ValueError, RecursionError, pa.ArrowException):
         return frozenset()
 
@@ -71,8 +71,8 @@ def read(file: Path, version: str, schema: pa.Schema) -> tuple[pa.Table, frozens
     import pyarrow as pa
 
     try:
-        with pa.ipc.open_file(pa.py_buffer(read_sealed(file, shards.MAX_SHARD_TABLE_BYTES))) as picture:
-            held, rows = _names(picture.schema, version), picture.read_all()
+        with pa.ipc.open_file(pa.py_buffer(read_sealed(file, shards.MAX_SHARD_TABLE_BYTES))) as snapshot_file:
+            held, rows = _names(snapshot_file.schema, version), snapshot_file.read_all()
         rows.validate(full=True)
     except (OSError, ValueError, MemoryError, RecursionError, pa.ArrowException):
         return None

@@ -36,7 +36,7 @@ class Failed(StoreReport):
     message: str
 
     def lines(self) -> list[tuple[str, str]]:
-        """One line of text."""
+        """(title, text) of one line."""
         what = f"{self.keys} of {self.of} ({self.keys / self.of:.1%}) {self.status} in {self.stage}"
         return [(shown(self.name), f"{what}, as {shown(self.schedule)}: {shown(self.message[:120])}")]
 

@@ -31,7 +31,7 @@ _DEPTH = 8  # folders below a store's root that are looked into: shards lie two 
 
 
 def is_name(name: str) -> bool:
-    """Whether a file's name is a sha256 as of shards."""
+    """Whether a file's name has the form of a shard's: a SHA-256 in hex."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Starter rows: measured times that are shipped with the package and lie, read-only, below a user's store.
+"""Starter rows: measured times that are shipped with the package and used where a user's store has no rows of its own.
 
 One Parquet file a device, in the schema of the shards, with one row of each kind a key: its timing as three samples
 (quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of

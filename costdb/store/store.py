@@ -42,7 +42,9 @@ class Store:
     `frozen=True` fixes the visible rows at the first read: rows added later, including this object's own, are stored
     but not used, so that a deterministic run has constant prices. `wait_s`: longest wait in seconds for another process
     that holds the cache, before the shards are read into memory instead. `starter`: returns the devices whose starter
-    rows (starter.py) lie below the store's own; None: none do. Nothing is read until the first query."""
+    rows (starter.py) are used where the store has no rows of its own; None: no starter rows. Nothing is read until the
+    first query.
+    """
 
     def __init__(
         self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0, starter: Devices | None = None
@@ -143,7 +145,7 @@ class Store:
             self._warn(f"{reason}; its shards are read into memory")
             loaded = cache.load_memory(self.root, file)
         if loaded.set_aside:
-            self._warn(f"the cache was damaged or of another version: kept as {loaded.set_aside.name}, built anew")
+            self._warn(f"the cache was damaged or of another version: kept as {loaded.set_aside.name}, and rebuilt")
         if loaded.bad:
             self._warn(f"{len(loaded.bad)} bad shard(s) set aside; `tensor-graphs db check` names them")
         return loaded

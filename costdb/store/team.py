@@ -1,8 +1,7 @@
-"""A team's cost store on a shared folder or an object store, read below the user's own rows and above starter rows.
-
-The team's place holds shards as a store's root does: immutable Parquet files named by their sha256, so any number of
-writers may publish at once without a lock, and a shard that was damaged or exchanged is recognised. Shards are copied
-into a mirror in this user's cache folder before they are read.
+"""A team's cost store on a shared folder or an object store. Its rows are used where the user's store has none, in
+preference to starter rows. Its storage location holds shards as a store's root does: immutable Parquet files named by
+their sha256, so any number of writers may publish at once without a lock, and a shard that was damaged or exchanged is
+recognised. Shards are copied into a mirror in this user's cache folder before they are read.
 
 Rows of a team are measurements of other machines and people. They never count beside rows of this store; a price that
 rests on them alone has a wide interval, so that kernels of a plan are measured here before the plan depends on them. If
@@ -49,10 +48,10 @@ class TeamReport(StoreReport):
 
 
 class Place(Protocol):
-    """Files under a team's place, by paths relative to it with `/` between the parts."""
+    """Storage location of a team's cost store: files by path relative to the location, with `/` between the parts."""
 
     def find(self) -> Iterator[tuple[str, int]]:
-        """(path, bytes) of every file under the folder of shards."""
+        """(path, size in bytes) of every file under the folder of shards."""
         ...
 
     def read(self, path: str, most: int) -> bytes:
@@ -65,7 +64,7 @@ class Place(Protocol):
 
 
 class SharedFolder:
-    """A team's place on a file system that is mounted here."""
+    """Storage location of a team's cost store in a folder of a mounted file system."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -99,7 +98,7 @@ class SharedFolder:
 
 
 class ObjectStore:
-    """A team's place under an fsspec URL (s3://bucket/folder, gs://, memory://, …)."""
+    """Storage location of a team's cost store under an fsspec URL (s3://bucket/folder, gs://, memory://, …)."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -150,7 +149,9 @@ def _errors_of_storage() -> Iterator[None]:
 
 
 def place_of(team: str) -> Place:
-    """The team's place that a setting or argument names. Raises CostStoreError if it cannot be reached."""
+    """Storage location of the team's cost store that a folder or URL names. Raises CostStoreError if it cannot be
+    reached.
+    """
     if "://" in team:
         return ObjectStore(team)
     root = Path(os.path.expanduser(team))
@@ -160,7 +161,7 @@ def place_of(team: str) -> Place:
 
 
 def mirror_of(team: str) -> Path:
-    """This user's private folder for the team's shards. Raises CostStoreError if it cannot be used."""
+    """This user's private folder with copies of a team's shards. Raises CostStoreError if it cannot be used."""
     folder = settings.home() / "teams" / blake2b(team.encode(), digest_size=16).hexdigest()
     if why := private.private_folder(folder):
         raise CostStoreError(f"the mirror of the team's store cannot be used: {why}", where=str(folder))
@@ -194,7 +195,7 @@ def pull(team: str, mirror: Path | None = None) -> TeamReport:
 
 
 def push(root: Path, team: str) -> TeamReport:
-    """Publish the good shards of a store that the team's place does not have; returns the counts.
+    """Publish the good shards of a store that the team's store does not have; returns the counts.
 
     Raises CostStoreError if none can be written.
     """
@@ -224,7 +225,7 @@ def push(root: Path, team: str) -> TeamReport:
 
 
 def _shards_of(place: Place, team: str) -> Iterator[tuple[str, int]]:
-    """Files of a team's place whose name is a shard's.
+    """(path, bytes) of the shards at a team's storage location.
 
     Raises CostStoreError if they cannot be listed, or are too many.
     """
@@ -260,8 +261,8 @@ def _limited(content: bytes, path: str, most: int) -> bytes:
 def rows_of(team: str, wait_s: float, *, refresh: bool) -> tuple[Snapshot, tuple[str, ...], str]:
     """The team's timings as a snapshot, the names of their shards, and a warning or "".
 
-    With `refresh`, new shards are copied first if the last copy is older than EVERY_S: for PULL_S, then in the
-    background, for the next reader.
+    With `refresh`, new shards are copied first if the last copy is older than EVERY_S. Waits at most PULL_S for that;
+    the copy then continues in the background, for the next reader.
     """
     mirror = mirror_of(team)
     warning = _refreshed(team, mirror) if refresh else ""
@@ -277,7 +278,7 @@ def rows_of(team: str, wait_s: float, *, refresh: bool) -> tuple[Snapshot, tuple
 
 
 def _refreshed(team: str, mirror: Path) -> str:
-    """Copy new shards if it is time to; a warning if that failed."""
+    """Copy new shards if the last copy is older than EVERY_S; returns a warning if that failed, else ""."""
     stamp = mirror / "copied"
     try:
         if abs(time.time() - stamp.stat().st_mtime) < EVERY_S:  # a stamp of the future is of a clock that was wrong
@@ -298,7 +299,7 @@ def _refreshed(team: str, mirror: Path) -> str:
     thread = threading.Thread(target=copy, daemon=True, name="team-store")
     thread.start()
     thread.join(PULL_S)
-    return f"the team's store {team} was not read anew: {failed[0]}" if failed else ""
+    return f"the team's store {team} was not refreshed: {failed[0]}" if failed else ""
 
 
 __all__ = ["TeamReport", "mirror_of", "place_of", "pull", "push", "rows_of"]

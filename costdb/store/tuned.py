@@ -19,9 +19,8 @@ def tried(snapshot: Snapshot, key: KernelKey) -> list[Schedule]:
 
 
 def nearest(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int = 2) -> list[Schedule]:
-    """The fastest schedule of each of the `count` nearest other shapes of a kernel on its device.
-
-    If there are none, on any device. The distance is Euclidean in the logarithms of flops and bytes.
+    """The fastest schedule of each of the `count` nearest other shapes of a kernel, measured on its device, or on any
+    device if there are none. The distance is Euclidean in the logarithms of flops and bytes.
     """
     return _nearest(snapshot, key, work, regime, count, key.device) or _nearest(snapshot, key, work, regime, count, "")
 

@@ -20,7 +20,7 @@ from ...egraph.view.match import Matcher
 from ...egraph.view.view import EGraphView
 from ...errors import RuleError
 from ..fusion.groups import GROUPS_CACHE_ATTRIBUTE
-from ..fusion.maximal import classes_in_large_parts
+from ..fusion.maximal import without_rewrites_in_large_parts
 from ..model.clock import Halted
 from ..model.gc_pause import gc_paused
 from ..model.kernel import (
@@ -58,7 +58,7 @@ def candidate_hypergraph(
     """
     backends = [b.opened() for b in backends]
     if any(b.generates and b.several for b in backends):
-        view = classes_in_large_parts(view, given_classes(view))
+        view = without_rewrites_in_large_parts(view, given_classes(view))
     try:
         with gc_paused():
             return _HypergraphBuilder(view, backends, view_strides, types, stop, enough).build()
@@ -355,9 +355,8 @@ class _HypergraphBuilder:
         return found
 
     def _kind(self, cls: int) -> int:
-        """Id of everything about an operand's class that affects its bindings.
-
-        Type, layouts, whether it is given or a weight.
+        """Id of what affects the bindings of a class as an operand: type, layouts, whether it is given or a weight.
+        Equal for equal properties.
         """
         found = self._kinds.get(cls)
         if found is None:
@@ -436,9 +435,8 @@ class _HypergraphBuilder:
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:
-        """Yield the layout combinations in which a match is bound.
-
-        (layout index of each operand, operand vertices, output vertices).
+        """Yield the layout combinations in which a match is bound, as (layout index of each operand, operand vertices,
+        output vertices).
         """
         template, cls, operands, _, more = match
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):

@@ -19,8 +19,8 @@ ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 class NumberedHypergraph(NamedTuple):
     """A hypergraph of candidate kernels as integer ids.
 
-    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without given ones. The outputs
-    of a multi-output candidate form a bundle, with ids after those of the vertices.
+    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without values that are in
+    memory from the start. The outputs of a multi-output candidate form a bundle, with ids after those of the vertices.
     """
 
     vertices: dict[Vertex, int]

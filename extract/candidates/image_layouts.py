@@ -2,8 +2,9 @@
 
 A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model they took
 most of the time available for measuring. A good plan keeps all images in one layout and changes it where it must: at
-given values, at library kernels or views that support one layout only, and at the outputs. A copy kernel between the
-two layouts is always available."""
+values that are in memory from the start, at library kernels or views that support one layout only, and at the outputs.
+A copy kernel between the two layouts is always available.
+"""
 
 from __future__ import annotations
 

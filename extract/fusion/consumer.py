@@ -88,7 +88,7 @@ class ConsumerFusion:
         return FusionGroup(cls, leaf, ((leaf, cls),), "rows")
 
     def _of(self, whole: FusionGroup, axis: int) -> Iterator[MultiOutputGroup]:
-        """The groups of a value's slices along an axis."""
+        """The groups in which the kernel of `whole` also computes the consumers of its slices along an axis."""
         parts = self.together.slices(whole.cls, axis)
         if not 2 <= len(parts) <= MAX_OUTPUTS:
             return

@@ -101,7 +101,9 @@ class FusionGroups:
 
     @cached_property
     def repeats(self) -> RepeatedSubgraphs:
-        """Classes of the view grouped by equal surroundings (colours), in everything that fusion growth considers."""
+        """Classes of the view grouped by equal surroundings (colours), compared by the properties that fusion growth
+        considers.
+        """
         view, roots = self.view, {*self.view.roots}
         marks = [
             (
@@ -181,7 +183,9 @@ class FusionGroups:
         return ChosenConsumers(self.view, self.choice)
 
     def inside(self, node: int, products: int) -> set[int]:
-        """Classes that a fusion group starting at an e-node may contain, with at most `products` products on a path."""
+        """Classes that a fusion group starting at an e-node may contain, with at most `products` matrix products on a
+        path.
+        """
         key = node, products
         if key not in self._insides:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
@@ -235,8 +239,8 @@ class FusionGroups:
     def inlined_classes(self) -> set[int]:
         """Classes that are cheaper to compute inline than to read from memory.
 
-        Index formulas, and cheap functions of these and of single given elements (such as a mask of the positions up
-        to one).
+        Index formulas, and cheap functions of these and of single elements in memory (such as a mask of the positions
+        up to one).
         """
         single = {c for c in self.given if self.elements(c) == 1}
         return self._cheap_closure(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
@@ -266,7 +270,9 @@ class FusionGroups:
 
     @cached_property
     def elementwise_classes(self) -> set[int]:
-        """Classes computed from given ones by elementwise operations and views alone."""
+        """Classes computed by elementwise operations and views alone from classes in memory before any kernel runs
+        (given ones).
+        """
         return self._cheap_closure(set(self.given))
 
     def _cheap_closure(self, known: set[int], dearest: float = inf) -> set[int]:
@@ -327,8 +333,8 @@ class FusionGroups:
     def admissible(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
         """E-nodes of a class that a fusion group under a policy may inline, cheapest first.
 
-        `products`: number of products on the path from the output. `below`: whether the class is computed for an
-        operand of a product. `lean`: whether statistics are leaves.
+        `products`: number of matrix products on the path from the output. `below`: whether the class is computed for an
+        operand of a product. `lean`: whether statistics (reductions that are broadcast) are leaves.
         """
         return list(self._admissible(cls, policy, products, below, lean))
 
@@ -361,7 +367,9 @@ class FusionGroups:
             yield n
 
     def reduces_several_axes(self, node: int) -> bool:
-        """Whether an e-node reduces over several axes: not a row statistic for a product's tiles."""
+        """Whether an e-node reduces over several axes. Such a reduction is not inlined at a product's operands, whose
+        tiles hold single rows.
+        """
         axes = dict(self.view.attrs[node]).get("axes", ())
         return OPS[self.view.op[node]].reduces_several_axes or len(axes) > 1
 

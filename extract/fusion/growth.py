@@ -17,7 +17,9 @@ MAX_GROUP_NODES, MAX_GROUP_LEAVES = 48, 10
 
 
 class GroupTooLarge(Exception):
-    """Raised when a fusion group exceeds MAX_GROUP_NODES, MAX_GROUP_LEAVES or `most_met`, or contains itself."""
+    """Raised when a fusion group exceeds MAX_GROUP_NODES, MAX_GROUP_LEAVES or `FusionGrowth.most_met`, or contains its
+    own output.
+    """
 
 
 @dataclass(eq=False)
@@ -102,9 +104,10 @@ class FusionGrowth:
         return self.made[part]
 
     def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> GroupNode:
-        """Inline an e-node. beside: values on the path with outside consumers · products: products on the path · below:
-        whether the node is an operand of a product · lean: operands broadcast over the node's elements and reductions
-        are leaves."""
+        """Inline an e-node. beside: number of values on the path with outside consumers · products: number of matrix
+        products on the path · below: whether the node is an operand of a product · lean: operands broadcast over the
+        node's elements and reductions are leaves.
+        """
         r, policy = self.groups, self.policy
         cls = r.owners[node]
         self.nodes += cls not in r.formulas  # index formulas are not values

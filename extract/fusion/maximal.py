@@ -1,4 +1,4 @@
-"""WHOLE: maximal fusion. All elementwise operations, views and reductions of one extent, in as few kernels as possible.
+"""Maximal fusion: all elementwise operations, views and reductions of one extent, in as few kernels as possible.
 
 Ordinary fusion groups (groups.py) are small, numerous, and grown from every value. A program of hundreds of small
 operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
@@ -45,7 +45,7 @@ class MaximalPart:
 
     `rows`: number of elements of most values, or of the results of reductions over `depth` elements each. `wide`:
     element counts of concatenations of such values. `extent`: extent of its reductions. `after`: indices of parts that
-    read it. `reads`: bitset of given classes.
+    read it. `reads`: bitset of the given classes (in memory before any kernel runs) that it reads.
     """
 
     rows: int
@@ -382,7 +382,7 @@ class MaximalFusion:
         )
 
 
-def classes_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
+def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
     """The view without rewritten e-nodes in the classes that large parts of maximal fusion compute.
 
     Such classes keep their cheapest e-node and those of the original graph; classes are unchanged. Rewriting finds tens

@@ -53,7 +53,9 @@ class MultiOutputGroup:
 
 
 class DerivedClass(NamedTuple):
-    """A class derived from another class and given values alone, by the e-nodes of `path` (in order)."""
+    """A class computed from another class and given values (in memory before any kernel runs) alone, by the e-nodes of
+    `path` in order.
+    """
 
     cls: int
     path: tuple[int, ...] = ()
@@ -305,7 +307,7 @@ class MultiOutputFusion:
         return t
 
     def beside(self, cls: int, shown: DerivedClass) -> list[int]:
-        """Given classes that a derivation reads besides its source."""
+        """Classes in memory before any kernel runs that a derivation reads besides its source."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
         return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
 

@@ -1,10 +1,12 @@
 """Instances of repeated blocks with equal surroundings: kernels found in one of them hold in the others.
 
 A glued view (egraph/view/glue.py) has the e-classes of a block once per instance. Two instances have equal contexts if
-`CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the *active*
-instances, the first one of each context. A kernel found there is copied to every other instance of the context, class by
-class: a class of an instance becomes the class at the same place of the corresponding instance. The map covers the
-neighbours of an instance, as far as its classes correspond one to one; kernels that reach further are not copied."""
+`CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the
+*active* instances, the first one of each context. A kernel found there is copied to every other instance of the
+context, class by class: a class of an instance becomes the class at the same position of the corresponding instance.
+The map covers the neighbours of an instance, as far as its classes correspond one to one; kernels that reach further
+are not copied.
+"""
 
 from __future__ import annotations
 
@@ -138,12 +140,16 @@ class RepeatedBlocks:
         return True
 
     def _pairs(self, ours: int, theirs: int) -> Iterable[tuple[int, int]]:
-        """Corresponding instances that have two corresponding classes: those whose block and place occur once on either side."""
+        """Pairs of instances that two corresponding classes belong to, with equal block and equal position in it.
+        Positions that occur in several instances are left out.
+        """
         first, second = (self._once(c) for c in (ours, theirs))
         return [(n, second[key]) for key, n in first.items() if key in second]
 
     def _once(self, cls: int) -> dict[tuple[int, int], int]:
-        """(block, index) -> instance of the places of a class, without pairs that occur several times."""
+        """(block, position in the block) -> instance, for the occurrences of a class; pairs that occur in several
+        instances are left out.
+        """
         found: dict[tuple[int, int], int] = {}
         several = set()
         for n, x in self.owners.get(cls, ()):

@@ -28,8 +28,8 @@ Words = npt.NDArray[np.uint64]
 class RepeatedSubgraphs:
     """Classes of a view that occur in equal surroundings, recognized by colours.
 
-    `marks` holds properties of each class beside its e-nodes. E-nodes below `given` classes are ignored, and so are
-    other readers of given classes.
+    `marks` holds properties of each class beside its e-nodes. The surroundings of `given` classes (in memory before any
+    kernel runs) are not compared: neither their e-nodes nor their readers.
     """
 
     view: EGraphView

@@ -1,7 +1,8 @@
-"""PICKS: sequence slices, single positions of a value in memory, as an unrolled program reads a sequence step by step.
+"""Sequence slices: single positions of a value in memory, as an unrolled program reads a sequence step by step.
 
 Such a slice is a view, at no cost. A fusion group that reads the sequence itself at position 7 is a kernel for that
-step alone; a group that reads the view is the same kernel at every step: generated, compiled and measured once."""
+step alone; a group that reads the view is the same kernel at every step: generated, compiled and measured once.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ MIN_UNROLLED_POSITIONS = 8  # least number of positions of one value for a progr
 
 
 def sequence_slice_classes(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> frozenset[int]:
-    """Classes that are one position along an axis of a given value, of which at least `MIN_UNROLLED_POSITIONS`
-    positions are used.
+    """Classes that are one position along an axis of a value of `given`, of which at least `MIN_UNROLLED_POSITIONS`
+    positions are used. `given`: classes in memory before any kernel runs. `types`: storage type of each class.
 
     Includes slices with the axis removed, or cast to a dtype with the same storage dtype.
     """

@@ -155,7 +155,9 @@ class MaximalFusionValues:
 
     @cached_property
     def below(self) -> dict[int, int]:
-        """Class -> bitset of the given classes of more than one element from which it is computed."""
+        """Class -> bitset of the classes in memory before any kernel runs, of more than one element, from which it is
+        computed.
+        """
         r = self.groups
         found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.elements(c) > 1))}
         for c in self.order:

@@ -237,10 +237,8 @@ class Device(Protocol):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels are launched on a GPU.
-
-        It has its own memory, launches are asynchronous, and generated kernels are compiled for the GPU that plans
-        target.
+        """Whether the device is a GPU: it has its own memory, launches are asynchronous, and generated kernels are
+        compiled for the GPU that plans target.
         """
         ...
 
@@ -255,10 +253,10 @@ Generation = tuple["Template", tuple[int, ...], tuple[int, ...]]
 
 
 class Backend(Protocol):
-    """A set of kernels for one device. Several backends may share one device (NumPy and Torch share "cpu").
-
-    Everything that matching and extraction ask. `backends.contract.Target` adds members for emission and measuring, and
-    `BackendBase` the defaults."""
+    """A set of kernels for one device. Several backends may share one device (NumPy and Torch share "cpu"). This
+    protocol has what matching and extraction need; `backends.contract.Target` adds members for emission and measuring,
+    and `BackendBase` the defaults.
+    """
 
     @property
     def name(self) -> str:

@@ -76,7 +76,7 @@ class Measurer(Protocol):
         ...
 
     def rest(self) -> None:
-        """End the measurements in flight and make their rows durable; another search may use the measurer then."""
+        """End the measurements in flight and make their rows durable; afterwards another search may use the measurer."""
         ...
 
     def close(self) -> None:

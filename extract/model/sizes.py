@@ -74,7 +74,9 @@ def _kinds(term: Term) -> dict[str, tuple[str, str]]:
 
 
 def lifted_call(template: Template, call: Call, numbers: Numbers) -> Call | None:
-    """A call at generic sizes rewritten in free sizes; None if the output types of the pattern then differ."""
+    """A call at generic sizes rewritten in free sizes by `numbers` (generic number -> expression); None if the output
+    types of the pattern then differ.
+    """
     kinds = {name: kind for term in template.terms for name, kind in _kinds(term).items()}
     operand = partial(_lifted_operand, numbers)
     found = replace(
@@ -102,7 +104,9 @@ def _lifted_operand(numbers: Numbers, o: Operand) -> Operand:
 
 
 def holds_at_all_sizes(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:
-    """Whether a kernel applies at the other sizes, with the same code as the code in free sizes there."""
+    """Whether a kernel applies at all sizes of `elsewhere`, and its code for each equals its code in free sizes, with
+    the sizes substituted.
+    """
     if template.source is not None or template.space is not None:
         return False  # generated for specific sizes
     names = {o: f"_{o}_" for o in (*template.operands, "out", "scratch")}

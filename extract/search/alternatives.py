@@ -25,7 +25,7 @@ def alternatives(
     """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets; an iterator.
 
     At most `count`, none more expensive than (1 + `max_gap`) times the first, found within `seconds`. `diversity`:
-    least share of each one's kernels (without views) that every earlier one does not use.
+    least share of a choice's kernels (without views) that any single earlier choice lacks.
     """
     rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
@@ -85,10 +85,7 @@ def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice
 
 
 def _solved(choice: Choice, us: Sequence[float], seconds: float) -> Choice | None:
-    """The cheapest choice found at other costs of the candidates, with the prices of the given one.
-
-    None if there is none.
-    """
+    """The cheapest choice found at other costs of the candidates, with the prices of `choice`. None if there is none."""
     rows = EncodedHypergraph(choice.hypergraph, us, choice.budgets)
     try:
         found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)

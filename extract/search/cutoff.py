@@ -1,8 +1,9 @@
 """Cost cutoff of measuring: the time above which a kernel is in no best plan, from kernels with measured times.
 
-A kernel slower than the cheapest measured way to produce its outputs from given values and its own inputs is in no best
-plan: replacing it makes any plan cheaper. (That way is another measured kernel with the same outputs, plus a measured
-tree for each input that only that kernel reads; the cost of a tree is at least what it adds to a plan.)"""
+A kernel slower than the cheapest measured way to produce its outputs from values in memory and its own inputs is in no
+best plan: replacing it makes any plan cheaper. (That way is another measured kernel with the same outputs, plus a
+measured tree for each input that only that kernel reads; the cost of a tree is at least what it adds to a plan.)
+"""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ class CostCutoff:
 
 
 def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
-    """Least tree cost of each vertex and bundle from given values (Knuth's generalisation of Dijkstra's algorithm).
+    """Least tree cost of each vertex and bundle from the values that are in memory from the start (Knuth's
+    generalisation of Dijkstra's algorithm).
 
     Inf if there is no derivation.
     """

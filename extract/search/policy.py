@@ -172,8 +172,8 @@ class AcquisitionPolicy:
         return MeasurementRequest(first_look=False)
 
     def first_look_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for first looks with their stakes: unmeasured ones of a plan, and unmeasured alternatives that may
-        be faster.
+        """Candidates for first looks (a few schedules) with their stakes (µs of a plan that a measurement may change):
+        unmeasured ones of a plan, and unmeasured alternatives that may be faster.
 
         Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
         time, that of an alternative the possible saving divided by its rank: only one alternative is used.
@@ -199,8 +199,8 @@ class AcquisitionPolicy:
         return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
 
     def tuning_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
-        """Candidates for tuning with their stakes: those of a plan with untried schedules, and their nearest
-        alternatives.
+        """Candidates for tuning with their stakes (µs of a plan that tuning may change): those of a plan with untried
+        schedules, and their nearest alternatives.
 
         Untried schedules are left after a first look, an interrupted tuning, or a tuning cut off by the cost cutoff.
         """
@@ -229,8 +229,8 @@ class AcquisitionPolicy:
         return _largest_first(found)
 
     def tuned_before_looks(self, prices: Sequence[Priced]) -> list[int]:
-        """Kernels of the pessimistic plan to tune before further first looks: those with the largest stakes, and
-        alternatives.
+        """Kernels of the pessimistic plan to tune before further first looks: those with the largest possible gains,
+        and alternatives.
 
         Empty if tuning had its share of the schedules. The shares of tuning and of first looks are proportional to
         their possible gains.

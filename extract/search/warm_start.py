@@ -72,9 +72,9 @@ def warm_solve(
 
     Returns (problem, cheapest extraction found).
 
-    If `known` is empty and there is no proof, with `nested` also from smaller problems, in less than `seconds` more.
-    The result is never dearer than `known`, nor than any smaller problem solved on the way. `make` builds the problem
-    from the candidates' prices (inf: left out). `hasty`: see `solve`.
+    If `known` is empty, `nested` is set and the first solve proves no optimum, smaller problems are solved too, in less
+    than `seconds` more. The result is never dearer than `known`, nor than any smaller problem solved on the way. `make`
+    builds the problem from the candidates' prices (inf: left out). `hasty`: see `solve`.
     """
     rows = make(cost)
     hint = choice_of_candidates(rows, hypergraph, known) if known else None

@@ -129,7 +129,7 @@ class _Ordering:
         self.done = bytearray(len(members))
 
     def run(self) -> ResolutionOrder | None:
-        """See `narrow_order.run`."""
+        """The resolution order; None if more than MAX_OPEN_CLASSES classes would be open (`narrow_order`)."""
         order = ResolutionOrder([], [])
         for g, left in enumerate(self.waiting):
             if not left:
@@ -344,13 +344,13 @@ class FrontierDP:
         self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None,
         drops: bool = True,
     ) -> LabelSearchResult:  # fmt: skip
-        """The cheapest rows, exact if no label was dropped; no solution if the search was ended.
+        """The cheapest rows found; they are optimal if no label was dropped.
 
         Labels are dropped if a bucket exceeds `width`, the total limits are exceeded, or most of the time to `deadline`
-        (time.perf_counter()) is over: then BEAM_WIDTH labels of a bucket are kept, or `width` if it is less than
-        MAX_EXACT_WIDTH (a beam; a narrower one where memory allows no more). Without `drops` the search ends instead.
-        There is no solution if it ended, if `stop` returns True, the deadline passed, or a component has too many
-        derivations.
+        (time.perf_counter()) is over: then the search continues as a beam search with BEAM_WIDTH labels a bucket, or
+        `width` if that is less than MAX_EXACT_WIDTH (fewer where memory is short). Without `drops` the search ends
+        instead. The result has no solution if the search ended, `stop` returned True, the deadline passed, or a
+        component has too many derivations.
         """
         began = time.perf_counter()
         first = {piece: n for n, piece in reversed([*enumerate(self.pieces)])}
@@ -441,8 +441,8 @@ class _Run:
     def through(self, piece: FrontierPiece, labels: Labels) -> PieceLabels:
         """Search one piece.
 
-        TimeoutError at the deadline, when `stop` returns True, or where labels would have to be dropped and must not;
-        raises OverflowError if a component has too many derivations.
+        Raises TimeoutError at the deadline, when `stop` returns True, or if labels would have to be dropped without
+        `drops`; OverflowError if a component has too many derivations.
         """
         self.bits = top = piece.after + len(piece.rows)
         buckets: list[dict[int, Label]] = [

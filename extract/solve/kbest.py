@@ -66,7 +66,7 @@ def k_best(
     """
     if count < 1 or min_distance < 1 or not max_gap >= 0 or not 0 <= diversity <= 1:
         raise UsageError(
-            f"count={count}, min_distance={min_distance}, max_gap={max_gap}, diversity={diversity} make no sequence",
+            f"count={count}, min_distance={min_distance}, max_gap={max_gap}, diversity={diversity} are not valid",
             where="k_best",
             hint="count and min_distance are at least 1, max_gap at least 0, diversity is in 0..1",
         )

@@ -141,8 +141,9 @@ class LabelSetting:
     ) -> LabelSearchResult:
         """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
 
-        Without a solution, with the relaxation's bound only, if more than `max_labels` are expanded, labels take more
-        than MAX_LABEL_BYTES bytes, `deadline` (time.perf_counter()) passes or `stop` returns True."""
+        The result has no solution and only the relaxation's bound if more than `max_labels` are expanded, labels take
+        more than MAX_LABEL_BYTES bytes, `deadline` (time.perf_counter()) passes or `stop` returns True.
+        """
         if not self.start:
             return LabelSearchResult([], 0.0, 0.0, True, 0)
         floor = self.relaxed.of(self.start) if self.acyclic else 0.0

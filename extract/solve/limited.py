@@ -153,7 +153,7 @@ def solve_limited(
     )
     if best is None:
         raise ExtractionError(
-            "no extraction that keeps the limits was found in time",
+            "no extraction that satisfies the limits was found in time",
             where=", ".join(limit.name for limit in problem.limits),
             hint="give it more time, or relax the limits",
         )
@@ -201,7 +201,7 @@ def _impossible(problem: Problem) -> ExtractionError:
         chosen = rows.walk(bottom_up(priced)) or []
         least.append(f"{limit.name} {limit.of(problem.live[r] for r in chosen):.6g} of at most {limit.most:.6g}")
     return ExtractionError(
-        "no extraction keeps the limits", where="least by tree: " + ", ".join(least), hint="relax the limits"
+        "no extraction satisfies the limits", where="least by tree: " + ", ".join(least), hint="relax the limits"
     )
 
 

@@ -131,7 +131,7 @@ class Presolver:
     def find_always_on(
         self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
     ) -> None:
-        """Find further always-on classes, by must sets or by children common to all rows.
+        """Find further always-on classes, by must sets (`use_must`) or else by children common to all rows.
 
         `of_roots`: must sets of the roots only.
 
@@ -224,7 +224,9 @@ class Presolver:
         return _MustSums(self.must, weight) if self.must is not None and any(weight) else None
 
     def move_costs(self, keep_all: bool) -> None:
-        """Move an always-on class's least cost to the constant, and that of a class with one reader to the reader."""
+        """Move an always-on class's least cost to the constant, and that of a class with one reader to the reader.
+        Without `keep_all`, a class with a row that then costs nothing and reads nothing keeps only that row.
+        """
         readers = [0] * len(self.items)
         last: dict[int, Item] = {}
         for row in self.items:

@@ -170,7 +170,7 @@ def solve(
         run = _Portfolio(problem, method, time_limit, gap, workers, deterministic, stop, hasty=hasty, structures=kept)
         return run.run(hint)
     if method == "frontier":
-        raise UsageError(f"{method} knows no limits", where="solve", hint="use auto, cp-sat, highs or greedy")
+        raise UsageError(f"{method} does not support limits", where="solve", hint="use auto, cp-sat, highs or greedy")
     free = replace(problem, limits=())
     first = _Portfolio(free, method, time_limit / 2, gap, workers, deterministic, stop).run(hint)
     return solve_limited(
@@ -288,10 +288,9 @@ class _Portfolio:
         return picked, lower if proved else -1.0
 
     def _best_of_widths(self, part: Component, frontier_dp: FrontierDP, ends: float) -> LabelSearchResult:
-        """The frontier DP of a component until `ends`: exact, of a large component after beams.
-
-        The exact search may be too wide for the time, and beams are often optimal. With `hasty`, a large component has
-        narrow beams only.
+        """The frontier DP's result for a component by the time `ends`: an exact search, for a large component after
+        beam searches. The exact search may not end in time, and beams often find the optimum. With `hasty`, a large
+        component gets narrow beams only.
         """
         if self.deterministic or len(part.rows) <= FRONTIER_DP_BEAM_ROWS:
             return frontier_dp.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)

@@ -65,17 +65,14 @@ class _Extract(ModuleType):
     """Module class of the subpackage `tensor_graphs.extract`, which makes the module callable as `tg.extract(...)`."""
 
     def __call__(self, source: Any, **options: Any) -> Any:
-        """See `tensor_graphs.explorer.egraph_file.extract`."""
+        """The cheapest extraction of an e-graph (`tensor_graphs.explorer.egraph_file.extract`)."""
         from .explorer.egraph_file import extract
 
         return extract(source, **options)
 
 
 class _Package(ModuleType):
-    """Module class of this package.
-
-    The import system assigns the subpackage `extract` here; the assignment makes it callable.
-    """
+    """Module class of this package, which makes the subpackage `extract` callable when the import system assigns it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "extract" and type(value) is ModuleType:

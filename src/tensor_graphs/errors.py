@@ -174,7 +174,7 @@ class NoPlanError(TensorGraphsError):
 
 
 class CostStoreError(TensorGraphsError):
-    """Error for a cost store that cannot be used: wrong path, failed checksum on export, …."""
+    """Error for a cost store that cannot be used, for example a wrong path or a failed checksum on export."""
 
     exit_code, code = 2, "cost-store"
 
@@ -219,7 +219,9 @@ class Interrupted(TensorGraphsError):
 
 
 class Unpicklable:
-    """Base of objects that hold loaded code: pickle and `copy.deepcopy` raise UsageError, `copy.copy` shares everything."""
+    """Base of objects that hold loaded code: pickle and `copy.deepcopy` raise UsageError; a `copy.copy` shares all
+    attributes.
+    """
 
     kept_by: ClassVar[str] = ""  # what to do instead
 

@@ -104,7 +104,7 @@ def is_progress(name: str, value: Any) -> None:
 
 
 def is_quantization(name: str, value: Any) -> None:
-    """Validator that accepts a form of quantized weights or None."""
+    """Validator that accepts the name of a form of quantized weights ("int8", for example) or None."""
     if value is not None:
         from .models.common.quantization import check_form
 

@@ -48,14 +48,16 @@ if TYPE_CHECKING:
 
 
 def option(default: Any, doc: str, check: Check, *, decides: bool = True) -> Any:
-    """Field of an options class: default, documentation, validator. `decides`: the plan of a search depends on it."""
+    """Field of an options class: default, documentation, validator. `decides`: whether the plan of a search depends on
+    the option.
+    """
     return field(default=default, metadata={"doc": doc, "check": check, "decides": decides})
 
 
 # ---------------------------------------------------------------- options
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """Options that all public functions have. Raises UsageError for invalid values."""
+    """Options that `optimize`, `saturate` and `paths` share. Raises UsageError for invalid values."""
 
     params: Mapping[str, Any] | None = option(
         None, "Data of weights and initial states by name.", is_named, decides=False
@@ -119,18 +121,18 @@ class CommonOptions:
 
     @cached_property
     def backend_name(self) -> str:
-        """Name of the backend: `backend`, or that of the setting."""
+        """Name of the backend: the option `backend`, or the setting `backend` if the option is not given."""
         return self.backend or settings.current().backend
 
     @cached_property
     def saturation_limits(self) -> Limits:
-        """`limits`, or the default ones."""
+        """The option `limits`, or the default limits if it is not given."""
         from .egraph.saturate.saturate import Limits
 
         return self.limits or Limits()
 
     def common(self) -> dict[str, Any]:
-        """Values of the options that all public functions have, by name."""
+        """Values, by name, of the options that `optimize`, `saturate` and `paths` share."""
         return {f.name: getattr(self, f.name) for f in fields(CommonOptions)}
 
     @property

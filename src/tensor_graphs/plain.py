@@ -43,7 +43,7 @@ Natural = Annotated[int, Within(0, 1 << 62)]
 def is_file(path: Path) -> bool:
     """Whether a path names a regular file.
 
-    False for names that no file can have (too long, a NUL byte) and for files that may not be looked at.
+    False for names that no file can have (too long, a NUL byte) and for files in folders without access.
     """
     try:
         return path.is_file()
@@ -54,8 +54,8 @@ def is_file(path: Path) -> bool:
 def file_identity(file: Path | int) -> tuple[int, ...]:
     """Device, inode, size in bytes and time of the last change (ns) of a file (path or descriptor).
 
-    Equal as long as it is neither replaced nor written. Two writes within a few milliseconds may have the same time.
-    Raises OSError if it cannot be looked at.
+    Equal as long as the file is neither replaced nor written. Two writes within a few milliseconds may have the same
+    time. Raises OSError if the file is missing or not accessible.
     """
     facts = os.stat(file)
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
@@ -103,7 +103,7 @@ def _refuse_constant(text: str) -> Any:
 
 
 def as_float(value: Any) -> float:
-    """A real number as a float; nan for what is none, and for one beyond the range of floats."""
+    """A real number as a float; nan for other values, and for numbers beyond the range of floats."""
     try:
         return float(value) if isinstance(value, Real) else math.nan
     except OverflowError:

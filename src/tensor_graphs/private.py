@@ -59,8 +59,9 @@ def unsafe_folder(folder: Path) -> str:
 
 
 def private_folder(folder: Path) -> str:
-    """Make `folder`, and the folders above it that are missing, with mode 0700. Returns the reason why nothing may be kept there; ""
-    if all is well."""
+    """Make `folder`, and the folders above it that are missing, with mode 0700. Returns the reason why the folder
+    cannot be used; "" if it can.
+    """
     why = unsafe_folder(folder)
     if why:
         return why
@@ -92,8 +93,9 @@ def code_folder(name: str) -> Path | None:
 
 
 def temporary_place() -> str:
-    """A folder for temporary folders of compiled code: the system's (TMPDIR), else /tmp or /var/tmp. RuntimeError if other users can
-    rename what is in each of them, as in a shared folder that is not sticky."""
+    """A folder for temporary folders of compiled code: the system's (TMPDIR), else /tmp or /var/tmp. Raises
+    RuntimeError if other users can rename files in all of these folders, as in a shared folder that is not sticky.
+    """
     import tempfile
 
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
@@ -106,8 +108,9 @@ def temporary_place() -> str:
 
 
 def sealed(content: bytes, name: str = "") -> bytes:
-    """The content with a SHA-256 behind it, as `read_sealed` wants files (an ELF file may have more behind its end). The checksum is that
-    of the content, with a file's `name` before it if one is given: then the content of another file does not fit."""
+    """The content followed by its SHA-256, the format that `read_sealed` reads. (An ELF file may have more bytes behind
+    its end.) The checksum covers `name` as well, so that the content of a file of another name is refused.
+    """
     return content + b"\nsha256 " + hashlib.sha256(name.encode() + content).hexdigest().encode()
 
 

@@ -56,7 +56,7 @@ def current() -> Settings:
 
 
 def planned_gpu() -> str:
-    """Value of the setting `gpu`, without reading the others: it is asked often."""
+    """Value of the setting `gpu`, without reading the other settings: callers ask for it often."""
     overridden = _override.get()
     return os.environ.get("TENSOR_GRAPHS_GPU", "") if overridden is None else overridden.gpu
 

@@ -39,7 +39,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOT
 def named_path(path: str | os.PathLike[str]) -> Path:
     """A path that the file system can name.
 
-    Raises UsageError for what is no path, NUL characters, lone surrogates, and names that are too long.
+    Raises UsageError for values that are not paths, NUL characters, lone surrogates, and names that are too long.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(found := os.fspath(path), bytes):
         raise UsageError(f"a {type(path).__name__} is no path", hint="give a str or a pathlib.Path")
@@ -107,7 +107,7 @@ class _Counted:
         self.bytes = 0
 
     def write(self, content: bytes | memoryview) -> int:
-        """Write all of it."""
+        """Write all of `content`; returns its number of bytes."""
         self.bytes += content.nbytes if isinstance(content, memoryview) else len(content)
         return self.file.write(content)
 
@@ -275,9 +275,10 @@ def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[
 
     Else `target` is unchanged. The older folder is removed. A link is followed. If the file system can exchange two
     names atomically, `target` exists at every moment; otherwise the older folder is moved aside first, and `recover`
-    restores it if the process is killed in between. The current folder is filled instead, file by file with RECORD last,
-    because a process whose current folder is replaced is left in a removed one; it must be empty. Raises
-    UnwritableError, which names the cause, and the bytes `needed` if the disk is full.
+    restores it if the process is killed in between. If `target` is this process's current folder, it must be empty, and
+    the new files are moved into it, RECORD (the file that lists the others) last: a replaced current folder would leave
+    the process in a removed one. Raises UnwritableError, which names the cause, and the bytes `needed` if the disk is
+    full.
     """
     with named_errors(target, needed), contextlib.ExitStack() as locks:
         place = _followed(target)

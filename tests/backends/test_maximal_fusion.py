@@ -29,7 +29,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import ExtractionError, RuleError
 from tensor_graphs.extract.candidates.candidates import given_classes
 from tensor_graphs.extract.fusion.groups import FusionGroups
-from tensor_graphs.extract.fusion.maximal import MaximalFusion, classes_in_large_parts
+from tensor_graphs.extract.fusion.maximal import MaximalFusion, without_rewrites_in_large_parts
 from tensor_graphs.extract.fusion.multi_output import MultiOutputGroup
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.solve.serialize import read_document
@@ -328,7 +328,7 @@ def test_what_is_computed_between_products_belongs_to_no_part_with_them() -> Non
     y = tg.relu(x("a", 8, 8) @ x("b", 8, 8))
     whole = whole_of([tg.exp(y) @ x("c", 8, 8)])
     assert all(whole.values.op(c) != "matmul" for p in whole.parts for c in p.members)
-    assert not whole.large and classes_in_large_parts(whole.view, given_classes(whole.view)) is whole.view
+    assert not whole.large and without_rewrites_in_large_parts(whole.view, given_classes(whole.view)) is whole.view
 
 
 def test_parts_do_not_wait_for_each_other() -> None:

@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
-from tensor_graphs.costdb.store import cache_snapshot as picture
+from tensor_graphs.costdb.store import cache_snapshot
 from tensor_graphs.costdb.store.schema import AccuracyRow, FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store, cache, shards
 
@@ -21,19 +21,19 @@ Make = Callable[..., TimingRow]
 
 @pytest.fixture
 def filled(tmp_path: Path, timing: Make, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of eight shards and its picture, and one shard more."""
-    monkeypatch.setattr(picture, "MIN_NEW_SHARDS", 4)
+    """A store of eight shards and its cache snapshot, and one shard more."""
+    monkeypatch.setattr(cache_snapshot, "MIN_NEW_SHARDS", 4)
     store = Store(tmp_path / "db")
     for size in range(1, 9):
         store.add([timing(float(size), size)])
     rest = {"key": timing(size=3).key, "work": timing(size=3).work}
     store.add([AccuracyRow(rel_fro=0.25, **rest), FailureRow(status="crash", message="gone", **rest)])
-    assert len(store.snapshot) == 10 and picture_of(store.root).exists()
+    assert len(store.snapshot) == 10 and snapshot_of(store.root).exists()
     store.add([timing(9.0, 9)])
     return store.root
 
 
-def picture_of(root: Path) -> Path:
+def snapshot_of(root: Path) -> Path:
     return next(root.glob("cache*")) / "v1.arrow" if not (found := list(root.glob("cache*/*.arrow"))) else found[0]
 
 
@@ -65,21 +65,21 @@ def facts(store: Store, timing: Make) -> str:
 def test_a_locked_store_says_the_same_and_reads_only_what_is_new(filled: Path, timing: Make, read: list[str]) -> None:
     with locked(filled):
         there = facts(Store(filled, wait_s=0.0), timing)
-    assert len(read) == 1, "all but the latest shard are in the picture"
+    assert len(read) == 1, "all but the latest shard are in the cache snapshot"
     assert there == facts(Store(filled), timing)
 
 
-def test_nobody_waits_for_a_lock_where_there_is_a_picture(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_lock_where_there_is_a_cache_snapshot(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MAX_CACHE_WAIT_S", 0.01)
     with locked(filled):
         assert len(Store(filled, wait_s=1e9).snapshot) == 11
 
 
 @pytest.mark.parametrize("damage", ["none", "text", "cut", "version", "folder"])
-def test_a_damaged_picture_is_as_none(
+def test_a_damaged_cache_snapshot_is_as_none(
     damage: str, filled: Path, timing: Make, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    want, file = facts(Store(filled), timing), picture_of(filled)
+    want, file = facts(Store(filled), timing), snapshot_of(filled)
     read.clear()
     if damage == "text":
         file.write_bytes(b"this is no table" * 100)
@@ -104,14 +104,14 @@ def test_rows_of_shards_that_are_gone_are_not_seen(filled: Path, timing: Make) -
         assert not store.failures([timing(size=3).key]) and len(store.snapshot) == 9
 
 
-def test_a_picture_is_drawn_again_when_the_store_has_grown(filled: Path, timing: Make) -> None:
-    drawn = picture.names(picture_of(filled), cache.CACHE_VERSION)
+def test_a_cache_snapshot_is_drawn_again_when_the_store_has_grown(filled: Path, timing: Make) -> None:
+    drawn = cache_snapshot.names(snapshot_of(filled), cache.CACHE_VERSION)
     for size in range(20, 22):
         Store(filled).add([timing(float(size), size)])
-    assert len(Store(filled).snapshot) == 13 and picture.names(picture_of(filled), cache.CACHE_VERSION) == drawn
+    assert len(Store(filled).snapshot) == 13 and cache_snapshot.names(snapshot_of(filled), cache.CACHE_VERSION) == drawn
     Store(filled).add([timing(30.0, 30)])
     assert len(Store(filled).snapshot) == 14
-    assert len(picture.names(picture_of(filled), cache.CACHE_VERSION)) == len(drawn) + 4
+    assert len(cache_snapshot.names(snapshot_of(filled), cache.CACHE_VERSION)) == len(drawn) + 4
 
 
 def test_a_row_that_cannot_be_used_costs_no_other(tmp_path: Path, timing: Make) -> None:

@@ -100,7 +100,7 @@ def test_a_team_that_cannot_be_reached_is_a_warning_for_searches_and_an_error_fo
         pull(str(tmp_path / "nowhere"))
     with (
         settings.override(home=str(tmp_path / "home"), team=str(tmp_path / "nowhere")),
-        pytest.warns(UserWarning, match="was not read anew"),
+        pytest.warns(UserWarning, match="was not refreshed"),
     ):
         assert len(reader(tmp_path / "c").snapshot) == 0
 

@@ -39,7 +39,7 @@ SECONDS, BYTES = 10.0, 2 << 30  # for one file
 COVERED = [
     f"tensor_graphs.{name}"
     for name in (
-        "plain", "models", "costdb", "egraph", "explorer.egraph_file", "pipeline.provenance", "cli.explain", "extract.solve", "backends.tuning.jobs",
+        "plain", "models", "costdb", "egraph", "explorer.egraph_file", "explorer.egraph_record", "pipeline.provenance", "cli.explain", "extract.solve", "backends.tuning.jobs",
         "backends.generate.kernel_text", "backends.program", "rules.files", "rules.text",
     )
 ]  # fmt: skip

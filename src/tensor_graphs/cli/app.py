@@ -75,9 +75,9 @@ def _own_rules(file: Path | None) -> list[Rule]:
     found = []
     for line in read(text_of(file)):
         if not isinstance(line, OwnRule) or line.rule is None:
-            why = line.problem if isinstance(line, OwnRule) else "this is Tensat's format"
+            why = line.problem if isinstance(line, OwnRule) else "it is in Tensat's format"
             raise UsageError(
-                f"line {line.line} is no rule to rewrite with: {why}",
+                f"line {line.line} cannot be used as a rewrite rule: {why}",
                 where=str(file),
                 hint="name: left => right if condition",
             )
@@ -275,15 +275,17 @@ def profile(
         writable(jobs)
     with working(verbose, as_json) as progress:
         if jobs is not None:
-            from ..explorer.export_jobs import write_lacking
+            from ..explorer.export_jobs import write_unmeasured
 
-            count = write_lacking(model, jobs, paths, sizes(dim), backend, budget, costdb, progress, trust=trust_model)
+            count = write_unmeasured(
+                model, jobs, paths, sizes(dim), backend, budget, costdb, progress, trust=trust_model
+            )
             return Answer({"jobs": count, "output": str(jobs)}, f"{count} kernels to measure written to {jobs}")
         document, text = sweep.profile(
             model, paths, sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
             diversity=diversity,
         )  # fmt: skip
-    stopped = Interrupted("stopped on request; what was measured is kept", where=model, hint="go on with --resume")
+    stopped = Interrupted("stopped on request; what was measured is kept", where=model, hint="continue with --resume")
     return Answer(document, text, stopped if progress.stopped else None)
 
 
@@ -316,15 +318,17 @@ def measure(
             from ..backends.tuning.fleet import measure_on_fleet
 
             found = measure_on_fleet(read_jobs(jobs), output, address=fleet, **common)
-            text = f"{found.measured} measured, {found.known} were known, {found.lost} lost, {len(found.bad)} failed or are no jobs; rows: {dict(found.rows)}"
+            text = f"{found.measured} measured, {found.known} already measured, {found.lost} lost, {len(found.bad)} failed or not valid jobs; rows: {dict(found.rows)}"
         else:
             found = measure_jobs(read_jobs(jobs), output, **common)
             text = (
-                f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
+                f"{found.measured} measured, {found.known} already measured, {len(found.bad)} not valid jobs; rows: {dict(found.rows)}"
                 f"\nto plan for this GPU elsewhere: TENSOR_GRAPHS_GPU={found.gpu!r}"
             )
     stopped = Interrupted(
-        "stopped on request; what was measured is kept", where=str(output), hint="the same again goes on"
+        "stopped on request; what was measured is kept",
+        where=str(output),
+        hint="run the same command again to continue",
     )
     return Answer({"output": str(output), **found.to_json()}, text, stopped if progress.stopped else None)
 
@@ -353,9 +357,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code of a command line, which is run.
-
-    0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143 terminated.
+    """Run a command line and return its exit code: 0 ok, 1 internal error, 2 usage, 3 model, 4 device, 5 verification,
+    6 no plan, 130 interrupted, 143 terminated.
     """
     try:
         return _run(arguments, "--json" in arguments)
@@ -370,7 +373,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str], as_json: bool) -> int:
-    """`run`, with the OSErrors of printing an error."""
+    """Run a command line and return its exit code. Raises OSError if standard output cannot be written."""
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # stdout holds the JSON document only
             answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")

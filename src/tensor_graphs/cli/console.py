@@ -42,7 +42,7 @@ class Console:
 
     @contextmanager
     def live(self) -> Iterator[Console]:
-        """Context that shows the spinner."""
+        """Context manager that shows the spinner."""
         if self.quiet or self.verbose or not sys.stderr.isatty():
             yield self
             return
@@ -145,6 +145,8 @@ def text_of(file: Path) -> str:
     try:
         return read_bytes(file, 1 << 26).decode("utf-8")
     except UnicodeDecodeError:
-        raise UsageError("this is no text", where=str(file), hint="one rule per line, in UTF-8") from None
+        raise UsageError(
+            "the file is not UTF-8 text", where=str(file), hint="write one rule per line, in UTF-8"
+        ) from None
     except Malformed as problem:
         raise UsageError(str(problem), where=str(file)) from None

@@ -100,7 +100,10 @@ def _team(named: str | None) -> str:
 
     if found := named or settings.current().team:
         return found
-    raise UsageError("no team's store is named", hint="an argument, or TENSOR_GRAPHS_TEAM=/shared/folder")
+    raise UsageError(
+        "no team's store is named",
+        hint="give a folder or URL as the argument, or set TENSOR_GRAPHS_TEAM=/shared/folder",
+    )
 
 
 @app.command("compact")
@@ -122,7 +125,9 @@ def db_export_starter(
     folder: Path, costdb: CostDb = None,
     megabytes: Annotated[float, typer.Option(help="largest size of a device's file")] = 1.0, as_json: Json = False,
 ) -> Answer:  # fmt: skip
-    """Write starter rows, one file a device: what searches on a new machine begin with (setting `starter`)."""
+    """Write starter rows, one file per device: measured times that searches on a new machine begin with (setting
+    `starter`).
+    """
     from ..costdb.store.starter import export_starter
 
     if not 0 < megabytes < 1e6:

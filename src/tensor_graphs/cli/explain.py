@@ -32,7 +32,8 @@ def explain(
 ) -> tuple[dict[str, Any], str]:
     """A saved program (kernels, costs) or a model (operators, sizes, blocks), as (JSON document, text).
 
-    With `steps`: the rule applications that lead from each block to its chosen form, one by one, replayed.
+    With `steps`: the rule applications that lead from each block to its chosen form, one by one, each checked by
+    replaying it.
     """
     folder = Path(target)
     if (folder / "manifest.json").is_file():
@@ -77,9 +78,9 @@ def steps_of(
 ) -> list[BlockRewrites]:
     """Per block of a saved program, the rule applications that lead from its original graph to its kernels.
 
-    Rewriting is repeated within the limits of the original search, for at most `saturation_s` a block. Blocks not
-    reached within `seconds` are listed as such. `folder` needs the program's origin and report files only. `replay`,
-    errors: see `explain_saved`; raises BadModelError for a malformed report.
+    Rewriting is repeated within the limits of the original search, for at most `saturation_s` a block. Blocks that are
+    not explained within `seconds` are listed without steps. `folder` needs the program's origin and report files only.
+    `replay`, errors: see `explain_saved`; raises BadModelError for a malformed report.
     """
     from ..egraph.ir.rule import Rule
     from ..egraph.saturate.saturate import Limits
@@ -102,8 +103,8 @@ def steps_of(
 def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
     """The steps of a saved program (`steps_of`), as (JSON document, text).
 
-    Also lists the values that kernels round when storing them, which no rule expresses. No form is explained after
-    `seconds`. `replay`: evaluate every step numerically; None: only for small blocks.
+    Also lists the values that kernels round when storing them, which no rule expresses. Forms that are not explained
+    within `seconds` are listed without steps. `replay`: evaluate every step numerically; None: only for small blocks.
     """
     from ..egraph.explain.explain import spelled
     from ..pipeline.provenance import read_origin
@@ -115,7 +116,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
     text = [f"from ({', '.join(inputs)})", *map(str, found)]
     for dtype in dict.fromkeys(s["dtype"] for s in stored):
         terms = [s["term"] for s in stored if s["dtype"] == dtype]
-        text.append(f"rounded to {dtype} where they are stored, which is no step and part of the program's error:")
+        text.append(f"rounded to {dtype} when stored (not a rewrite step, but part of the program's error):")
         text += [f"    {term}" for term in terms]
     return {"inputs": inputs, "blocks": [b.to_json() for b in found], "stored": stored}, "\n".join(text)
 

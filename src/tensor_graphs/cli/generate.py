@@ -27,11 +27,11 @@ def generate(
     prompt: Prompt = None, prompt_tokens: Tokens = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="maximum number of new tokens; default: as many as fit, at most 128")] = None,
     max_length: Annotated[int | None, typer.Option(help="maximum number of tokens, prompt included; default 1024 or what the model allows")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token; larger values draw more freely")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="draw from the K most likely tokens; 0: from all")] = 0,
-    top_p: Annotated[float, typer.Option(help="draw from the most likely tokens up to this share")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token; larger values make unlikely tokens more frequent")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="draw from this many most likely tokens; 0: from all")] = 0,
+    top_p: Annotated[float, typer.Option(help="draw from the fewest most likely tokens whose probabilities sum to this")] = 1.0,
     seed: Annotated[int, typer.Option(help="seed of drawing")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="text that ends the output; repeatable; in place of the model's end tokens")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="text that ends the output, instead of the model's end tokens; repeatable")] = None,
     budget: Annotated[float, typer.Option(help="seconds of search for the decode program; prefill has half, sampling 15 %")] = 60.0,
     backend: Annotated[str, typer.Option(help=summary("backend"))] = "auto",
     costdb: Annotated[Path | None, typer.Option(help=summary("costdb"))] = None,
@@ -46,7 +46,7 @@ def generate(
     from ..generation import Generator
 
     if (prompt is None) == (prompt_tokens is None):
-        raise UsageError("give --prompt or --prompt-tokens, one of them")
+        raise UsageError("give either --prompt or --prompt-tokens")
     given = prompt if prompt is not None else _numbers(prompt_tokens or "")
     with working(verbose, as_json) as progress:
         generator = Generator(
@@ -77,7 +77,9 @@ def generate(
 
 
 class _Shown:
-    """Shows pieces as they come, if `live`. A Ctrl-C during the search ended that; one after it ends the generation."""
+    """Receiver of generated pieces, which prints them at once if `live`. A Ctrl-C before the first piece ended the
+    search only; one after it raises Interrupted.
+    """
 
     def __init__(self, progress: Progress, live: bool) -> None:
         self.progress, self.live, self.begun = progress, live, False

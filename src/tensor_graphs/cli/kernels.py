@@ -31,7 +31,7 @@ def check_kernels(
     again: Annotated[bool, typer.Option("--again", help="check again instead of using the stored verdict")] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Check every kernel of a file against its reference: sizes and values at the edges, red zones, inputs, determinism."""
+    """Check every kernel of a file against its reference: edge cases of sizes and values, writes out of bounds, changed inputs, determinism."""
     from ..backends.admission.use import verdicts_of
     from ..backends.user.files import kernel_file
 
@@ -82,7 +82,9 @@ def wanted_kernels(
     trust_model: Annotated[bool, typer.Option("--trust-model", help=summary("trust"))] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Write briefs of the regions with the largest gap to the roofline limit; with --propose, ask a program for kernels."""
+    """Write briefs (requests for a kernel) of the kernel calls with the largest gap to the roofline limit; with
+    --propose, ask a program for kernels.
+    """
     from ..kernels.briefs import write_briefs
     from ..kernels.proposals import propose
     from ..kernels.wanted import wanted

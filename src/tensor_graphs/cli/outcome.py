@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 def discard_output() -> None:
-    """Direct standard output to nowhere, so that flushing what it holds at exit does not fail."""
+    """Redirect standard output to the null device, so that flushing its buffer at exit does not fail."""
     with suppress(OSError, AttributeError):  # it is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -62,9 +62,8 @@ def check_rules(
 
 
 def _needed(rules: Sequence[rule_file.Line], seed: int) -> dict[int, list[dict[str, str]]]:
-    """Per index of a rule in this project's syntax.
-
-    Each of its conditions, and the verdict on the rule with that condition violated.
+    """Conditions of the rules that have any, by index of the rule: each with the verdict on the rule with that
+    condition violated.
     """
     from ..rules.check.check import mutate_guards
     from ..rules.files.rule_file import OwnRule

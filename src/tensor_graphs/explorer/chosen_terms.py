@@ -32,7 +32,9 @@ def chosen_terms(view: EGraphView, kernels: Iterable[Sequence[int]]) -> list[Ten
 
 
 def _term(view: EGraphView, root: int, chosen: dict[int, list[int]], made: dict[int, Tensor]) -> Tensor:
-    """Build the term of an e-class and of those below it; the first form without a cycle is taken."""
+    """Build the term of an e-class and those of its operands, into `made`; of several chosen forms, the first without a
+    cycle.
+    """
     stack, open_ = [root], {root: 0}  # e-class -> position among its forms
     while stack:
         c = stack[-1]

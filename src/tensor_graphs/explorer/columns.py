@@ -85,7 +85,7 @@ def decode(data: bytes) -> tuple[dict[str, npt.NDArray[Any] | list[str]], dict[s
     Raises BadModelError for other bytes.
     """
     if data[:4] != MAGIC:
-        raise BadModelError("this is no column data", where="columns", hint="use data written by encode")
+        raise BadModelError("the bytes are not column data", where="columns", hint="use data written by encode")
     length = int.from_bytes(data[4:8], "little")
     header = json.loads(data[8 : 8 + length])
     first = 8 + length + (-(8 + length) % ALIGN)

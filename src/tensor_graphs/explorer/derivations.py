@@ -40,7 +40,7 @@ FAILURES = (KeyError, IndexError, ValueError, ZeroDivisionError, TypeError)
 
 @dataclass(frozen=True)
 class Derivation:
-    """One match of a rule: the e-nodes of its left sides, and those of its right sides that they do not contain."""
+    """One match of a rule: the e-nodes of its left sides, and the e-nodes that only its right sides contain."""
 
     rule: str
     left: tuple[int, ...]
@@ -48,7 +48,7 @@ class Derivation:
 
 
 class TermMatcher:
-    """Matcher of terms whose operands are at known e-classes; its matches are the e-nodes used."""
+    """Matcher of terms whose operands are at known e-classes. A match is given as the e-nodes that it uses."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view, self.matcher = view, Matcher(view)
@@ -63,7 +63,9 @@ class TermMatcher:
         return None if found is None else tuple(dict.fromkeys(found))
 
     def of_candidate(self, candidate: Candidate) -> tuple[int, ...]:
-        """The e-nodes that a candidate kernel computes, outputs first; those of views and library patterns, too."""
+        """The e-nodes that a candidate kernel computes, outputs first. The candidate may be a generated kernel, a
+        library kernel or a view.
+        """
         classes = {o: v.cls for o, v in candidate.inputs}
         found: dict[int, None] = {}
         for vertex, term in zip(candidate.outputs, candidate.template.terms):
@@ -189,7 +191,7 @@ def _rooted(matcher: Matcher, rule: Rule) -> Iterator[tuple[Binding, list[int]]]
 
 
 def without_rules(view: EGraphView, found: Sequence[Derivation], forbidden: frozenset[str]) -> set[int]:
-    """The e-nodes that only the forbidden rules make, directly or as the start of other rules.
+    """The e-nodes that only the forbidden rules make, directly or through other rules that matched on their e-nodes.
 
     E-nodes of the model and e-nodes without a derivation stay.
     """

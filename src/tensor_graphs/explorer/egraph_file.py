@@ -20,22 +20,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..backends.program.program import Program
 from ..backends.registry import backend
-from ..egraph.ir import dtypes
-from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor
-from ..egraph.ir.ops import OPS, Type
-from ..egraph.ir.type_laws import infer
-from ..egraph.view.saturation_report import SaturationReport
+from ..egraph.ir.graph import Graph
 from ..egraph.view.view import EGraphView
 from ..errors import (
     BadModelError,
     DeviceUnavailableError,
     ExtractionError,
-    ShapeError,
     TensorGraphsError,
     UsageError,
     VerificationError,
@@ -48,8 +40,7 @@ from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..extract.solve.problem import Extraction, Problem, reachable
 from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, write_egraph
-from ..models.files.limits import check_size
-from ..models.files.native import attrs_from_json, attrs_to_json, load_graph, save_graph
+from ..models.files.native import load_graph, save_graph
 from ..options import Options
 from ..pipeline.match import hypergraph as all_kernels
 from ..pipeline.provenance import attach
@@ -57,27 +48,16 @@ from ..pipeline.session import Session
 from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..wording import with_article
 from ..writing import kept_versions, named_errors, named_path, undone_on_failure
+from .egraph_record import KEY, VERSION, record_of, view_from_json, view_to_json
 from .explorer import Explorer
 from .names import place, spelled
 from .tables import model_tables
 
-KEY = "tensor_graphs"
-VERSION = 1
 GIVEN = "given"  # operator of the node of a value that needs no kernel
 PART = "part"  # operator of the node that selects one value of a multi-output kernel
 JOINED = " + "  # separator of the values of a multi-output kernel in its class name
 SOURCES = ("measured", "predicted", "bound")
-_MEMBERS = {
-    "version": int,
-    "model": dict,
-    "backends": list,
-    "classes": list,
-    "nodes": list,
-    "roots": list,
-    "sources": dict,
-}
 
 
 # ---------------------------------------------------------------- writing
@@ -105,7 +85,7 @@ def write(path: str | Path, explorer: Explorer) -> None:
         record = {
             "version": VERSION, "model": {"file": model.name, "sha256": _sha256(model)},
             "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
-            **_view_to_json(hypergraph.view), "sources": sources,
+            **view_to_json(hypergraph.view), "sources": sources,
             "computes": {k: sorted(explorer.covered[i]) for k, i in number.items()},
             "layers": _layers(explorer),
             "limits": {k: explorer.facts[i].limit_us for k, i in number.items() if i in explorer.facts},
@@ -145,22 +125,6 @@ def _with_leaves(explorer: Explorer) -> Graph:
     )  # fmt: skip
 
 
-def _leaf_key(op: str, attrs: Sequence[tuple[str, Any]]) -> tuple[str, str]:
-    named = dict(attrs)
-    return op, str(named.get("name", named.get("digest", "")))
-
-
-def _view_to_json(view: EGraphView) -> dict[str, Any]:
-    cls = view.cls.tolist()
-    return {
-        "classes": [[t.dtype, list(concrete(t.shape)), bool(w)] for t, w in zip(view.types, view.weight)],
-        "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.kids(i).tolist()] for i, op in enumerate(view.op)],
-        "roots": list(view.roots), "own": [] if view.own is None else np.flatnonzero(view.own).tolist(),
-        "original": np.flatnonzero(view.original).tolist(),
-        "age": [] if view.age is None else view.age.tolist(),
-    }  # fmt: skip
-
-
 def _sha256(path: Path) -> str:
     """A file's SHA-256 in hex; "" if the file does not exist."""
     if not is_file(path):
@@ -188,7 +152,7 @@ class EGraphFile:
         return self.record is not None
 
     def program(self, found: Extraction, *, verify: bool = True) -> Program:
-        """The program that a solution of `problem` stands for.
+        """The program that a solution of `problem` stands for, compared with the model if `verify`.
 
         Raises UsageError if the file describes no program, BadModelError if the model file is missing, changed or
         malformed, ExtractionError if the e-graph is malformed or names a kernel that does not match, VerificationError
@@ -214,7 +178,9 @@ class EGraphFile:
         return program
 
     def view(self, record: Mapping[str, Any]) -> tuple[EGraphView, Graph]:
-        """The file's e-graph and its model, which have the same roots, as (EGraphView, Graph). Errors as for `program`."""
+        """The e-graph of the file's `tensor_graphs` record and its model, which have the same roots, as (EGraphView,
+        Graph). Errors as for `program`.
+        """
         return self._view(record, self._model(record))
 
     def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:
@@ -250,7 +216,7 @@ class EGraphFile:
 
     def _view(self, record: Mapping[str, Any], saved: Graph) -> tuple[EGraphView, Graph]:
         """Return (algebraic e-graph, model with the same roots)."""
-        view = _view_from_json(record, saved, f"{self.path}: {KEY}")
+        view = view_from_json(record, saved, f"{self.path}: {KEY}")
         n = len(view.roots) - len(saved.updates)
         if not 0 < n <= len(saved.outputs):
             raise ExtractionError(f"{len(view.roots)} roots do not fit the model", where=f"{self.path}: {KEY}.roots")
@@ -290,7 +256,7 @@ def read(path: str | Path) -> EGraphFile:
     document = read_document(path)
     problem = parse_egraph(document, where=str(path))
     ops = tuple(str(node.get("op", "")) for node in document["nodes"].values())
-    return EGraphFile(Path(path), problem, ops, _record(document, f"{path}: {KEY}"))
+    return EGraphFile(Path(path), problem, ops, record_of(document, f"{path}: {KEY}"))
 
 
 def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", deterministic: bool = False) -> Extraction:
@@ -314,20 +280,6 @@ def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", dete
 
 
 # ---------------------------------------------------------------- checks of what was read
-def _record(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    if KEY not in document:
-        return None
-    record = document[KEY]
-    if not isinstance(record, Mapping):
-        raise ExtractionError(f"{KEY} must be an object", where=where)
-    if record.get("version") != VERSION:
-        raise ExtractionError(
-            f"version {str(record.get('version'))[:40]}, this reads {VERSION}", where=where, hint="saturate again"
-        )
-    for name, kind in _MEMBERS.items():
-        if not isinstance(record.get(name), kind):
-            raise ExtractionError(f"{name} must be {with_article(kind.__name__)}", where=where)
-    return record
 
 
 def _backends(names: Sequence[Any], where: str) -> list[Any]:
@@ -363,96 +315,6 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     if verdict.miscompiled:
         raise VerificationError(
             verdict.worst.said,
-            where=where, hint="the e-graph says equal what is not; saturate again",
+            where=where, hint="the e-graph claims an equality that does not hold; run saturate again",
         )  # fmt: skip
     return verdict
-
-
-def _whole(value: Any, limit: int, what: str, where: str) -> int:
-    if type(value) is not int or not 0 <= value < limit:
-        raise ExtractionError(f"{what} is {str(value)[:40]!r}, not within 0..{limit - 1}", where=where)
-    return value
-
-
-def _row(value: Any, kinds: tuple[type, ...], where: str) -> Any:
-    if not isinstance(value, list) or [type(v) for v in value] != list(kinds):
-        raise ExtractionError(f"expected a list of {', '.join(k.__name__ for k in kinds)}", where=where)
-    return value
-
-
-def _types(rows: Sequence[Any], where: str) -> tuple[list[Type], list[bool]]:
-    types, weight = [], []
-    for i, row in enumerate(rows):
-        place_ = f"{where}.classes[{i}]"
-        dtype, shape, fixed = _row(row, (str, list, bool), place_)
-        if dtype not in dtypes.DTYPES:
-            raise ExtractionError(f"there is no dtype {dtype[:40]!r}", where=place_)
-        types.append(Type(tuple(_whole(d, 1 << 62, "a size", place_) for d in shape), dtype))
-        check_size(types[-1].shape, dtype, what="a class", where=place_)
-        weight.append(fixed)
-    return types, weight
-
-
-def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGraphView:
-    types, weight = _types(record["classes"], where)
-    leaves = {_leaf_key(t.op, t.attrs): t for t in saved.nodes() if t.is_leaf}
-    leaves |= {_leaf_key(t.op, t.attrs): t for t in saved.inputs}
-    ops: list[str] = []
-    attrs: list[tuple[tuple[str, Any], ...]] = []
-    owners: list[int] = []
-    kids: list[list[int]] = []
-    tensors: dict[int, Tensor] = {}
-    for i, row in enumerate(record["nodes"]):
-        at = f"{where}.nodes[{i}]"
-        op, values, owner, below = _row(row, (str, dict, int, list), at)
-        ops.append(op)
-        attrs.append(attrs_from_json(op, values, at))
-        owners.append(_whole(owner, len(types), "a class", at))
-        kids.append([_whole(k, len(types), "a class", at) for k in below])
-        if (leaf := _typed(op, attrs[-1], types[owner], [types[k] for k in below], leaves, at)) is not None:
-            tensors[i] = leaf
-    roots = tuple(_whole(r, len(types), "a root", where) for r in record["roots"])
-    off = np.cumsum([0, *map(len, kids)]).astype(np.int32)
-    flat = np.array([k for row in kids for k in row], np.int32)
-    own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the original model
-    # e-classes of the original model: some kernels are generated for these only
-    original = _flags(record, "original", len(types), "a class", where)
-    ages = record.get("age", [])
-    if not isinstance(ages, list) or len(ages) not in (0, len(types)):
-        raise ExtractionError(f"age must be a list of {len(types)} numbers", where=where)
-    age = np.array([_whole(a, 1 << 31, "an iteration", f"{where}.age") for a in ages], np.int32) if ages else None
-    return EGraphView(ops, attrs, np.array(owners, np.int32), off, flat, types, np.array(weight, np.bool_), roots,
-                      SaturationReport(), tensors, {}, original, age, own)  # fmt: skip
-
-
-def _flags(
-    record: Mapping[str, Any], name: str, size: int, what: str, where: str
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Boolean array of length `size`, True at the indices in list `name` of the record (missing: none)."""
-    found = np.zeros(size, np.bool_)
-    if not isinstance(written := record.get(name, []), list):
-        raise ExtractionError(f"{name} must be a list", where=where)
-    found[[_whole(i, size, what, f"{where}.{name}") for i in written]] = True
-    return found
-
-
-def _typed(
-    op: str, attrs: Sequence[tuple[str, Any]], owner: Type, below: list[Type], leaves: Mapping[tuple[str, str], Tensor],
-    where: str,
-) -> Tensor | None:  # fmt: skip
-    """Type-check a node; return the model's leaf for a leaf node, else None.
-
-    Raises ExtractionError if the types disagree.
-    """
-    try:
-        found = infer(OPS[op], below, dict(attrs))
-    except (ShapeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise ExtractionError(f"{op} does not fit its operands: {error}", where=where) from None
-    if found != owner:
-        raise ExtractionError(f"{op} is {found}, its class {owner}", where=where)
-    if op not in ("input", "param", "state", "constant"):
-        return None
-    leaf = leaves.get(_leaf_key(op, attrs))
-    if leaf is None or leaf.type != owner:
-        raise ExtractionError(f"the model has no such {op}", where=where)
-    return leaf

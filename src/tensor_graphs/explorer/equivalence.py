@@ -62,7 +62,9 @@ def equivalent(
 
 
 def _known(source: Any, dims: Mapping[str, int] | None) -> Mapping[str, int] | None:
-    """The sizes needed for loading. Expressions are bound afterwards, since each may lack some of the dimensions."""
+    """Sizes at which a source is loaded. None for expressions and graphs, which are bound later, since each may lack
+    some of the dimensions.
+    """
     return None if isinstance(source, Graph | Tensor | list | tuple | dict) else dims
 
 

@@ -96,9 +96,8 @@ class BlockRewrites:
 def explain_choice(
     graph: Graph, view: EGraphView, choice: Choice, rules: Iterable[Rule] = ALL, *, replay: bool | None = None
 ) -> tuple[list[Explanation], list[ReplayResult | None]]:
-    """Rewrite steps from each root to its chosen term, and the check of each, as (steps, checks; None if not replayed).
-
-    `replay` None: only if cheap.
+    """Rewrite steps from each root to its chosen term, and the check of each, as (steps, checks); a check is None if
+    the steps were not replayed. `replay` None: replay only small graphs.
     """
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
     found = explain(view, fired, graph.roots, origin_of(plan_of(choice, graph), graph).chosen)

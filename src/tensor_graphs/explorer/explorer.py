@@ -60,8 +60,8 @@ class Explorer(StaticPages):
         `forbid`: kernels, e-nodes, layouts or rules that the plan must not use. `pin`: kernels that must run, e-nodes
         and layouts that the values of their e-classes must have where they are computed. `cost`: other times in µs.
         Selectors are texts: "k17" (candidate kernel), "n45" (e-node), "c12" (e-class), "c12@1,64" (layout),
-        "rule:NAME", or a kernel's name; names may be patterns such as "np.*". A forbidden rule takes the e-nodes that
-        only it leads to; equalities between the others stay. `seconds`: limit of each solve.
+        "rule:NAME", or a kernel's name; names may be patterns such as "np.*". Forbidding a rule excludes the e-nodes
+        that only this rule leads to; equalities between the others stay. `seconds`: limit of each solve.
 
             explorer.what_if(forbid=["np.matmul"])
             explorer.what_if(pin=["k17"], cost={"c.reduction": 3.0})
@@ -119,7 +119,7 @@ class Explorer(StaticPages):
         return arrow_tables(self)
 
     def to_json(self) -> dict[str, dict[str, list[Any]]]:
-        """The same tables as plain data: table -> column -> values. Unknown numbers are None."""
+        """The tables of `to_arrow` as plain data: table -> column -> values. Unknown numbers are None."""
         from .exports import json_tables
 
         return json_tables(self)
@@ -135,7 +135,7 @@ class Explorer(StaticPages):
         return networkx_graph(self, what)
 
     def to_dot(self, what: str = "egraph") -> str:
-        """The same graphs in the DOT language of Graphviz."""
+        """A graph of `to_networkx`, by the same names, in the DOT language of Graphviz."""
         from .exports import dot_text
 
         return dot_text(self, what)

@@ -23,7 +23,7 @@ from ..pipeline.source import as_graph
 from ..progress import Progress
 
 
-def write_lacking(
+def write_unmeasured(
     model: str, path: Path, plans: int, dims: Mapping[str, int], name: str, budget: float, costdb: Path | None,
     progress: Progress, *, trust: bool = False,
 ) -> int:  # fmt: skip
@@ -41,13 +41,12 @@ def write_lacking(
     found = hypergraph(session, view, backends)
     with open_store(session) as store:
         choice = choose(session, found, CostPricer(store), None)
-    return write_jobs(path, lacking(choice, plans))
+    return write_jobs(path, unmeasured_candidates(choice, plans))
 
 
-def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
-    """Unmeasured candidates of the best `plans` choices, best choice first.
-
-    Each with its MAX_ALTERNATIVES cheapest unmeasured rivals.
+def unmeasured_candidates(choice: Choice, plans: int) -> Iterator[Candidate]:
+    """Unmeasured candidates of the best `plans` choices, best choice first. Each is followed by its MAX_ALTERNATIVES
+    cheapest unmeasured rivals (candidates with the same output).
     """
     candidates, prices = choice.hypergraph.candidates, choice.prices
     makers: dict[object, list[int]] = {}

@@ -49,7 +49,7 @@ def arrow_tables(explorer: Explorer) -> dict[str, Any]:
 
 
 def json_tables(explorer: Explorer) -> dict[str, dict[str, list[Any]]]:
-    """The same tables as plain data: table -> column -> values (`Explorer.to_json`)."""
+    """The tables of `arrow_tables` as plain data: table -> column -> values (`Explorer.to_json`)."""
     found: dict[str, dict[str, list[Any]]] = {}
     for table, column, values in _tables(explorer):
         plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -121,14 +121,14 @@ KINDS: Mapping[str, Callable[[Explorer], Drawn]] = {"egraph": _egraph, "candidat
 
 
 def drawn(explorer: Explorer, what: str) -> Drawn:
-    """Vertices and edges of one of the graphs KINDS. Raises UsageError for another name."""
+    """Vertices and edges of a graph: "egraph", "candidates" or "plan". Raises UsageError for another name."""
     if what not in KINDS:
         raise UsageError(f"there is no graph {what[:40]!r}", where="explorer", hint=f"one of {', '.join(KINDS)}")
     return KINDS[what](explorer)
 
 
 def networkx_graph(explorer: Explorer, what: str) -> Any:
-    """One of the graphs KINDS as a NetworkX MultiDiGraph (`Explorer.to_networkx`)."""
+    """The graph "egraph", "candidates" or "plan" as a NetworkX MultiDiGraph (`Explorer.to_networkx`)."""
     found = drawn(explorer, what)
     try:
         import networkx
@@ -141,7 +141,7 @@ def networkx_graph(explorer: Explorer, what: str) -> Any:
 
 
 def dot_text(explorer: Explorer, what: str) -> str:
-    """One of the graphs KINDS in the DOT language of Graphviz (`Explorer.to_dot`)."""
+    """The graph "egraph", "candidates" or "plan" in the DOT language of Graphviz (`Explorer.to_dot`)."""
     found = drawn(explorer, what)
     lines = ["digraph {", "  node [shape=box];"]
     for name, attrs in found.nodes.items():

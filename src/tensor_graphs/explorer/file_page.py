@@ -50,7 +50,9 @@ def file_page(path: str | Path) -> str:
 
 
 def _plain_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[str]]:
-    """Tables of a foreign e-graph: each e-node with its cost stands for a kernel as well."""
+    """Tables and notes of an e-graph that `saturate` did not write: each e-node with its cost stands for a kernel as
+    well.
+    """
     problem, n = found.problem, found.problem.n_nodes
     root = np.zeros(problem.n_classes, np.bool_)
     root[list(problem.roots)] = True

@@ -17,7 +17,8 @@ MOST_CONSUMERS = 6  # consumers that are forced in turn so that a forced kernel'
 
 
 def forced(problem: Problem, nodes: Sequence[int], until: float) -> tuple[Extraction, list[bool]]:
-    """Cheapest extraction found that uses given nodes, and for each node whether no output needs it.
+    """Cheapest extraction found by the time `until` (time.perf_counter) that uses given nodes, and for each node
+    whether no output needs it.
 
     The class of a forced node becomes a root. If the outputs do not use it, its consumers are forced in turn.
     """

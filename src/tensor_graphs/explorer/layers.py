@@ -18,7 +18,7 @@ MOST_NEAR = 8  # nearest layers of an operation in one direction, above which on
 
 
 def layers_of(graph: Graph, modules: Mapping[Tensor, str] | None = None) -> dict[Tensor, str]:
-    """Layer of each operation of a graph that has one; operations on weights alone and inputs have none.
+    """Layer (dotted path) of each operation that belongs to one; inputs and operations on weights alone belong to none.
 
     `modules`: known module paths of operations (`modules_of`).
     """
@@ -42,9 +42,9 @@ def layers_of(graph: Graph, modules: Mapping[Tensor, str] | None = None) -> dict
 
 
 def modules_of(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> dict[Tensor, str]:
-    """Module paths of the operations of a loaded graph in the form that is optimized; empty if the source has none.
-
-    The traced operations are prepared once more, as outputs, which shows what becomes of each.
+    """Module path of each operation of the prepared (simplified, widened) form of a loaded graph; empty if the source
+    has none. The traced operations go through the preparation once more, as outputs, which shows the prepared form of
+    each.
     """
     if not graph.modules:
         return {}
@@ -59,7 +59,7 @@ def modules_of(session: Session, graph: Graph, sizes: Mapping[str, int] | None) 
 
 
 def weight_names(nodes: Sequence[Tensor]) -> dict[Tensor, tuple[str, ...]]:
-    """Nodes (operands first) that depend on weights and numbers alone, with the names of these weights."""
+    """Nodes (operands first) that depend on weights and constants alone, with the names of these weights."""
     found: dict[Tensor, tuple[str, ...]] = {}
     for n in nodes:
         if n.op == "param":
@@ -90,7 +90,9 @@ def _layer(weight: str) -> str:
 def _nearest(
     nodes: Sequence[Tensor], next_to: Mapping[Tensor, Sequence[Tensor]], found: Mapping[Tensor, str]
 ) -> dict[Tensor, tuple[str, ...]]:
-    """Layers of the nearest operations that have one, in one direction; `nodes` in this direction."""
+    """For each node the layers of the nearest operations that have one, followed along `next_to` (operands or users).
+    `nodes`: in an order in which those of `next_to` come first.
+    """
     near: dict[Tensor, tuple[str, ...]] = {}
     for n in nodes:
         reached = dict.fromkeys(x for m in next_to[n] for x in ((found[m],) if m in found else near[m]))

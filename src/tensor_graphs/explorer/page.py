@@ -47,7 +47,9 @@ def columns(explorer: Explorer) -> Columns:
 
 
 def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> bytes:
-    """The viewer's data of an explorer. `seconds`: time for answering what-if questions in advance."""
+    """Data of an explorer for the HTML viewer, in the format of columns.py. `seconds`: time for answering what-if
+    questions in advance.
+    """
     found = columns(explorer)
     steps, notes = rewrite_columns(len(explorer.view), explorer.explain)
     found |= steps
@@ -58,7 +60,9 @@ def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> b
 
 
 def rewrite_columns(e_nodes: int, explain: Callable[[], list[Explanation]]) -> tuple[Columns, list[str]]:
-    """The tables of the rewriting that `explain` returns, and notes: the reason if they are left out."""
+    """(tables of the rewriting that `explain` returns, notes). For more than EXPLAINED_NODES e-nodes, or if `explain`
+    fails, there are no tables, and a note says why.
+    """
     if e_nodes > EXPLAINED_NODES:
         why = f"the e-graph has more than {EXPLAINED_NODES:,} e-nodes (explain_rewrites goes block by block)"
         return {}, [f"The rewriting is not shown: {why}."]
@@ -89,7 +93,9 @@ def viewer_page(data: bytes, title: str) -> str:
 
 
 def problem_page(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
-    """The viewer of an e-graph given as tables."""
+    """The viewer of an e-graph, given as columns (tables.py) and metadata, as one HTML document. Its title is
+    `meta["title"]`.
+    """
     return viewer_page(encode(dict(columns), meta), str(meta.get("title", "e-graph")))
 
 

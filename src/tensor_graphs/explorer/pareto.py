@@ -36,7 +36,7 @@ class ParetoPoint:
     program: Program | None = field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without the program."""
+        """The point as plain JSON values, without its program."""
         names = ("tolerance", "error", "us", "measured", "best", "kernels", "why")
         return {n: None if (v := getattr(self, n)) != v else v for n in names}
 
@@ -53,7 +53,7 @@ class Pareto(list[ParetoPoint]):
         return sorted((p for p in self if p.best), key=lambda p: (p.error, p.us))
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain data."""
+        """The points as plain JSON values, without their programs."""
         return [p.to_json() for p in self]
 
     def __str__(self) -> str:

@@ -59,7 +59,9 @@ def lists(name: str, rows: Sequence[Sequence[int]]) -> Columns:
 
 # ---------------------------------------------------------------- the e-graph
 def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_from: Mapping[int, int]) -> Columns:
-    """Tables `class`, `node` and `op`. `made_by`: rules per e-node; `made_from`: an e-node that the first rule started from."""
+    """Tables `class`, `node` and `op`. `made_by`: e-node -> rules that made it; `made_from`: e-node -> an e-node on the
+    left side of the first of these rules.
+    """
     n = len(view)
     own = view.own if view.own is not None else np.zeros(n, np.bool_)
     age = view.age if view.age is not None else np.full(view.n_classes, -1, np.int32)
@@ -84,7 +86,7 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
 
 
 def rules_of_nodes(explorer: Explorer) -> tuple[dict[int, list[str]], dict[int, int]]:
-    """Rules that made each e-node, and an e-node that the first of them started from."""
+    """(e-node -> rules that made it, e-node -> an e-node on the left side of the first of these rules)."""
     rules: dict[int, list[str]] = {}
     start: dict[int, int] = {}
     for d in explorer.derivations:
@@ -97,7 +99,7 @@ def rules_of_nodes(explorer: Explorer) -> tuple[dict[int, list[str]], dict[int, 
 
 
 def rule_texts(names: Iterable[str]) -> Columns:
-    """Table `rule`: the sides of the named built-in rules as text, and what a rule's documentation says of it."""
+    """Table `rule`: the sides of the named built-in rules as text, and their documentation."""
     known = {d.name: d for r in EVERY for d in r.directions}
     found = [known[n] for n in sorted(set(names)) if n in known]
     return {
@@ -178,7 +180,7 @@ def source_column(explorer: Explorer) -> Columns:
 
 
 def source_of(candidate: Candidate, schedule: Sequence[tuple[str, int]] = ()) -> str:
-    """The source text of a kernel: its call, then the definitions that the call needs. The reason if it has none."""
+    """The source text of a kernel: its call, then the definitions that the call needs; or the reason why it has none."""
     from dataclasses import replace
 
     template, call = candidate.template, candidate.call

@@ -96,7 +96,7 @@ class WhatIf:
         return ", ".join(parts) or "no change"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The answer as plain JSON values, without the plan."""
         return {
             "question": self.question, "before_us": self.before_us, "after_us": self.after_us,
             "difference_us": self.difference_us, "optimal": self.optimal, "lower_bound_us": self.choice.extraction.lower_bound,
@@ -227,9 +227,8 @@ class Question:
         return found is not None and found[1] == "k"
 
     def _excluded_by(self, pinned: str) -> set[int]:
-        """The candidates that a pinned selector excludes.
-
-        Other forms of the same e-class, other layouts, other kernels of the same values.
+        """The candidates that a pinned selector excludes: other forms of the same e-class, other layouts, or other
+        kernels of the same values.
         """
         found = _NUMBERED.match(pinned)
         if found is None:

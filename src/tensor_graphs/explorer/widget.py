@@ -41,8 +41,8 @@ def widget(explorer: Explorer) -> Any:
 def answer(explorer: Explorer, message: Any) -> dict[str, Any]:
     """Answer to a message of the widget.
 
-    The message is {"id", "forbid": [selectors], "pin": [selectors], "cost": {selector: µs}}; the answer is {"id",
-    "error"} if the question cannot be answered.
+    The message is {"id", "forbid": [selectors], "pin": [selectors], "cost": {selector: µs}}. The answer has its "id"
+    and the fields of `WhatIf.to_json`, or "error" with a text if the question cannot be answered.
     """
     number = message.get("id") if isinstance(message, dict) else None
     try:

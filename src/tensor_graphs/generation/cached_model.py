@@ -20,13 +20,14 @@ Array = np.ndarray[Any, Any]
 
 
 def caches_of(batch: int, capacity: int) -> Caches:
-    """Sizes of caches that prefill programs of all numbers of tokens can write."""
+    """Sizes of key-value caches: `batch` rows of `capacity` tokens, with room for the largest prefill step (BUCKETS)."""
     return Caches(batch, capacity, min(BUCKETS[-1], capacity))
 
 
 @dataclass
 class HeldRow:
-    """Tokens of one row that the caches hold, by position, and the largest position written since position 0 was.
+    """Tokens of one row that the caches hold, by position, and the largest position written since position 0 was last
+    written.
 
     Layers with sliding windows keep a ring of positions: keys and values far enough before that largest position are
     overwritten.
@@ -36,7 +37,9 @@ class HeldRow:
     top: int = -1
 
     def write(self, start: int, tokens: Sequence[int], width: int = 0) -> None:
-        """Note that tokens were written from a position on, and padding behind them up to a number of positions."""
+        """Record that `tokens` were written from position `start` on, followed by padding up to `width` positions in
+        all.
+        """
         self.tokens[start:] = tokens
         self.top = max(self.top if start else -1, start + max(width, len(tokens)) - 1)
 
@@ -48,7 +51,7 @@ class HeldRow:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Steps of a prefill: tokens of a step, the position where each row begins, number of steps."""
+    """Steps of a prefill: tokens per step, the position at which each row begins, number of steps."""
 
     size: int
     begins: Array

@@ -18,7 +18,7 @@ POLL = 8  # decode steps between looks at their tokens on a GPU, where each look
 
 
 class Decoding(Protocol):
-    """A generation's rounds, after `begin`."""
+    """Protocol of a way of decoding: `begin` fills the caches with prompts, then each `round` returns further tokens."""
 
     def ready(self, longest: int, limit: int) -> None:
         """Make the programs for prompts of up to `longest` tokens and `limit` new ones now."""
@@ -27,8 +27,8 @@ class Decoding(Protocol):
         """Fill the caches with prompts, and set the sampler."""
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
-        """Further tokens of each row: at least one; `running` rows have not ended, and need at most `most` further
-        ones.
+        """Further tokens of each row, at least one. `running`: indices of the rows that have not ended; each of these
+        needs at most `most` further tokens.
         """
 
     @property
@@ -37,12 +37,12 @@ class Decoding(Protocol):
 
     @property
     def drafting(self) -> str:
-        """Why the draft model does not pay; empty while it does, or without one."""
+        """Why decoding with the draft model is slower than without; empty if it is faster, or without one."""
 
 
 @dataclass
 class PlainDecoding:
-    """Decoding with one token of each row a step; on a GPU, several steps a round."""
+    """Decoding without a draft model: one token per row and step; on a GPU, several steps a round."""
 
     model: CachedModel
     kind: Kind
@@ -103,7 +103,7 @@ class PlainDecoding:
         return model.step_s
 
     def _note(self, tokens: list[int]) -> None:
-        """Follow one step: the pending tokens were written to the caches, and others are pending."""
+        """Record one step: the pending tokens were written to the caches, and `tokens` are pending."""
         for row, token in enumerate(self.pending):
             at = min(self.lengths[row], self.model.caches.capacity - 1)
             self.model.rows[row].write(at, [token])
@@ -112,7 +112,7 @@ class PlainDecoding:
 
 
 def set_sampler(model: CachedModel, sampling: Sampling, key: int = 0) -> None:
-    """Set the states of a model's samplers."""
+    """Set the states of a model's samplers to `sampling`. Samplers with different values of `key` draw independently."""
     for name, (value, dtype) in sampling.states(model.programs.vocabulary, key).items():
         model.programs.set(name, value, dtype)
 

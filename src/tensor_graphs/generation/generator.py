@@ -62,8 +62,8 @@ class Generator(Unpicklable):
 
     `draft`: folder of a smaller model with the same vocabulary, for speculative decoding: it proposes `draft_tokens`
     tokens, which one step of the model verifies. Tokens have the model's own distribution, and greedy ones are the same
-    up to rounding. `reuse=True`: a prompt that begins with tokens whose keys and values the caches hold, of the prompt
-    and output before, is computed from there on; its logits differ by rounding from those of a prompt computed as a whole.
+    up to rounding. `reuse=True`: if a prompt begins like the previous prompt and its output, whose keys and values are
+    in the caches, only the rest is computed; its logits differ by rounding from those of a prompt computed as a whole.
 
     Errors: BadModelError, BadWeightsError and UnsupportedError of the folder, UsageError for arguments. A call that
     raises leaves the generator usable.
@@ -105,7 +105,7 @@ class Generator(Unpicklable):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Optimization report of each program made so far, by its use."""
+        """Optimization report of each program made so far, by program name ("decode", "prefill-16", "sample-greedy")."""
         return {name: report for programs in self._all() for name, report in programs.reports().items()}
 
     @property
@@ -115,7 +115,7 @@ class Generator(Unpicklable):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds until each program was ready, by its use."""
+        """Seconds that making each program took, by program name ("decode", "prefill-16", "sample-greedy")."""
         return {name: seconds for programs in self._all() for name, seconds in programs.seconds.items()}
 
     def _all(self) -> list[Programs]:
@@ -127,7 +127,7 @@ class Generator(Unpicklable):
         without a time.
 
         The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An
-        embedding table of its own is not counted: few of its rows are read.
+        embedding table that is not the output matrix as well is not counted: few of its rows are read.
         """
         if not step_us > 0:
             return float("nan")
@@ -142,10 +142,11 @@ class Generator(Unpicklable):
         at most 128.
 
         A prompt is text or token ids. `temperature` 0 takes the most likely token; otherwise tokens are drawn from the
-        `top_k` most likely ones (0: all), of these the most likely ones up to the share `top_p`; the same `seed` draws
-        the same. `stop`: token ids and texts that end a row (a text is cut off, a token is kept); None: the end tokens
-        that the folder names. `show` is called with each piece as it comes. Calls in several threads wait for one another.
-        UsageError for an empty or too long prompt, tokens outside the vocabulary and values out of range.
+        `top_k` most likely ones (0: all), and of these from the fewest most likely ones whose probabilities sum to
+        `top_p`; the same `seed` draws the same. `stop`: token ids and texts that end a row (a text is cut off, a token
+        is kept); None: the end tokens that the folder names. `show` is called with each piece as it comes. Calls in
+        several threads wait for one another. UsageError for an empty or too long prompt, tokens outside the vocabulary
+        and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
         with self._lock:

@@ -49,7 +49,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a file: texts, types and scores by number, merges as pairs of texts."""
+    """The tokens of a file: texts, types and scores by token id, merges as pairs of texts."""
 
     where: str
     tokens: Sequence[str]
@@ -59,7 +59,7 @@ class Vocabulary:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Number of each token by its text."""
+        """Id of each token by its text."""
         return {text: n for n, text in enumerate(self.tokens)}
 
 
@@ -106,7 +106,7 @@ def gguf_tokenizer(path: Path) -> Any:
 
 
 def _vocabulary(meta: Config, where: str) -> Vocabulary:
-    """The lists of a file. Raises BadModelError if they have other lengths or kinds, or a token is there twice."""
+    """The token lists of a file. Raises BadModelError if their lengths or types are wrong, or a token occurs twice."""
     tokens = meta.texts(f"{PREFIX}tokens") or []
 
     def numbers(name: str, default: float) -> list[Any]:
@@ -119,7 +119,7 @@ def _vocabulary(meta: Config, where: str) -> Vocabulary:
 
     if len(set(tokens)) != len(tokens):
         (twice, _), *_ = Counter(tokens).most_common(1)
-        raise BadModelError(f"the token {twice[:80]!r} is there twice", where=where)
+        raise BadModelError(f"the token {twice[:80]!r} occurs twice", where=where)
     merges = []
     for line in meta.texts(f"{PREFIX}merges") or []:
         at = line.find(" ", 1)
@@ -132,7 +132,7 @@ def _vocabulary(meta: Config, where: str) -> Vocabulary:
 def _word_rule(meta: Config, where: str) -> WordRule:
     name = meta.text(f"{PREFIX}pre", "")
     if name not in WORDS:
-        raise UnsupportedError(f"the rule {name[:80]!r} that splits words is not supported", where=where,
+        raise UnsupportedError(f"the word-splitting rule {name[:80]!r} is not supported", where=where,
                                hint=f"known: {', '.join(WORDS)}; give token ids in place of text")  # fmt: skip
     return WORDS[name]
 
@@ -154,8 +154,9 @@ def _byte_level(known: Vocabulary, rule: WordRule) -> Any:
 
 
 def _sentence_piece(known: Vocabulary, spaced: bool) -> Any:
-    """Merges by scores of the results, the highest first; characters without a token become bytes. spaced: whether a text begins
-    with a space."""
+    """SentencePiece's BPE: merges ordered by the score of the merged token, the highest first; characters without a
+    token become bytes. spaced: whether a space is put before a text.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     unknown = next((t for t, type_ in zip(known.tokens, known.types) if type_ == UNKNOWN), None)
@@ -170,7 +171,9 @@ def _sentence_piece(known: Vocabulary, spaced: bool) -> Any:
 
 
 def _merges(known: Vocabulary) -> list[tuple[str, str]]:
-    """Pairs of tokens whose joined text is a plain token, by its score, then by their numbers."""
+    """Pairs of tokens whose joined text is a plain token, ordered by the score of that token, then by the ids of the
+    pair.
+    """
     numbers = known.numbers
     found: list[tuple[float, int, int, int]] = []
     for whole, (text, type_) in enumerate(zip(known.tokens, known.types)):
@@ -185,7 +188,7 @@ def _merges(known: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _frame(made: Any, meta: Config, known: Vocabulary, begins: bool) -> None:
-    """Put the first and the last token around texts, where the file says so."""
+    """Make the tokenizer `made` add the begin and end tokens to texts, where the file says so."""
     from tokenizers import processors
 
     sides: dict[str, str] = {}

@@ -33,8 +33,8 @@ def host_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
-    """Graph of a decoder step whose logits, and for several tokens the new lengths, are states: `build_step`, closed
-    over states.
+    """Graph of a decoder step over `tokens` tokens a row: `build_step` with logits and lengths as states. `fresh`: all
+    rows begin at position 0.
 
     With one token there are no inputs: token and length are states. Output: `length` [batch] int64 after the step.
     """
@@ -69,7 +69,7 @@ class QuantizedForm:
 
 @dataclass
 class Programs:
-    """Programs of a generator by use, made on demand, and the memory that they share."""
+    """Programs of a generator by name, made on demand, and the memory that they share."""
 
     folder: Folder
     caches: Caches
@@ -87,9 +87,9 @@ class Programs:
     _reads: int | None = None  # bytes of weights that a decode step reads whole, once its graph was made
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
-        """Program of a prefill step of several tokens.
-
-        Inputs: `input_ids`; `start` unless `fresh`; `last` if there are several tokens.
+        """Program of a prefill step of `tokens` tokens a row (`step_graph`). Inputs: `input_ids`; the first position
+        `start` of each row unless `fresh` (all rows begin at position 0); the index `last` of each row's last token if
+        `tokens` > 1.
         """
         name = f"prefill-{tokens}" + ("" if fresh else "-further")
         return self._program(name, lambda: self.step(tokens, fresh=fresh), PREFILL)
@@ -140,8 +140,8 @@ class Programs:
         return self._program(f"accept-{kind}-{count}", graph, SAMPLE)
 
     def borrow(self, other: Programs, names: Mapping[str, str]) -> None:
-        """Use states of other programs as states of these: name here -> name there. Programs that have them are made
-        afterwards.
+        """Share states with other programs. `names`: name here -> name there. To be called before the programs that use
+        them are made.
         """
         self.states |= {own: other.states[there] for own, there in names.items() if there in other.states}
 
@@ -172,19 +172,19 @@ class Programs:
         return next(p for p in self._made.values() if name in p.states).get_state(name)
 
     def read_bytes(self) -> int:
-        """Bytes of weights that a decode step reads whole: all but those that it only gathers rows of."""
+        """Bytes of weights that a decode step reads as a whole: all but tables from which it only gathers rows."""
         if self._reads is None:
             self._decode_graph()
         assert self._reads is not None
         return self._reads
 
     def reports(self) -> dict[str, Any]:
-        """Optimization report of each program."""
+        """Optimization report of each program, by program name."""
         return {name: program.report for name, program in self._made.items()}
 
 
 def _read_whole(graph: Graph) -> int:
-    """Bytes of a graph's weights without those that it only gathers rows of."""
+    """Bytes of a graph's weights without tables from which it only gathers rows."""
     gathered = {n.args[0] for n in graph.nodes() if n.op == "gather"}
     whole = {a for n in graph.nodes() if n.op != "gather" for a in n.args}
     casts = {a.args[0] if a.op == "cast" else a for a in gathered - whole}

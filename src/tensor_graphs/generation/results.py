@@ -9,9 +9,9 @@ from .text import TextStream
 
 @dataclass(frozen=True)
 class Piece:
-    """One new token of a row: its prompt's number, token id, completed text, and why the row ends here.
-
-    The text is "" without a tokenizer, and lacks what may begin a text that ends the row; the reason is "stop", "length" or "".
+    """One new token of a row: index of its prompt, token id, completed text, and why the row ends here. The text is ""
+    without a tokenizer; an end of it that may begin a stop text comes with a later piece. The reason is "stop",
+    "length" or "".
     """
 
     row: int
@@ -27,7 +27,8 @@ class Generated:
     New `tokens`, their `texts` (None without a tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds
     from the programs being ready until the first tokens; `tokens_per_second`: of all rows together, after the first
     tokens (nan if there are no further ones). `acceptance`: share of a draft model's proposals that were accepted; nan
-    without one. `drafting`: why the draft model did not pay; empty if it did, or without one.
+    without one. `drafting`: why decoding with the draft model was slower than without; empty if it was not, or without
+    one.
     """
 
     tokens: list[list[int]]
@@ -42,7 +43,7 @@ class Generated:
 
 @dataclass
 class Row:
-    """Progress of one row of a batch during generation. `given`: number of characters of `text` that pieces have had."""
+    """Progress of one row of a batch during generation. `given`: number of characters of `text` in the pieces so far."""
 
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)
@@ -51,7 +52,8 @@ class Row:
     given: int = 0
 
     def add(self, number: int, token: int, last: bool, ends: frozenset[int], texts: tuple[str, ...]) -> Piece:
-        """Add a token to the row; returns the piece to hand out. A token of `ends` or a text of `texts` ends the row.
+        """Add a token to the row (index `number`); returns the piece to hand out. The row ends at a token of `ends`, at
+        a text of `texts`, or if `last`.
 
         A text that ends the row is cut off. The piece has no characters that may begin one of `texts`: they come with a
         later piece, so that all pieces together are the row's text.
@@ -74,5 +76,5 @@ class Row:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next(n for n in range(min(len(text), len(stop) - 1), -1, -1) if text.endswith(stop[:n]))

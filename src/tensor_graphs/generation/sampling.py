@@ -1,10 +1,10 @@
 """Choice of the next token from logits, as graphs over states, so that no step needs anything from the host.
 
-States: `logits` [batch, vocabulary] float32 is read; `token` [batch, 1] int64, the chosen one, is written and is the only
-output. `greedy` takes the largest logit. The other two draw from softmax(logits / temperature) by adding Gumbel noise and
-taking the largest sum; `filtered` first drops all but the `top_k` largest logits, and the least likely tokens beyond the
-share `top_p`. The noise comes from Threefry, a counter-based generator: it depends on `seed`, the row, the token and the
-number of earlier draws (`draws`), and on nothing else.
+States: `logits` [batch, vocabulary] float32 is read; `token` [batch, 1] int64, the chosen one, is written and is the
+only output. `greedy` takes the largest logit. The other two draw from softmax(logits / temperature) by adding Gumbel
+noise and taking the largest sum; `filtered` first drops all but the `top_k` largest logits, and the least likely tokens
+beyond the cumulative probability `top_p`. The noise comes from Threefry, a counter-based generator: it depends on
+`seed`, the row, the token and the number of earlier draws (`draws`), and on nothing else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
 
 
 def uniform(draws: Tensor, rows: int, columns: int) -> Tensor:
-    """Random numbers in (0, 1] [rows, columns] float32 for a number of draws [1, 1] int64 and the state `seed`.
+    """Random numbers in (0, 1], [rows, columns] float32, from the state `seed` and the number of earlier `draws` ([1,
+    1] int64).
 
     The two halves of a row take the two words of one counter.
     """
@@ -57,7 +58,7 @@ def uniform(draws: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """Gumbel noise from random numbers in (0, 1]: the index of the largest log(share) + noise has these shares."""
+    """Gumbel noise from random numbers in (0, 1]: the argmax of log(p) + noise is distributed with the probabilities p."""
     return -t.log(-t.log1p(-uniform))
 
 
@@ -68,8 +69,8 @@ def draws_state() -> Tensor:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Logits in falling order: `order` are their tokens, `logits` -inf beyond `top_k`, `shares` their softmax, and
-    `kept` whether a token is within `top_p`. All [rows, vocabulary].
+    """Logits in falling order: `order` are their tokens, `logits` their values (-inf beyond `top_k`), `shares` their
+    softmax (probabilities), and `kept` whether a token is within `top_p`. All [rows, vocabulary].
     """
 
     order: Tensor
@@ -100,7 +101,7 @@ def scaled(logits: Tensor) -> Tensor:
 
 
 def distribution(kind: Kind, logits: Tensor) -> Tensor:
-    """Shares [rows, vocabulary] float32 that a sampler of this kind, not "greedy", draws tokens with."""
+    """Probabilities [rows, vocabulary] float32 with which a sampler of a kind other than "greedy" draws tokens."""
     if kind == "plain":
         return c.softmax(scaled(logits), axis=1)
     ranked = Ranked.of(scaled(logits))

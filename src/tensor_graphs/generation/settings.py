@@ -33,9 +33,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, math.inf, "0 takes the most likely token")
-        _number("top_p", self.top_p, 0.0, 1.0, "a share above 0, at most 1")
+        _number("top_p", self.top_p, 0.0, 1.0, "a probability above 0, at most 1")
         if not self.top_p > 0:
-            raise UsageError(f"top_p={self.top_p!r}", hint="a share above 0, at most 1")
+            raise UsageError(f"top_p={self.top_p!r}", hint="a probability above 0, at most 1")
         whole("top_k", self.top_k, 0, "a number of tokens, or 0 for no limit")
         whole("seed", self.seed, 0, "a whole number from 0 on")
         if self.seed >= 1 << 64:
@@ -49,7 +49,9 @@ class Sampling:
         return "plain" if self.top_k == 0 and self.top_p == 1 else "filtered"
 
     def states(self, vocabulary: int, key: int = 0) -> dict[str, tuple[Any, str]]:
-        """Values and dtypes of a sampler's states; samplers with different keys below 2**32 draw independently."""
+        """(value, dtype) of each state of a sampler, by name; samplers with different keys below 2**32 draw
+        independently.
+        """
         seed = int(self.seed) ^ key << 32
         return {
             "temperature": ([[max(float(self.temperature), COLDEST) if self.temperature else 1.0]], "float32"),
@@ -81,7 +83,7 @@ def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
 
 
 def length_of(max_length: Any, config: Config) -> int:
-    """Largest number of tokens of a row: the argument, by default 1024 or what the model allows.
+    """Largest number of tokens of a row: the argument, by default 1024, or fewer if the model has fewer positions.
 
     Raises UsageError for more than the model's positions.
     """

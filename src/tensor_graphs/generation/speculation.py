@@ -28,20 +28,24 @@ DRAFT_KEY = 0x5BD1E995  # changes the seed of a draft model, whose draws must no
 def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
     """Draft model for another model, over caches of the same sizes.
 
-    Raises UsageError unless it has the same vocabulary, enough positions, and room for `count` proposals in a step;
-    errors of its folder as of the model's.
+    Raises UsageError unless it has the same vocabulary, enough positions, and room for `count` proposals in a step; its
+    folder raises the same errors as that of a `Generator`.
     """
     own, caches = model.programs, model.caches
     vocabulary, positions = folder.config.size("vocab_size"), positions_of(folder.config)
     if vocabulary != own.vocabulary:
         raise UsageError(
             f"the draft has a vocabulary of {vocabulary} tokens, the model one of {own.vocabulary}",
-            where=folder.where, hint="a draft needs the model's tokenizer",
+            where=folder.where, hint="a draft model needs the tokenizer of the model",
         )  # fmt: skip
     if positions < caches.capacity:
-        raise UsageError(f"the draft has {positions} positions, max_length={caches.capacity}", where=folder.where)
+        raise UsageError(
+            f"the draft model has {positions} positions, fewer than max_length={caches.capacity}", where=folder.where
+        )
     if count + 1 > caches.most:
-        raise UsageError(f"draft_tokens={count}", hint=f"a round of this generator has at most {caches.most - 1}")
+        raise UsageError(
+            f"draft_tokens={count}", hint=f"a round of this generator has at most {caches.most - 1} proposals"
+        )
     refuse_wrong_weights(folder, caches)
     programs = Programs(folder, caches, vocabulary, own.budget, own.options, prefix="draft-")
     return CachedModel(programs, model.reuse)
@@ -51,9 +55,9 @@ def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
 class SpeculativeDecoding:
     """Decoding with a draft model that proposes `count` tokens a round (speculation_graphs.py).
 
-    Where a round may go beyond the caches, decoding goes on without the draft, and so does greedy decoding where rounds give fewer
-    tokens a second than plain steps: after TRIAL rounds, whenever the last RECENT ones did. Drawing keeps the draft, because the
-    same seed must draw the same.
+    Decoding continues without the draft once a round might exceed the caches. Greedy decoding also does once, after at
+    least TRIAL rounds, the last RECENT rounds gave fewer tokens a second than plain steps. Random sampling keeps the
+    draft, because equal seeds must draw equal tokens.
     """
 
     plain: PlainDecoding
@@ -114,7 +118,9 @@ class SpeculativeDecoding:
         return tokens
 
     def _judge(self, seconds: float, tokens: float) -> None:
-        """End drafting if the last rounds were slower than plain decoding; one more round took `seconds` for `tokens` of a row."""
+        """Record a round that took `seconds` and gave `tokens` per row; end drafting if the last rounds were slower
+        than plain decoding.
+        """
         self._rounds.append((seconds, tokens))
         took, made = (sum(column) for column in zip(*self._rounds))
         plain = self.plain.step_seconds()
@@ -126,7 +132,7 @@ class SpeculativeDecoding:
             )
 
     def _launch(self) -> Any:
-        """Run the programs of a round: [batch, count + 2], as `acceptor` gives it."""
+        """Run the programs of a round; returns the output of `acceptor`, [batch, count + 2] int64."""
         own, draft, kind = self.plain.model.programs, self.draft.programs, self.plain.kind
         draft.follow().flat_near()
         draft.propose(kind, self.count).flat_near()
@@ -137,8 +143,8 @@ class SpeculativeDecoding:
         return own.accept(kind, self.count).flat_near()[0]
 
     def _note(self, row: int, line: list[int]) -> list[int]:
-        """Follow a round of a row; returns its further tokens. Rows that have ended may be at the end of the caches,
-        where steps write their last positions again.
+        """Record a round of a row, given its `line` of `acceptor`'s output; returns the row's further tokens. Rows that
+        have ended may be at the end of the caches, where steps write their last positions again.
         """
         plain, capacity = self.plain, self.plain.model.caches.capacity
         *proposals, further, accepted = line

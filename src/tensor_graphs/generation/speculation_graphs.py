@@ -3,10 +3,10 @@ each of them, and the first ones that pass are accepted.
 
 A round has the pending token of each row (chosen, not yet in the caches) and `count` proposals. States of both models:
 `previous` [batch, 1], the token before the pending one; `proposals` [batch, count] int64; `shares` [batch, count,
-vocabulary] float32, the distributions that they were drawn from. Programs of the draft model know the large model's
+vocabulary] float32, the probabilities with which these were drawn. Programs of the draft model know the large model's
 `token` and `length` as `target.token` and `target.length`, and have `token`, `length` and `logits` of their own.
 
-A proposal d drawn with share q(d) is accepted with probability min(1, p(d) / q(d)), p being the large model's
+A proposal d drawn with probability q(d) is accepted with probability min(1, p(d) / q(d)), p being the large model's
 distribution; the first one that is not is replaced by a draw from max(p - q, 0), and after all of them a further token
 is drawn from p (Leviathan et al. 2023, Chen et al. 2023). So tokens have the large model's distribution, whatever the
 draft proposes. `greedy` accepts proposals that are the most likely tokens.
@@ -78,7 +78,8 @@ def proposer(kind: Kind, batch: int, vocabulary: int, count: int) -> Graph:
 
 
 def acceptor(kind: Kind, batch: int, vocabulary: int, count: int) -> Graph:
-    """Graph that accepts the first proposals of each row and chooses one further token, which is pending then.
+    """Graph that accepts the first proposals of each row, up to the first one that fails, and chooses one further
+    token, the new pending one.
 
     Output: `round` [batch, count + 2] int64: the proposals, the further token, the number of accepted proposals. The
     states `token`, `previous` and `length` are those after the round.
@@ -117,7 +118,9 @@ def _first(passed: Tensor) -> Tensor:
 
 
 def _remaining(wanted: Tensor, shares: Tensor, accepted: Tensor) -> Tensor:
-    """Weights [batch, vocabulary] of the token after the accepted ones: max(p - q, 0), or p after all proposals."""
+    """Unnormalized probabilities [batch, vocabulary] of the token after the accepted ones: max(p - q, 0), or p after
+    all proposals.
+    """
     batch, _, vocabulary = wanted.shape
     place = t.broadcast_to(t.expand_dims(accepted, 2), (batch, 1, vocabulary))
     none = t.zeros((batch, 1, vocabulary))

@@ -57,8 +57,8 @@ class Tokenizer:
 class TextStream:
     """Incremental decoder of a growing list of tokens: characters are given out once they are complete.
 
-    Each call decodes the tokens since the last text, after those of the text before it, on which spaces depend: the work
-    for a token does not grow with the length of the text.
+    Each call decodes the pending tokens together with the tokens of the last text that was given out, because spaces
+    depend on the tokens before: the work per token does not grow with the length of the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -83,11 +83,13 @@ class TextStream:
         return self._given(count, self._further(count))
 
     def _further(self, count: int) -> str:
-        """Text of the first pending tokens."""
+        """Text of the first `count` pending tokens."""
         return self._tokenizer.decode(self._context + self._pending[:count])[len(self._known) :]
 
     def _given(self, count: int, piece: str) -> str:
-        """Drop the first pending tokens, whose text is returned; tokens without text are no context."""
+        """Return `piece`, the text of the first `count` pending tokens, and drop these. They become the context of the
+        next text unless `piece` is empty.
+        """
         if piece:
             self._context = self._pending[:count]
             self._known = self._tokenizer.decode(self._context)

@@ -25,7 +25,9 @@ LONGEST_SOURCE = 20_000  # characters of a kernel's source in a brief
 
 @dataclass(frozen=True, repr=False)
 class Brief:
-    """A region as a request for a kernel. `number` counts from 1; `model`: the model's name."""
+    """A request for a kernel of a region (slow kernel calls of a plan). `number` counts from 1; `model`: the model's
+    name.
+    """
 
     number: int
     model: str
@@ -43,7 +45,7 @@ class Brief:
 
     @property
     def declaration(self) -> str:
-        """A file of kernels for the region, without the kernel's text."""
+        """Source of a kernel file for the region, with a placeholder in place of the kernel's text."""
         inputs = ", ".join(f'"{n}": "{_spec(v)}"' for n, v in self.region.operands)
         outputs = f", outputs={len(self.region.results)}" if len(self.region.results) > 1 else ""
         strided = [n for n, v in self.region.operands if not Operand(v.type, v.strides).dense]

@@ -112,13 +112,13 @@ def _proposal(brief: Brief, words: Sequence[str], path: Path, seconds: float, st
         raise _Refused("; ".join(map(str, bad)) + f" ({path})")
     calls = list(_matches(brief, file))
     if not calls:
-        raise _Refused(f"no kernel of it computes {brief.region.pattern} at these types ({path})")
+        raise _Refused(f"no kernel of the file computes {brief.region.pattern} at these types ({path})")
     with _measuring(brief) as measure:
         steps = [measure(s.template, s.call) or s.cost.us for s in brief.region.steps]
         today = sum(steps)
         timed = [(us, t) for t, c in calls if (us := measure(t, c)) is not None]
     if not timed:
-        raise _Refused(f"it could not be measured ({path})")
+        raise _Refused(f"the kernel could not be measured ({path})")
     us, template = min(timed, key=lambda pair: pair[0])
     status, reason = (
         ("accepted", f"{today / us:.2f} times as fast") if us < FASTER * today else ("refused", "not faster")

@@ -41,7 +41,9 @@ PROBES = (2, 63)  # sizes at which the kernels' applicability is probed
 
 
 class NoFormError(NoPlanError):
-    """Raised for a plan with kernels that have no form for every size. `kept`: the candidates without them."""
+    """Raised for a plan with kernels that have no form for every size. `kept`: the hypergraph's candidates without
+    these kernels.
+    """
 
     def __init__(self, message: str, kept: list[Candidate]) -> None:
         super().__init__(message)
@@ -100,7 +102,7 @@ class Symbolic:
     def on_gpu(self) -> bool:
         """Whether the program runs on a GPU.
 
-        Kernels are then priced at the generic sizes: they have the masks there that a kernel for every size has.
+        Kernels are then priced at the generic sizes, at which they have the same masks as a kernel for every size.
         """
         return on_gpu(self.backends)
 
@@ -115,7 +117,7 @@ class Symbolic:
 
     # ------------------------------------------------------------ lifting
     def view(self, view: EGraphView) -> EGraphView:
-        """The view at generic sizes without e-nodes that do not lift."""
+        """The view at generic sizes, without e-nodes that have no form in free sizes."""
         made = lifted(view, self.numbers)
         for op, count in made.lost.items():
             self.lost[op] = self.lost.get(op, 0) + count
@@ -160,7 +162,7 @@ class Symbolic:
     def _probes(self) -> Iterator[Sizes]:
         """Sizes across the ranges at which kernels are checked.
 
-        1 is excluded: kernels have special cases there, which must not be required.
+        Size 1 is excluded, because kernels may treat it as a special case.
         """
         atoms = ranges(self.graph)
 
@@ -234,7 +236,8 @@ class Symbolic:
     def without_sized(self, choice: Choice, text: str) -> tuple[str, list[Candidate]]:
         """Suspects for a failed program, as (kernel names, the hypergraph's candidates without these kernels).
 
-        Suspects are the plan's generated GPU kernels for every size that the error `text` names; without any, all.
+        Suspects are those of the plan's generated GPU kernels for every size that the error `text` names; all of these
+        kernels if it names none.
         """
         chosen: dict[int, tuple[str, bool]] = {}  # id of the template -> its name, whether the text names its source
         for i in choice.chosen:

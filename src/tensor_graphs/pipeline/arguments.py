@@ -36,7 +36,7 @@ def _is_array(value: Any) -> bool:
 
 
 def torch_leaves(value: Any) -> list[Any]:
-    """Values other than None in a nested value of the containers that Torch knows, in order."""
+    """Leaves other than None of a value nested in containers that Torch knows (`torch.utils._pytree`), in order."""
     if is_torch(value):
         return [value]
     from torch.utils import _pytree

@@ -85,7 +85,9 @@ class Caller:
         return result_leaves(self.returned(given), torch=self.torch)
 
     def returned(self, given: Sequence[Any]) -> Any:
-        """Return value of the function, called without gradients, and without autocast: in the dtypes of its graph."""
+        """Return value of the function, called without gradients and without autocast, so that dtypes are those of its
+        graph.
+        """
         if not self.torch:
             return self.call(given)
         torch = sys.modules["torch"]
@@ -117,7 +119,9 @@ class CallerForm:
         self.caller = caller
 
     def quick(self, specs: Sequence[Spec]) -> Quick:
-        """Takes the arguments as they are, if the caller's function takes them."""
+        """Function that maps a call's arguments to (arguments, None), or to None if their types, devices or dtypes are
+        not those of the examples or their shapes not those of `specs`.
+        """
         example = self.caller.inputs[0]
         kind, device = type(example), getattr(example, "device", None)
         types = {dtype_of(x): x.dtype for x in self.caller.inputs}

@@ -85,7 +85,9 @@ def choose(
 
 
 def _budgets(options: Options, pricer: CostPricer, graph: Hypergraph) -> list[budgets.Budget]:
-    """Resource limits on the sum over a plan's kernels. Weights count where a model has quantized ones."""
+    """The options' limits on sums over a plan's kernels: memory and rounding error. Memory includes weights if some are
+    quantized.
+    """
     found = []
     if options.memory_limit is not None:
         found.append(budgets.memory_budget(options.memory_limit, weights="dequantize" in graph.view.op))

@@ -58,7 +58,7 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
     assert unoptimized.plan is not None
     before, after = report.latency_before_us, report.latency_after_us
     report.warnings.append(
-        f"the graph runs as it is written: that took {before:.1f} µs, what was found in the time {after:.1f} µs"
+        f"the graph runs as it is written: its call takes {before:.1f} µs, that of the plan that was found {after:.1f} µs"
     )
     with open_store(session) as store:
         describe_as_written(report, unoptimized, CostPricer(store))
@@ -102,7 +102,7 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
     return (
         "allow_caller=False" if not options.allow_caller
         else "nothing is measured" if not options.measure or options.deterministic
-        else "it has no limits of memory or rounding" if options.limited
+        else "limits of memory or rounding are set" if options.limited
         else f"backend={options.backend_name!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in task.backends}
         else "Ctrl-C came" if session.progress.stopped
         else unlike(program, caller, task.model.graph, first)

@@ -48,7 +48,7 @@ def bitwise_form(session: Session, task: Task, program: Program, report: Report)
         return program
     why = (
         "allow_caller=False" if not options.allow_caller
-        else "a limit of memory or rounding" if options.limited
+        else "limits of memory or rounding are set" if options.limited
         else unlike(program, caller, graph, {})
     )  # fmt: skip
     if why:
@@ -57,7 +57,7 @@ def bitwise_form(session: Session, task: Task, program: Program, report: Report)
             hint='relax the tolerance, for example to "eager"',
         )  # fmt: skip
     report.runs = CALLER
-    report.compared = f"the caller's own form runs, for the program has other bits: {difference}"
+    report.compared = f"the caller's own form runs, because the program has other bits: {difference}"
     return CallerProgram.around(program, caller, report.compared)
 
 

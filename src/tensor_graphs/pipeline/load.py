@@ -40,7 +40,8 @@ def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
         refuse_no_sizes(given)
         if both := sorted(set(given) & set(options.dims or {})):
             raise UsageError(
-                f"the sizes of {both} are given twice", hint="in dims a dimension stays free, in fixed it has this size"
+                f"the sizes of {both} are given twice",
+                hint="name a dimension in dims (it stays free) or in fixed (it has this size only)",
             )
         graph = as_graph(
             source, example_inputs, params=options.params, dims=given, dynamic_shapes=options.dynamic_shapes,

@@ -70,7 +70,7 @@ def describe_plan(
 ) -> None:
     """Add a plan to a report: calls with their limits, the memory map, the simplified model, the plan's cost over time.
 
-    `began`: monotonic time of the call.
+    `work`: the simplified model. `began`: monotonic time of the call.
     """
     chosen = [c for i in choice.chosen if not (c := choice.hypergraph.candidates[i]).is_view]
     if program.plan is not None:
@@ -116,7 +116,7 @@ def _describe_calls(
 def _user_kernels(task: Task, choice: Choice) -> list[UserKernelReport]:
     """The user kernels among the backends of a search; forms and choices of one kernel are one row."""
     found: dict[str, UserKernelReport] = {}
-    note = "sizes are free, and kernels with sizes in their text are for one size" if task.symbolic is not None else ""
+    note = "sizes are free, and a kernel with sizes in its source is for one size" if task.symbolic is not None else ""
     for template in (t for b in task.backends for t in b.templates if isinstance(t, UserKernel)):
         found.setdefault(template.kernel.name, UserKernelReport(USER_PREFIX + template.kernel.name, 0, 0, note=note))
     chosen = set(choice.chosen)

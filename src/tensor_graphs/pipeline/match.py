@@ -47,7 +47,7 @@ def match_kernels(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool],
     enough: Callable[[bool], bool], narrow: bool = True, symbolic: Symbolic | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """`hypergraph` without accounting of the stage, for background threads."""
+    """As `hypergraph`, without timing it as a stage of the session, for background threads."""
     limit, opened = spare(session.options.tolerance), session.lowerings.opened
     exact = session.options.exact
     chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]
@@ -62,11 +62,9 @@ def match_kernels(
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of that in 16-bit
-    storage.
-
-    As many as time allows. If there is time for none, the hypergraph of the unrewritten graph (`unrewritten`, if
-    already made).
+    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of the rewritten
+    graph in 16-bit storage; as many as time allows. If there is time for none, the hypergraph of the unrewritten graph
+    (`unrewritten`, if already made).
     """
     graphs: list[Hypergraph] = []
     backends, pressed = task.backends, session.interrupted()
@@ -82,7 +80,7 @@ def match_all(
             graphs.append(narrow)
     except Halted:
         session.omitted.append(
-            "kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found"
+            "kernels of the rewritten graph" if not graphs else "kernels of the e-graph at the highest effort"
         )
     if any(g.stats.get("left_out") for g in graphs):
         session.omitted.append(SOME_LEFT_OUT)

@@ -28,8 +28,8 @@ def backends_of(options: Options) -> list[Backend]:
     """
     if elsewhere(options.backend_name) and (options.measure or options.verify):
         raise DeviceUnavailableError(
-            f"plans for {gpu_machine().device} can be made here, and neither measured nor verified", where="TENSOR_GRAPHS_GPU",
-            hint="measure=False, verify=False (--no-measure --no-verify), of what `measure` found there",
+            f"plans for {gpu_machine().device} can be made on this machine, but not measured or verified", where="TENSOR_GRAPHS_GPU",
+            hint="give measure=False, verify=False (--no-measure --no-verify); prices are those that `tensor-graphs measure` found on that GPU",
         )  # fmt: skip
     return chosen_backends(options, "numpy" if options.exact and options.backend_name == "auto" else "")
 
@@ -97,7 +97,7 @@ def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
 
 
 def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:
-    """Cost store and measurer of a search, which closes them: those of `measurer_started`, else new ones."""
+    """Cost store and measurer of a search: those of `measurer_started`, else new ones. The search closes both."""
     started, session.started = session.started, None
     if started is not None:
         return started

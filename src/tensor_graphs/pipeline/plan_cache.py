@@ -134,7 +134,7 @@ class CachedPlan:
             source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
             return CachedPlan(plan, report, source, verified, store, bool(data.get("as_written")))
         except TensorGraphsError as error:
-            raise Stale(f"it cannot be made anew: {error.message}") from None
+            raise Stale(f"it cannot be rebuilt: {error.message}") from None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise Stale(f"its file is damaged: {type(error).__name__}: {error}") from None
 
@@ -212,7 +212,7 @@ class CacheEntry:
                 "as_written": as_written,
             }  # fmt: skip
             if checked and emit_for(plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)).source != source:
-                return "its program reads otherwise when it is made anew"
+                return "its program has another source when it is generated again"
             if self.path.is_symlink():  # never read, and what it leads to is no plan of ours to replace
                 self.path.unlink(missing_ok=True)
             with replacing_raw(self.path) as file:
@@ -257,10 +257,10 @@ def refuse_dearer(plan: Plan, store: Store) -> None:
     if failed := {s.template.name for p, s in pairs if p.source == "failed" != s.cost.source}:
         raise Stale(f"{', '.join(sorted(failed))} has failed since")
     if lost := {s.template.name for p, s in pairs if p.source != "measured" == s.cost.source}:
-        raise Stale(f"what was measured of {', '.join(sorted(lost))} is not in the cost store any more")
+        raise Stale(f"measurements of {', '.join(sorted(lost))} are not in the cost store any more")
     before = sum(s.cost.us for _, s in pairs)
     now = sum(
         p.us if p.source == "measured" else s.cost.us for p, s in pairs
     )  # predictions change with other measurements
     if now > WORSE * before:
-        raise Stale(f"its kernels are known to take {now:.1f} µs by now, {before:.1f} µs when it was found")
+        raise Stale(f"its kernels now take {now:.1f} µs by the cost store, {before:.1f} µs when it was found")

@@ -46,7 +46,7 @@ def plan_to_json(plan: Plan) -> Json:
     for step in plan.steps:
         if step.template not in templates:
             templates[step.template] = len(kernels)
-            kernels.append(_kernel_out(step.template, there(plan, step.call)))
+            kernels.append(_kernel_out(step.template, call_at_searched_sizes(plan, step.call)))
         steps.append(_step_out(step, templates[step.template]))
     return {
         "values": [[_type_out(v.type), _out(v.strides), v.origin, v.name, v.base, v.carried] for v in plan.values],
@@ -63,8 +63,8 @@ def _kernel_out(template: Template, call: Call) -> Json:
     return {k: v for k, v in job_of(template, call).items() if k != "call"}
 
 
-def there(plan: Plan, call: Call) -> Call:
-    """Call of a plan at the sizes of the search."""
+def call_at_searched_sizes(plan: Plan, call: Call) -> Call:
+    """The call of a plan's kernel at the sizes that the plan was searched at."""
     return bound_call(call, plan.sizes) if plan.sizes else call
 
 
@@ -108,9 +108,8 @@ def _out(value: Any) -> Any:
 
 
 def _weights_out(plan: Plan) -> Json | None:
-    """The terms of the weights as a graph, with their constants' data.
-
-    Inline, or as the digest of a constant of the plan's graph.
+    """The terms of the weights as a graph, with the data of its constants: inline, or as the digest of a constant that
+    the plan's graph has as well. None without weights.
     """
     if not plan.weights:
         return None

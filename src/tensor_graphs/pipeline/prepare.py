@@ -95,7 +95,7 @@ def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends:
     if not graph.free_dims:
         return None
     fixed = dict.fromkeys("a GPU" if b.device.on_gpu else b.device.name for b in backends if not b.device.any_size)
-    why = f"programs on {', '.join(fixed)} do" if fixed else why_fixed(graph)
+    why = f"programs on {', '.join(fixed)} have no free sizes" if fixed else why_fixed(graph)
     if not why:
         try:
             with session.stage("simplify"):

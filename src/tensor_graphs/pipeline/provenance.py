@@ -113,7 +113,7 @@ def read_origin(folder: Path) -> Origin:
     if found is None or not found.roots or [t.type for t in found.roots] != [t.type for t in found.chosen]:
         raise BadModelError("roots and chosen terms do not belong together", where=str(folder / FILE))
     if any(t.op != "cast" for t in found.stored):
-        raise BadModelError("what is stored in another dtype is no cast", where=str(folder / FILE))
+        raise BadModelError("a value stored in another dtype is not a cast", where=str(folder / FILE))
     return found
 
 

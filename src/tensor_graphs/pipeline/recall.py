@@ -46,7 +46,9 @@ class CacheSlot:
 def look_up(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, backends: Sequence[Backend]
 ) -> CacheSlot:  # fmt: skip
-    """The plan cache's slot for this search, with the stored plan unless `again` or its search was cut shorter."""
+    """The plan cache's slot for this search. It has no stored plan with the option `again`, or if a smaller budget cut
+    the search of that plan short.
+    """
     options = session.options
     if not options.measure or options.deterministic:
         return CacheSlot(None, None)
@@ -129,7 +131,9 @@ def _compiled(session: Session, entry: CacheEntry, cached: CachedPlan) -> Binari
     try:
         return read_kernels(entry.path, cached.source)
     except (OSError, ValueError) as error:
-        session.warnings.append(f"kernels of a cached plan are compiled again, their file cannot be read: {error}")
+        session.warnings.append(
+            f"kernels of a cached plan are compiled again, because their file cannot be read: {error}"
+        )
         return None
 
 
@@ -146,14 +150,14 @@ def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Prog
         whole = renamed(task.model.graph, searched) if symbolic is None else symbolic.graph
         cached = CachedPlan.of(data, whole, symbolic.lift if symbolic else None)
         if bool(cached.plan.sizes) != (symbolic is not None):
-            raise Stale("it is one for other sizes")
+            raise Stale("it is for other sizes")
         # an as-written result was timed as a whole, so prices do not matter
         if not cached.as_written and cached.store != listing(store_root(session.options)):
             with open_store(session) as store:
                 refuse_dearer(cached.plan, store)
         program = Program(cached.plan)
         if text_digest(program.source) != cached.source:
-            raise Stale("its program reads otherwise than the one that was verified")
+            raise Stale("its program has another source than the one that was verified")
         return cached, program, task
 
 

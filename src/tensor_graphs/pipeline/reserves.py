@@ -21,17 +21,17 @@ def is_kept(session: Session) -> bool:
 
 
 def launching_s(session: Session) -> float:
-    """Seconds that finalists leave for ways to launch kernels, whose programs share their weights."""
+    """Seconds that timing the finalists leaves for comparing ways to launch kernels (time_launching.py)."""
     return LAUNCHING_S + session.binding_s if is_kept(session) else 0.0
 
 
 def after_finalists_s(session: Session) -> float:
-    """Seconds that finalists and ways to launch leave: for verification and the end of the call."""
+    """Seconds that timing finalists and ways to launch leaves for verification, timing and the end of the call."""
     return INPUTS * session.verification_s + TIMING_S + ENDING_S if is_kept(session) else session.verification_s
 
 
 def after_search_s(session: Session) -> float:
-    """Seconds that measuring leaves."""
+    """Seconds that measuring kernels leaves for all later stages."""
     if not is_kept(session):
         return session.verification_s
     return CLOSING_S + BUILD_S + FINALISTS_S + launching_s(session) + after_finalists_s(session)

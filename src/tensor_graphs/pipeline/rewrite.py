@@ -74,7 +74,9 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
 
 
 def as_written(work: Graph) -> EGraphView:
-    """The view of a graph without any rewriting, glued from its blocks: kernels are generated once for equal ones."""
+    """The view of a graph without any rewriting, glued from its blocks, so that kernels of equal blocks are generated
+    once.
+    """
     blocks = find_blocks(work)
     return glue(blocks, [view_of(b.graph) for b in blocks.unique])
 

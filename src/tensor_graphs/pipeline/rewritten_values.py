@@ -16,7 +16,8 @@ MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 
 
 def faithful(view: EGraphView) -> Bools:
-    """Classes whose value the original graph has, too, or that views and copies (concatenation) make of such values.
+    """Classes whose value occurs in the original graph, or is made from such values by views and copies
+    (concatenation).
 
     One flag per e-class.
     """
@@ -31,7 +32,7 @@ def faithful(view: EGraphView) -> Bools:
     return known
 
 
-def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
+def on_original_values(view: EGraphView) -> Callable[[Candidate], bool]:
     """Predicate: whether a candidate computes values of the original graph from values of the original graph."""
     known = faithful(view).tolist()
     return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
@@ -39,7 +40,7 @@ def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
 
 def rewritten_most(choice: Choice) -> str | None:
     """Family of chosen kernels with most flops on values that the original graph lacks; None if there are none."""
-    original = as_it_came(choice.hypergraph.view)
+    original = on_original_values(choice.hypergraph.view)
     work: dict[str, float] = {}
     for i in choice.chosen:
         c = choice.hypergraph.candidates[i]
@@ -48,4 +49,4 @@ def rewritten_most(choice: Choice) -> str | None:
     return max(work, key=lambda family: (work[family], family)) if work else None
 
 
-__all__ = ["as_it_came", "faithful", "rewritten_most"]
+__all__ = ["faithful", "on_original_values", "rewritten_most"]

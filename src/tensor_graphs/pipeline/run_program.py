@@ -12,7 +12,9 @@ from ..egraph.ir.graph import Graph
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """The optimized form of a graph under the names and structure of the original model: the signature of a program."""
+    """`work`, the optimized form of `graph`, with the names and the result structure of `graph`: the signature of a
+    program.
+    """
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 
 

@@ -160,7 +160,9 @@ def _finished(
 
 
 def attach_provenance(program: Program, task: Task, *, as_written: bool) -> None:
-    """Attach the provenance to a program; for free sizes, at the generic sizes of the rewriting."""
+    """Attach the provenance (original graph and chosen terms) to a program. `as_written`: it is the unfused baseline.
+    With free sizes, the graph is the one at the generic sizes of the rewriting.
+    """
     if task.symbolic is not None:
         attach(program, task.symbolic.work, task.symbolic.generic)
     else:

@@ -134,7 +134,9 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is used up, but for `ending_s`: no further optional work is started."""
+        """Whether at most `ending_s` seconds of the budget are left, or the user asked to stop: no further optional
+        work is started.
+        """
         return self._past(0.0)
 
     @property

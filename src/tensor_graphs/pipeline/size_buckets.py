@@ -10,9 +10,7 @@ the plan for all sizes is as fast as any get no plan of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from math import inf, isfinite, isqrt
+from math import inf, isqrt
 from statistics import median
 
 import numpy as np
@@ -20,15 +18,13 @@ import numpy as np
 from ..backends.program.buckets import Bucket, BucketForm, Buckets
 from ..backends.program.program import Program
 from ..backends.registry import on_gpu
-from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..egraph.ir.dims import dim
 from ..egraph.ir.graph import Graph
 from ..extract.model.kernel import Backend
 from ..options import Options
 from ..report.report import BucketReport, Report
 from ..verification.comparison import FACTORS
-from ..verification.reference import sampled_near
-from . import timing
+from .bucket_forms import ALL, CALLER, HALVINGS, LARGEST, OWN, Forms, winners
 from .caller import Caller, CallerForm
 from .session import Session
 from .size_ranges import Sizes, ranges
@@ -38,12 +34,6 @@ FIRST = 0.5  # fraction of the budget for the plan of all sizes
 LEAST = 0.05  # fraction of the budget below which no search of a bucket begins
 NEEDED = 0.5  # and of the seconds that the first search spent in STAGES, which take about as long in each search
 STAGES = ("saturate", "candidates", "build", "verify")
-LARGEST = 4096  # size up to which forms are timed
-NOISE = 0.03  # relative difference of times below which the plan for all sizes is preferred
-TIMED_S, SETTLED_S = 0.1, 0.02  # seconds of timing forms at one size: at most, and once medians are settled
-QUEUED = 8  # calls in a row on a GPU without waiting for their results
-HALVINGS = 4  # sizes tried between the ends of a bucket at which different forms are fastest
-ALL, OWN, CALLER = "all sizes", "own plan", "caller"  # forms, in the order of preference
 
 Search = Callable[[Graph, Sizes], Program]
 
@@ -79,113 +69,6 @@ def middle(least: int, most: int) -> int:
     """
     mean = isqrt(least * min(most, max(LARGEST, 4 * least)))
     return min(max(1 << (mean - 1).bit_length() if mean > 1 else 1, least), most)
-
-
-# ---------------------------------------------------------------- which form is fastest where
-def fastest(samples: Mapping[str, Sequence[float]]) -> str:
-    """The form to run, given µs of its calls: a later one only if faster than earlier ones by more than noise."""
-    best, *others = samples
-    for form in others:
-        if timing.is_surely_faster(samples[form], samples[best], NOISE):
-            best = form
-    return best
-
-
-def winners(
-    least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
-) -> list[tuple[int, int, str]]:  # fmt: skip
-    """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
-
-    Where it differs at the two ends, the size from which the other one is fastest is found by bisection, up to a
-    factor; without `halvings` it is the geometric mean.
-    """
-    low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
-    if low == high:
-        return [(least, most, low)]
-    below, above = least, min(most, max(LARGEST, least))
-    for _ in range(halvings):
-        between = isqrt(below * above)
-        if not below < between < above:
-            break
-        if fastest_at(between) == low:
-            below = between
-        else:
-            above = between
-    above = above if halvings else max(below + 1, isqrt(below * above))
-    return [(least, above - 1, low), (above, most, high)]
-
-
-@dataclass
-class Forms:
-    """The forms of a bucket, and µs of whole calls of each at the sizes that were asked for."""
-
-    graph: Graph
-    sizes: Sizes  # the searched ones; those of other dimensions stay
-    dimension: str
-    programs: dict[str, Program]
-    caller: Caller | None
-    seed: int
-    ended: Callable[[], bool]
-    us: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-
-    def timed(self, size: int) -> dict[str, list[float]]:
-        """µs of whole calls of each form at a size; infinite for a form that does not run there."""
-        if not self.programs.keys() <= self.us.get(size, {}).keys():
-            there = self.graph.bind({**self.sizes, self.dimension: size})
-            program = next(iter(self.programs.values()))
-            given = sampled_near(there, np.random.default_rng(self.seed), program.tensors)
-            values = program.near([given[n] for n in program.input_names])
-            if self.caller is not None and self.caller.torch:
-                values = [x if is_torch(x) else tensor_of(x) for x in values]
-            calls: dict[str, timing.Run] = {n: partial(p.flat, *values) for n, p in self.programs.items()}
-            if self.caller is not None:
-                calls[CALLER] = partial(self.caller.outputs, values)
-            runs = {name: call for name, call in calls.items() if _works(call)}
-            self.us[size] = {n: [inf] for n in calls} | timed_calls(runs, program.tensors, self.ended)
-        return self.us[size]
-
-    def fastest_at(self, size: int) -> str:
-        """Name of the form that runs calls at a size."""
-        return fastest(self.timed(size))
-
-    def compiled(self, sizes: Sequence[int]) -> str:
-        """The fastest form at some sizes without the caller's function, which a saved program does not have."""
-        found = {fastest({n: us for n, us in self.timed(size).items() if n != CALLER}) for size in sizes}
-        return OWN if found == {OWN} else ALL
-
-    def medians(self, least: int, most: int) -> dict[str, dict[str, float]]:
-        """Median µs of each form at each timed size from `least` to `most`: size -> form -> µs, for the report."""
-        rows = {
-            str(n): {f: median(us) for f, us in of.items()} for n, of in sorted(self.us.items()) if least <= n <= most
-        }
-        return {n: {f: round(us, 2) for f, us in of.items() if isfinite(us)} for n, of in rows.items()}
-
-
-def _works(call: timing.Run) -> bool:
-    """Whether a form runs at a size: there may be too little memory for it."""
-    try:
-        call()
-    except Exception:  # whatever the caller's function raises there
-        return False
-    return True
-
-
-def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait."""
-    clock, count = timing.wall_us, 1
-    if device not in ("", "cpu"):
-        import torch
-
-        count = QUEUED
-
-        def clock(call: timing.Run) -> float:
-            torch.cuda.synchronize()
-            return timing.wall_us(lambda: ([call() for _ in range(QUEUED)], torch.cuda.synchronize()))
-
-    if not calls:
-        return {}
-    taken = timing.sampled(calls, seconds=TIMED_S, settled=SETTLED_S, clock=clock, ended=ended)
-    return {name: [us / count for us in samples] for name, samples in taken.items()}
 
 
 # ---------------------------------------------------------------- the program
@@ -230,7 +113,7 @@ def with_buckets(
 def _comparable(session: Session, program: Program, backends: Sequence[Backend]) -> Caller | None:
     """The caller's function if it may run instead of plans on the program's device.
 
-    Not where a backend without its library was asked for.
+    None also if the backends lack the library that the function uses (NumPy or Torch).
     """
     caller, options = session.caller, session.options
     if caller is None or not options.allow_caller or options.tolerance not in FACTORS or options.params:
@@ -241,9 +124,8 @@ def _comparable(session: Session, program: Program, backends: Sequence[Backend])
 
 
 def _lag(forms: Forms, row: tuple[int, int]) -> float:
-    """How many times slower than the caller's function the program for all sizes is in a bucket; positive.
-
-    Without one, how far its size is from the searched one.
+    """Time of the program for all sizes over that of the caller's function, in the middle of a bucket. Without such a
+    function, the distance |log| between that middle size and the size at which the program was searched. Positive.
     """
     at = middle(*row)
     if forms.caller is None:
@@ -256,7 +138,7 @@ def _lag(forms: Forms, row: tuple[int, int]) -> float:
 def _searched(
     session: Session, graph: Graph, sizes: Sizes, name: str, row: tuple[int, int], seconds: float, search: Search
 ) -> tuple[Program | None, str]:  # fmt: skip
-    """The program for one bucket; None without one that runs at all of its sizes, and why there is none."""
+    """(program for one bucket, ""), or (None, reason) if none was found that runs at all sizes of the bucket."""
     own = graph.bind({name: dim(name, min=row[0], max=row[1])})
     why = ""
     try:
@@ -304,4 +186,4 @@ def _divided(
     return program.divide(Buckets(name, tuple(buckets)), plans, instead).bind()  # kernels of all plans are compiled
 
 
-__all__ = ["buckets_of", "fastest", "middle", "winners", "with_buckets"]
+__all__ = ["buckets_of", "divided_dimension", "middle", "with_buckets"]

@@ -21,8 +21,8 @@ def ranges(graph: Graph) -> dict[str, Atom]:
 def within(graph: Graph, searched: Mapping[str, int]) -> Graph:
     """Graph with its dimensions narrowed to the ranges that its ops allow, found by bisection.
 
-    Others are then at searched sizes. Example: a table of 512 positions limits the sequence length to 512. Size 0 is
-    excluded, since kernels need not handle empty tensors.
+    While one dimension is tested, the others have their `searched` sizes. Example: a table of 512 positions limits the
+    sequence length to 512. Size 0 is excluded, since kernels need not handle empty tensors.
     """
 
     def means(name: str, size: int) -> bool:

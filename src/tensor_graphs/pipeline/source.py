@@ -33,9 +33,9 @@ def as_graph(
 ) -> Graph:
     """Graph of a source: expression(s), Graph, function, nn.Module, ExportedProgram or path.
 
-    `params` are bound by name; `dims` fix free dimensions of what is loaded or exported. Raises UsageError for other
-    sources and for unknown names, TooLargeError for more operations than the setting `max_nodes`. `budget`: that of
-    `optimize`, in seconds, from which the time limit of torch.export is derived (ExportTimeError).
+    `params` are bound by name; `dims` fix free dimensions of a loaded file or an exported module. Raises UsageError for
+    other sources and for unknown names, TooLargeError for more operations than the setting `max_nodes`. `budget`: that
+    of `optimize`, in seconds, from which the time limit of torch.export is derived (ExportTimeError).
     """
     module = is_module(source)
     if example_kwargs and not module:
@@ -128,7 +128,8 @@ def refuse_no_sizes(sizes: Mapping[str, int] | None) -> None:
 
 
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
-    """Sizes by the graph's names of its free dimensions; names from a file need not be identifiers.
+    """The given sizes under the graph's own names of its free dimensions, in which characters that no identifier has
+    are "_".
 
     Raises UsageError for unknown names.
     """

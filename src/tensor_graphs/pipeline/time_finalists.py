@@ -42,11 +42,12 @@ def fastest_finalist(
 ) -> tuple[Choice, Program]:  # fmt: skip
     """The finalist that is fastest as a whole program, with its program.
 
-    `choice` and `program`, predicted to be the fastest, unless another one is faster by more than noise. `build` makes
-    the program of a choice. Finalists that the time or memory limit excludes, or that fail to run, are left out. The
-    predicted and the measured time of each goes to the session, for the report. All kernels of the others were measured
-    alone, hence checked; the program is verified later. At last the way to launch kernels is chosen (time_launching.py);
-    `compiler` compiles for that ahead (None: kernels are launched as measured).
+    That is `choice` with `program`, which are predicted to be the fastest, unless another finalist is faster by more
+    than noise. `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to
+    run, are left out. The predicted and the measured time of each goes to the session, for the report. All kernels of
+    the others were measured alone, hence checked; the program is verified later. At last the way to launch kernels is
+    chosen (time_launching.py); `compiler` compiles the programs for that in advance (None: kernels are launched as they
+    were measured).
     """
     most = min(MAX_S, SHARE * session.options.budget)
     seconds = min(most, max(session.left - after_finalists_s(session) - launching_s(session), LEAST_S))
@@ -85,7 +86,9 @@ def fastest_finalist(
 def _chosen(
     session: Session, runnable: Sequence[tuple[Choice, Program]], samples: Sequence[Sequence[float]]
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The fastest one of the plans that run, by the samples (µs) of each; the others are unbound."""
+    """The fastest one of the plans that run, by the samples (µs) of each; the programs of the others release their
+    weights.
+    """
     best = fastest(samples)
     session.finalists = [
         FinalistReport(sum(c.sources.values()), c.cost, median(us), n == best)

@@ -30,10 +30,10 @@ def other_forms(
     session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None,
     beside: Sequence[Program] = (),
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
-    """The choice with its program in each other way to launch its kernels that changes any of them.
+    """The choice with a program for each way to launch its kernels that differs from the way of `program`.
 
-    `compiler` compiles them beside the given program, and the programs `beside`. Empty without a compiler, and if there is
-    no time: the session's list of omitted work then says so.
+    `compiler` compiles these programs, `program`, and the programs `beside` in advance. Empty without a compiler, and
+    if there is no time; the session's list of omitted work then says so.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:
@@ -65,8 +65,9 @@ def fastest_launching(
 ) -> tuple[Choice, Program]:  # fmt: skip
     """The choice with its program, or the fastest of its other forms if that is faster by more than noise.
 
-    `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times programs
-    in turn, `fastest` is the index of the fastest one that is surely faster than the first, or 0. All others are unbound.
+    `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times
+    programs in turn, `fastest` is the index of the fastest one that is surely faster than the first, or 0. All other
+    programs release their weights.
     """
     runnable, want = [(choice, program)], _results(program, values)
     for made, other in forms:
@@ -91,7 +92,9 @@ def fastest_launching(
 
 
 def _compiled_alone(plan: Plan, changed: Plan) -> list[tuple[Template, Call]]:
-    """The kernels of a changed plan with another schedule that a program does not compile together: Triton's."""
+    """The kernels of a changed plan that have another schedule and are compiled one by one (Triton's; CUDA C++ kernels
+    are compiled with the program).
+    """
     pairs = zip(plan.steps, changed.steps, strict=True)
     steps = [b for a, b in pairs if dict(a.call.schedule) != dict(b.call.schedule)]
     return [(s.template, s.call) for s in steps if "CudaKernel" not in s.template.setup]

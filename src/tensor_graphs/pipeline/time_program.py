@@ -31,11 +31,12 @@ LARGE = 1 << 30  # combined bytes of two programs above which only one is bound 
 def time_program(session: Session, task: Task, program: Program, report: Report) -> Program | None:
     """Measure whole calls of the program and of the unfused baseline, interleaved, into the report.
 
-    Returns the faster baseline.
+    Returns the baseline's program if it is faster, else None.
 
     Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
     programs that take longer, or whose baseline is expected to take longer than PREPARING of the budget for one run).
-    Omitted if preparing the baseline's weights is expected to take longer than that: it expands quantized ones.
+    Omitted if preparing the baseline's weights (quantized ones are expanded) is expected to take longer than the
+    remaining time, LOOK_S, and PREPARING of the budget.
     """
     model = task.model
     graph = model.written(task.backends)

@@ -19,7 +19,9 @@ class Instant:
         self._cpu, self._wall = time.thread_time_ns(), time.perf_counter_ns()
 
     def us(self) -> float:
-        """Wall-clock µs since then, less those for which the thread waited for a core while others ran on it."""
+        """Wall-clock µs since this instant, less the time for which the thread waited for a core while others ran on
+        it.
+        """
         wall, cpu = time.perf_counter_ns() - self._wall, time.thread_time_ns() - self._cpu
         waited = (
             _waited_ns() - self._waited
@@ -106,8 +108,9 @@ def sampled(
 ) -> dict[str, list[float]]:  # fmt: skip
     """Times in µs of each call, from interleaved rounds after two warm-up rounds.
 
-    Stops after `seconds`, or after `settled` seconds once all medians are settled, or when `ended()` (polled after each
-    round, at least one is counted); `least` and `most` rounds otherwise. `first()` runs untimed before each call.
+    At most `most` rounds. From `least` rounds on, stops after `seconds`, or after `settled` seconds once all medians
+    are settled. Stops when `ended()` is true (polled after each round; at least one round is counted). `first()` runs
+    untimed before each call.
     """
     samples: dict[str, list[float]] = {n: [] for n in calls}
     start = time.perf_counter()

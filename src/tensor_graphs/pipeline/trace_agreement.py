@@ -49,7 +49,7 @@ class Rounding:
 def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
     """Whether an output of the graph (`found`) agrees with the function's (`own`).
 
-    `sharp` and `exact`: the same outputs in float64.
+    `sharp`, `exact`: the output of the graph and of the function in float64 (`exact` None: unknown).
 
     Raises TraceError for another shape or dtype.
     """

@@ -112,14 +112,18 @@ def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own:
 
 
 def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
-    """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than LOOSE."""
+    """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than the
+    tolerance LOOSE.
+    """
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(module, name, own, found, part.values)
 
 
 def near_torch(root: Tensor, own: Array, found: Array, sharp: Array) -> bool:
-    """Whether a module's output `own` is the graph's (`found`; `sharp` in float64) up to LOOSE."""
+    """Whether a module's output `own` equals the graph's output `found` within the tolerance LOOSE. `sharp`: the
+    graph's output in float64.
+    """
     if not dtypes.is_float(root.dtype):
         return near(root, found, own, own, sharp)
     return relative_error(own, sharp) <= LOOSE.get(root.dtype, 5e-2)

@@ -47,7 +47,7 @@ from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
 from .any_size import NoFormError
-from .rewritten_values import as_it_came, rewritten_most
+from .rewritten_values import on_original_values, rewritten_most
 from .run_program import renamed, run_flat
 
 MAX_ATTEMPTS = 8
@@ -210,7 +210,7 @@ class Acceptance:
         raise _no_plan_within_tolerance()
 
     def _diagnosed(self, plan: Plan) -> Diagnosis:
-        """The diagnosis of a failed plan, of as many kernels as time allows, but for DIAGNOSING_S in any case."""
+        """The diagnosis of a failed plan. It ends early when the session is late, but not before DIAGNOSING_S seconds."""
         began = time.monotonic()
         ended = lambda: self.late() and time.monotonic() - began > DIAGNOSING_S
         return diagnose(self.graph, fixed(plan), rewritten=REWRITES not in self.dropped, ended=ended)
@@ -224,7 +224,7 @@ class Acceptance:
 
         None if that was tried, if the choice has no such kernel, or if the rest does not cover every output.
         """
-        original = as_it_came(found.view)
+        original = on_original_values(found.view)
         chosen = [choice.hypergraph.candidates[i] for i in choice.chosen]
         if REWRITTEN in self.dropped or choice.hypergraph.view is not found.view or all(map(original, chosen)):
             return None
@@ -249,7 +249,7 @@ class Acceptance:
         All of them, or, if the rest does not cover every output, those of the plan.
 
         Returns the reduced hypergraph. If the plan has no such kernel and the program is to run at every size, kernels
-        with sizes as arguments are excluded, whose text is another one than that which was measured. Raises `error` if
+        with sizes as arguments are excluded, because their source differs from the measured one. Raises `error` if
         there is nothing to exclude.
         """
         unmeasured = {
@@ -331,7 +331,7 @@ class Acceptance:
                     return found
                 return self._excluded(worst, found, worst)
             if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
-                original = as_it_came(found.view)
+                original = on_original_values(found.view)
                 kept = [c for c in found.candidates if c.template.family != family or original(c)]
                 return self._excluded(f"rewritten {family}", replace(found, candidates=kept))
         return self._excluded(REWRITES, self.plain(), *self.dropped)

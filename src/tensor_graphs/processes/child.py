@@ -17,7 +17,9 @@ def die_with_parent() -> None:
 
 
 def own_output() -> TextIO:
-    """Pipe to the parent, duplicated from stdout; stdout is redirected to stderr, for prints of libraries."""
+    """Pipe to the parent, duplicated from stdout; stdout is redirected to stderr, so that prints of libraries do not
+    enter the pipe.
+    """
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return pipe

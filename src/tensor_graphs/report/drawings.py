@@ -54,7 +54,7 @@ def drawings(report: Report) -> str:
 
 
 def weight_names(report: Report) -> dict[int, str]:
-    """Operations of the model that depend on weights and numbers alone, with the names of their first weights."""
+    """Operations of the model that depend on weights and constants alone, with the names of their first weights."""
     found: dict[int, list[str]] = {}
     for i, o in enumerate(report.operations):
         if o.op in ("param", "constant", "full"):

@@ -131,8 +131,8 @@ def _kernels(report: Report) -> str:
 
 
 def alike(steps: Sequence[StepReport]) -> list[list[tuple[int, StepReport]]]:
-    """Groups of equal kernel calls, with their numbers from 1, by falling time of all together. Repeated layers make
-    equal calls.
+    """Groups of equal kernel calls, each call with its step number (from 1), by falling total time. Repeated layers
+    make equal calls.
     """
     found: dict[tuple[object, ...], list[tuple[int, StepReport]]] = {}
     for i, s in enumerate(steps, 1):
@@ -245,7 +245,7 @@ def advice(report: Report) -> list[str]:
         )
     elif unmeasured:
         found.append(
-            f"{unmeasured} kernels of the plan were not measured; measured, they may take {us(report.optimism_us)} less or any more."
+            f"{unmeasured} kernels of the plan were not measured; measured, they may take up to {us(report.optimism_us)} less, or more."
         )
     if not report.optimal and report.gap > 0:
         found.append(

@@ -312,7 +312,7 @@ class Report:
             if not all(is_span(span) for spans in found.timeline.values() for span in spans):
                 raise ValueError("a span of the timeline has no begin and end")
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise BadModelError(f"this is no report: {error!r}"[:300], where=str(path)) from None
+            raise BadModelError(f"the file is not a report: {error!r}"[:300], where=str(path)) from None
         return found
 
     @property
@@ -322,7 +322,7 @@ class Report:
 
     @property
     def gap(self) -> float:
-        """Relative distance of cost and proven lower bound."""
+        """Relative gap between the plan's cost and its proven lower bound: (cost - bound) / cost."""
         return (self.cost_us - self.lower_bound_us) / self.cost_us if self.cost_us > 0 else 0.0
 
     @property

@@ -15,7 +15,7 @@ Rows = dict[str, list[list[float]]]  # activity -> [begin, end] pairs
 
 
 def timeline(start: float, clocks: Iterable[tuple[str, Clock]]) -> Rows:
-    """The spans of clocks by "who: what". `start`: monotonic time of the call."""
+    """Spans of all activities of named clocks, keyed "CLOCK: ACTIVITY", in seconds since `start` (time.monotonic)."""
     found: dict[str, list[tuple[float, float]]] = {}
     for who, clock in clocks:
         for what, spans in clock.spans.items():
@@ -29,7 +29,9 @@ def is_span(span: Sequence[float]) -> bool:
 
 
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sorted spans; overlapping ones are merged, and the shortest gaps if there are more than MOST."""
+    """Sorted spans. Overlapping ones are merged, and, while there are more than MOST, those with the shortest gaps
+    between them.
+    """
     kept: list[tuple[float, float]] = []
     for a, b in sorted(spans):
         if kept and a <= kept[-1][1]:
@@ -64,7 +66,7 @@ def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> 
 
 
 def html(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """HTML table of a timeline, with bars."""
+    """HTML table of a timeline, with bars; `rows` as for `drawn`."""
     whole = max((end for spans in rows.values() for _, end in spans), default=0.0) or 1.0
     lines = []
     for name, spans in rows.items():

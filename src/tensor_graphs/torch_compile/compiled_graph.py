@@ -150,7 +150,9 @@ class CompiledGraph:
 
     @property
     def awaits_backward(self) -> bool:
-        """Whether the next call traces the backward graph and begins its search: forward programs are tried with it."""
+        """Whether the next call traces the backward graph and begins its search. Forward programs are timed together
+        with the backward pass, so they wait for it.
+        """
         forward = [t for t in self.traced if t.kind == "forward"]
         return self.report.runs == SEARCHING and len(self.traced) == len(forward) == 1 and bool(forward[0].variants)
 

@@ -27,7 +27,7 @@ def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[flo
 
 
 def _clock(on_gpu: bool) -> Callable[[Run], float]:
-    """Wall clock of a call with the device's work; on a GPU until the device is idle."""
+    """Function that returns the wall-clock µs of a call, on a GPU until the device is idle."""
     if not on_gpu:
         return wall_us
     import torch
@@ -92,7 +92,7 @@ class TrialStep:
         self._leaves = [x for x in self.args if isinstance(x, torch.Tensor) and x.requires_grad] if gradients else []
 
     def _copy_aliases(self, aliases: Sequence[tuple[int, Any]]) -> None:
-        """Put copies in place of tensors that share memory: they share memory in the same way, views as views."""
+        """Put copies in place of tensors that share memory; the copies share memory in the same way."""
         import torch
 
         storages: dict[int, Any] = {}

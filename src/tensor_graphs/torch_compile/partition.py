@@ -124,10 +124,9 @@ def _copy(module: Any) -> Any:
 
 
 def _views_of_results(graph: Any, seen: int | None) -> list[Any]:
-    """Compute the first `seen` results that are views of other results or of inputs from these, by operators of their own at the graph's
-    end; return these operators.
-
-    They must stay eager: results of a program have memory of their own, and the caller may write to a result later.
+    """Copy the view operators of those of the first `seen` results that share memory with another result or an input.
+    The copies, at the end of the graph, are returned. They must stay eager: the results of a program do not share
+    memory, and the caller may later write to a result.
     """
     output = graph.output_node()
     by_memory: defaultdict[Any, set[Any]] = defaultdict(set)
@@ -138,7 +137,7 @@ def _views_of_results(graph: Any, seen: int | None) -> list[Any]:
     copies: dict[Any, Any] = {}
 
     def copied(node: Any) -> Any:
-        """The node, or if it is a view, a copy of it over a copy of what it is a view of."""
+        """The node itself, or for a view a copy of the node and of all views that it is made from."""
         viewed = _viewed(node)
         if viewed is not None and node not in copies:
             source = copied(viewed)

@@ -65,7 +65,7 @@ def make_runner(
             return [_arranged(x, order) for x, order in zip(found, layouts)]
 
         def eager(self, args: Any, reason: str) -> Any:
-            """Run the subgraph, from now on also if the program was wrong."""
+            """Run the eager subgraph. If the program was not verified yet, it is never used again, for `reason`."""
             if not self.verified:
                 self.active = False
                 refuse(reason)

@@ -138,7 +138,7 @@ class Variant:
     def bind(self) -> list[str]:
         """Load the programs of the searches, which have ended; returns the reasons why parts have no program.
 
-        The variant is then ready, or lost without programs.
+        The variant's state is then READY, or LOST if no part has a program.
         """
         said: list[str] = []
         module = copy.copy(self._split.module)
@@ -182,7 +182,9 @@ class Variant:
             self._starts.setdefault(symbols[divided.dimension], set()).update(row.least for row in divided.rows)
 
     def by_bucket(self) -> list[Variant]:
-        """This variant for each bucket of sizes in which its programs run other plans: each is judged by itself."""
+        """Copies of this variant, one for each bucket of sizes in which its programs run another plan, so that each
+        bucket is judged separately.
+        """
         found = [self]
         for symbol, starts in self._starts.items():
             low, high = self.within[symbol]

@@ -47,7 +47,7 @@ class CompileBackend:
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
     def __call__(self, module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
-        """See `tensor_graphs.torch_compile.backend`."""
+        """Compile a captured graph (`tensor_graphs.torch_compile.backend`) and note it in `graphs`."""
         graph = compile_graph(module, example_inputs, options_of(given))
         self.graphs.add(graph)
         return graph
@@ -91,7 +91,9 @@ class CallTrial:
         return found
 
     def interrupt(self) -> None:
-        """Leave the time of the last call out, of `steps`: a call of another signature comes before the next one."""
+        """Discard the time of the last call if times last until the next call (`steps`), because a call of another
+        signature came first.
+        """
         self._began = None
         self.interrupted += 1
 
@@ -157,7 +159,9 @@ class WholeCalls:
         return chosen(*args, **named)
 
     def _remember(self, key: Any, args: Sequence[Any], chosen: Callable[..., Any]) -> None:
-        """Make a check in C for a signature of tensors that occurs often; it takes a third of the time of `_signature`."""
+        """Store a check in C (`tensor_guard`) for a signature of tensors that occurs often; the check takes a third of
+        the time of `_signature`.
+        """
         last, count = self._repeated
         self._repeated = key, count + 1 if key == last else 1
         if key == last and count in (2, 20, 200) and args and all(type(x) is torch.Tensor for x in args):
@@ -188,7 +192,9 @@ class WholeCalls:
             self._end(key, trial)
         elif trial.interrupted > MOST_CALLS:  # signatures alternate, as those of a GAN's two models
             self._trials.pop(key, None)
-            self._choose(key, self.compiled, "go to the compiled one: calls of other shapes or modes lie between")
+            self._choose(
+                key, self.compiled, "go to the compiled one: their calls alternate with calls of other shapes or modes"
+            )
         return found
 
     def _begin(self, key: Any) -> None:
@@ -231,7 +237,7 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
         self.choose(CompileBackend())
 
     def choose(self, backend: CompileBackend) -> None:
-        """Time whole calls once the graphs of a backend are decided."""
+        """From the moment when the graphs of `backend` are decided, time whole calls and choose between both callables."""
         self.__dict__["_calls"] = WholeCalls(super().__call__, self._orig_mod, backend)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

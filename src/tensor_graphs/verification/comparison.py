@@ -246,8 +246,8 @@ def compare_output(
 ) -> OutputError:
     """Errors of the output `name` against its float64 reference, as device tensors or as arrays.
 
-    `y`: the program's result of a dtype; `exact`: the reference; `own`: the unfused baseline's result. `slack`: factor
-    on the allowed error.
+    `y`: the program's result, of dtype `dtype`; `exact`: the reference; `own`: the unfused baseline's result. `slack`:
+    factor on the allowed error.
     """
     unequal: Any = _unequal
     if is_torch(exact):

@@ -70,7 +70,7 @@ class Diagnosis:
         if self.rewrites:
             who = refuted(fired) or [f"none of {len(fired)} rules that matched is refuted by itself"]
             return (
-                f"the rewrites: in float64 the plan's own meaning is off by {self.rewrites:.3g}; {'; '.join(who)}; "
+                f"the rewrites: evaluated in float64, the plan's term is off by {self.rewrites:.3g}; {'; '.join(who)}; "
                 f"its kernels are {', '.join(self.steps)}"
             )
         return f"the kernels: {', '.join(self.wrong) or 'none alone is wrong; the memory plan or the emitter'}"

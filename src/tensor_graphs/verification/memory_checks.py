@@ -34,7 +34,7 @@ def refuse_too_large(graph: Graph) -> None:
 def refuse_too_large_for_gpu(graph: Graph) -> None:
     """Raise DeviceMemoryError if a graph of known sizes has inputs and results that exceed this machine's GPU memory.
 
-    Queries only its total size.
+    Only the GPU's total memory is queried.
     """
     have = int(gpu_facts().get("memory_bytes", 0))  # 0 without a real GPU (dry run)
     if have and (needed := in_and_out(graph)) > have:
@@ -93,9 +93,8 @@ def refuse_more_than_available(needed: int, what: str, graph: Graph, hint: str =
 
 
 def eager_bytes(graph: Graph) -> int:
-    """Bytes that a function of arrays takes for a graph of known sizes if it keeps every intermediate.
-
-    As a Python function with one name per value does; views take none.
+    """Bytes that a function of arrays takes for a graph of known sizes if it keeps every intermediate, as a Python
+    function with one name per value does. Views take none.
     """
     return sum(n.type.nbytes for n in graph.nodes() if n.args and n.entry.kind != "view")
 

@@ -42,7 +42,7 @@ def fits(device: str, nbytes: int) -> bool:
 def sample_tensors(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str
 ) -> dict[str, torch.Tensor]:
-    """Random inputs and states drawn on a device, distributed as in `verify.sample_inputs`.
+    """Random inputs and states drawn on a device, distributed as in `reference.sample_inputs`.
 
     The same generator on the same kind of device gives the same values. `bounds`: exclusive upper bounds of index
     inputs by name.
@@ -126,7 +126,7 @@ def reference_tensors(
 
 
 def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Keep the reference of a 16-bit output in float32 unless an element overflows there (as `verify._kept`)."""
+    """Keep the reference of a 16-bit output in float32 unless an element overflows there (as `reference._kept`)."""
     if dtype not in HALVES:
         return exact
     kept = exact.float()
