@@ -301,7 +301,7 @@ def parse_terms(text: str) -> tuple[Term, ...]:
     """Parse several terms separated by semicolons.
 
     `name := term` defines a name for use in later parts, so that subterms that large kernels use more than once are
-    written once and are one object.
+    written once and are one object. Raises RuleError if the text is malformed.
     """
     known: dict[str, Term] = {}
     found: list[Term] = []
@@ -318,7 +318,7 @@ def parse_terms(text: str) -> tuple[Term, ...]:
 
 @memo(4096)
 def parse_guard(text: str) -> Attr:
-    """Parse a guard to an attribute expression."""
+    """Parse a guard to an attribute expression. Raises RuleError if the text is malformed."""
     return _attr(_parsed(text), text)
 
 

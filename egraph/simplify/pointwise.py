@@ -163,7 +163,7 @@ def simplify_pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
 
 
 def applied_twice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """-(-x), |(|x|)|, floor(floor(x)) and similar."""
+    """Replace f(f(x)) by x or f(x) where they are equal: -(-x), |(|x|)|, floor(floor(x)) and similar."""
     (x,) = args
     if x.op == op:
         return x.args[0] if OPS[op].twice == "operand" else x
@@ -178,7 +178,7 @@ def equal_operands(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict
 
 
 def simplify_logic(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """`and`, `or` with a constant bool, or of equal operands."""
+    """Simplify `and` and `or` of equal operands, or with a constant bool."""
     x, y = args
     if x is y:
         return x
@@ -190,7 +190,7 @@ def simplify_logic(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict
 
 
 def simplify_where(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Replace a selection with a constant condition or equal branches; absorb a negated condition."""
+    """Replace a selection with a constant condition or equal branches by the branch; absorb a negated condition."""
     condition, x, y = args
     if number(condition) is not None:
         chosen = x if number(condition) else y

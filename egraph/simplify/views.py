@@ -46,7 +46,7 @@ def _ints(*values: Dim) -> bool:
 
 
 def simplify_slice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Slices of slices, of one side of a concat, of padding, of broadcasts and of fills."""
+    """Simplify slices of slices, of one side of a concat, of padding, of broadcasts and of fills."""
     (x,), axis, start, stop, step = args, attrs["axis"], attrs["start"], attrs["stop"], attrs["step"]
     size = x.shape[axis]
     if start == 0 and stop == size and step == 1:
@@ -155,9 +155,9 @@ def simplify_windows(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: di
 
 
 def simplify_gather(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Gather from a fill is a fill; at a constant index it is a slice.
+    """Replace a gather from a fill by a fill, and a gather at one run of consecutive constant indices by a slice.
 
-    At few runs of consecutive indices a concat of slices.
+    At few such runs the gather becomes a concat of slices.
     """
     x, index = args
     shape = make(op, args, attrs).shape
