@@ -16,7 +16,7 @@ from ...egraph.ir.interpret import evaluate, expand_all
 from ...egraph.ir.ops import Type
 from ...egraph.ir.rule import Rule
 from ...errors import ShapeError
-from ..semantics.prime_field import PRIMES, Unsaid, modular
+from ..semantics.prime_field import PRIMES, NotModular, modular
 
 if TYPE_CHECKING:
     from ...egraph.ir.rule import Rule
@@ -160,7 +160,7 @@ class RuleTrial:
             }
             try:
                 got = modular(self.order, data, p)
-            except Unsaid:
+            except NotModular:
                 return False
             for left, right in zip(self.roots[::2], self.roots[1::2]):
                 if not np.array_equal(got[id(left)], got[id(right)]):
@@ -170,7 +170,8 @@ class RuleTrial:
     def run(self, data: Mapping[str, Array], *, float64: bool) -> list[Array] | None:
         """Values of all nodes of both sides in evaluation order.
 
-        None if the left side cannot be computed (such as the maximum of an empty axis).
+        None if the left side cannot be computed (such as the maximum of an empty axis). Raises Refuted if only the
+        right side cannot be computed.
         """
         with np.errstate(all="ignore"):
             try:
@@ -200,13 +201,13 @@ class RuleTrial:
         if style == "wide" and (not all(np.isfinite(x).all() for x in floats) or self.vanishes(at)):
             return False
         peak = max((float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for x in floats), default=0.0)
-        said = False
+        told = False
         for i in range(0, len(self.roots), 2):
             left, right = at[id(self.roots[i])], at[id(self.roots[i + 1])]
-            said |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
+            told |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
             if problem := self.differs(i, data, left, right, peak):
                 raise self.refute(f"{problem} on {style} values", data, left, right)
-        return said
+        return told
 
     def vanishes(self, at: Mapping[int, Array]) -> bool:
         """Whether a product or quotient of nonzero numbers, at a node, underflows float64's normal range."""

@@ -14,7 +14,7 @@ from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, least_rank, 
 
 
 def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `matmul`: [..., M, K] @ [..., K, N] or [K, N]."""
+    """Draws the operands of `matmul`: [..., M, K] @ [..., K, N] or [K, N]. Raises Reject if no draw gives `want`."""
     a, b = call.args
     left, right = s.known(a), s.known(b)
     rank = len(want.shape) if want.shape is not None else 0
@@ -45,7 +45,7 @@ def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def linear(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `linear`: x[..., K] @ w[K, N] + b[N]."""
+    """Draws the operands of `linear`: x[..., K] @ w[K, N] + b[N]. Raises Reject if no draw gives `want`."""
     x, w, b = call.args
     shape = want.shape if want.shape is not None else (None,) * max(2, least_rank(x), s.rng.randint(2, 4))
     right = s.known(w)
@@ -94,7 +94,7 @@ def _kernel(s: Sampler, call: PatternCall, i: int, size: Any, wanted: Sizes) -> 
 
 
 def conv(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `conv`: x[N, C, *S] with w[O, C/groups, *K]."""
+    """Draws the operands of `conv`: x[N, C, *S] with w[O, C/groups, *K]. Raises Reject if no draw gives `want`."""
     x, w = call.args
     left, right = s.known(x), s.known(w)
     n = (
@@ -165,7 +165,10 @@ def from_float8(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def unpack(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws bytes along one axis in whole blocks, and how numbers are packed in them."""
+    """Draws bytes along one axis in whole blocks, and how numbers are packed in them.
+
+    Raises Reject if no draw gives `want`.
+    """
     x = call.args[0]
     have = s.known(x)
     rank = len(want.shape) if want.shape is not None else have.rank if have is not None else s.rng.randint(1, 3)

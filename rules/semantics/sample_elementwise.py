@@ -87,7 +87,10 @@ def same(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def norm(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of a norm: x, and rank-1 operands of the size of its last axis or of its channel axis."""
+    """Draws the operands of a norm: x, and rank-1 operands of the size of its last axis or of its channel axis.
+
+    Raises Reject if no draw gives `want`.
+    """
     axis = 1 if OPS[call.op].law == "channel_norm" else -1
     rank = rank_of(s, call, want)
     shape = want.shape if want.shape is not None else (None,) * max(rank, 2)

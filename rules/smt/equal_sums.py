@@ -26,7 +26,7 @@ class SumEquality(Unknowns):
         """Assumptions about the elements that are read, and the bounds of summation indices that occur in `read`."""
         found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
         inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
-        return [*self.facts.said, *self.given, *facts.said, *inside]
+        return [*self.facts.conditions, *self.given, *facts.conditions, *inside]
 
     def moved(self, value: Any, places: list[tuple[Any, Any]], swaps: list[tuple[Any, Any]] | None = None) -> Any:
         """A sum or maximum with free indices substituted and bound indices renamed.

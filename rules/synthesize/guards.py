@@ -25,7 +25,7 @@ from ...egraph.ir.rule import Rule
 from ..check.check import confirmed, judge
 from ..semantics.sample import attempt, instances
 from ..semantics.sampler import Instance
-from ..semantics.solver import Beyond
+from ..semantics.solver import OutOfScope
 from ..smt.prove import typed
 from .terms import render_attr
 
@@ -177,7 +177,7 @@ def corner(rule: Rule) -> Instance | None:
     Its sizes are ones that sampling hardly reaches (axes of 0 beside axes of 1). None if there is none.
     """
     suspects: list[Instance] = []
-    with suppress(Beyond):
+    with suppress(OutOfScope):
         typed(rule, suspects, PATTERNS)
     return next((one for one in suspects if confirmed(rule, one) is not None), None)
 

@@ -171,7 +171,10 @@ def _perm(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
 
 
 def _cuts(x: UniverseEntry) -> Iterator[dict[str, Attr]]:
-    """Both parts at every concat boundary; for an axis without a boundary, its first element and the rest."""
+    """Attributes of the slices to try: both parts at every concat boundary of every axis.
+
+    For an axis without a boundary: its first element and the rest.
+    """
     for i, parts in enumerate(x.sizes):
         whole = _total(parts)
         spots: list[Attr] = [_total(parts[:k]) for k in range(1, len(parts))]
@@ -463,7 +466,7 @@ class Universe:
                         yield args
 
     def _entry(self, op: str, args: tuple[UniverseEntry, ...], given: Mapping[str, Attr]) -> UniverseEntry | None:
-        """The term as an Entry; None if it is ill typed or too large."""
+        """The term as a UniverseEntry; None if it is ill typed or too large."""
         if isinstance(args[0].term, Literal) and OPS[op].attrs:
             return None
         if op == "conv" and not args[1].type.shape[2:3] < (KERNEL + 1,) <= args[0].type.shape[2:3]:

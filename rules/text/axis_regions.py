@@ -78,7 +78,7 @@ class Regions:
         if self.signs.nonnegative(place - axis.size):
             return False
         if len(self.places[axis]) == PLACES:
-            raise Unprovable("the cuts of an axis multiply")
+            raise Unprovable("too many cuts of an axis")
         self.places[axis].append(place)
         return True
 

@@ -66,7 +66,7 @@ class CanonicalSums:
                 kept = () if inside else (Factor("guard", indices=(value,), size=self.indices.ranges[v]),)
                 return Monomial(term.coefficient, (*kept, *(f.put(v, value) for f in rest)), bound)
         if any(v in term.bound for v, _ in index.parts):
-            raise Unprovable("an identity on a strided index")
+            raise Unprovable("an identity matrix at a strided index")
         return self.replaced(term, factor, rest)
 
     def replaced(self, term: Monomial, factor: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
@@ -183,7 +183,7 @@ class CanonicalSums:
             for i in range(2, len(c) + 1):
                 total *= i
         if total > ORDERS:
-            raise Unprovable("too many summed indices look alike")
+            raise Unprovable("too many interchangeable summation indices")
         for chosen in product(*(permutations(c) for c in classes)):
             yield [v for part in chosen for v in part]
 

@@ -75,7 +75,7 @@ class SymbolicProver:
         return self.apply(ACTS[act], found) if act else found
 
     def _opaque(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
-        raise Unprovable(f"{term.op} is outside the method")
+        raise Unprovable(f"{term.op} is not supported by this proof method")
 
     def _input(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return (Monomial(Fraction(1), (Factor("input", term.params["name"], tuple(at)),)),)
@@ -95,7 +95,7 @@ class SymbolicProver:
     def times(self, a: Sum, b: Sum) -> Sum:
         """The product of two sums. Raises Unprovable if there are too many monomials."""
         if len(a) * len(b) > MONOMIALS:
-            raise Unprovable("the products grow")
+            raise Unprovable("too many products")
         return tuple(x.times(y) for x in a for y in b)
 
     def apply(self, name: str, *sums: Sum) -> Sum:

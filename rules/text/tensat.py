@@ -268,7 +268,7 @@ class _Reader:
 
 # ---------------------------------------------------------------- resolution
 def _resolved(raw: _Raw, reader: _Reader) -> Term:
-    """The resolved term. _Unknown for an unknown operator, or one with unexpected arguments."""
+    """The resolved term. Raises _Unknown for an unknown operator, or one with unexpected arguments."""
     if raw.args is None:
         return _atom(raw.head, reader)
     op = ALIASES.get(raw.head, raw.head)
