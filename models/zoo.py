@@ -95,7 +95,10 @@ def write_llama(
     intermediate: int = 8192, vocab: int = 128256, positions: int = 131072, dtype: str = "bfloat16", seed: int = 0,
     **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Llama checkpoint at the sizes of Llama-3.2-1B (1.2 B parameters)."""
+    """Write a Llama checkpoint at the sizes of Llama-3.2-1B (1.2 B parameters).
+
+    Arguments and result as of `write_gpt2`.
+    """
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -111,7 +114,7 @@ def write_qwen3(
     head_dim: int = 128, intermediate: int = 3072, vocab: int = 151936, positions: int = 40960,
     dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Qwen3 checkpoint at the sizes of Qwen3-0.6B."""
+    """Write a Qwen3 checkpoint at the sizes of Qwen3-0.6B. Arguments and result as of `write_gpt2`."""
     config = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -127,7 +130,10 @@ def write_gemma3(
     head_dim: int = 256, intermediate: int = 2048, vocab: int = 262144, positions: int = 32768,
     window: int = 512, dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Gemma 3 checkpoint at the sizes of gemma-3-270m (268,098,176 parameters, 536 MB in bfloat16)."""
+    """Write a Gemma 3 checkpoint at the sizes of gemma-3-270m (268,098,176 parameters, 536 MB in bfloat16).
+
+    Arguments and result as of `write_gpt2`.
+    """
     config = {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -146,7 +152,7 @@ def write_bert(
 ) -> Path:  # fmt: skip
     """Write a BERT-base checkpoint (109 M parameters).
 
-    `architectures` selects the task head, for example ["BertForMaskedLM"].
+    `architectures` selects the task head, for example ["BertForMaskedLM"]. Arguments and result as of `write_gpt2`.
     """
     config = {
         "model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": layers, "hidden_size": hidden,
@@ -295,12 +301,12 @@ def unet(
     flat = flat + net.attention("middle.attn", net.layer_norm("middle.ln", flat), 4, gain=0.5)
     x = t.reshape(t.swapaxes(flat, 1, 2), x.shape)
     for level in reversed(range(levels)):
-        x = _residual(net, f"up{level}", t.concat([larger(x), kept[level]], 1), channels << level)
+        x = _residual(net, f"up{level}", t.concat([upsampled(x), kept[level]], 1), channels << level)
     out = net.conv("last", c.silu(net.group_norm("last.gn", x)), colours, 3, bias=True)
     return net.graph(out, "unet")
 
 
-def larger(x: Tensor) -> Tensor:
+def upsampled(x: Tensor) -> Tensor:
     """Image x[N, C, H, W] upsampled by 2 in both directions (nearest neighbour)."""
     n, channels, high, wide = x.shape
     repeated = t.broadcast_to(t.reshape(x, (n, channels, high, 1, wide, 1)), (n, channels, high, 2, wide, 2))

@@ -18,7 +18,9 @@ class ModulePaths:
         self._found: dict[Tensor, str] = {}
 
     def add(self, results: Any, operands: Any, path: str) -> None:
-        """Give the tensors from `operands` (without them) to `results` a path; "" if their module is unknown."""
+        """Record `path` for the tensors that compute `results` from `operands` (these excluded); "" for an unknown
+        module.
+        """
         given, todo = set(_tensors(operands)), list(_tensors(results))
         while todo:
             t = todo.pop()

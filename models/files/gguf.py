@@ -36,7 +36,10 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufEncoding:
-    """Storage of a tensor's numbers: `numbers` per block of `nbytes` bytes; `dtype` of plain numbers, else empty."""
+    """How a tensor's numbers are stored: blocks of `nbytes` bytes with `numbers` numbers each.
+
+    `dtype` of plain numbers; empty for quantized blocks.
+    """
 
     name: str
     numbers: int
@@ -71,7 +74,7 @@ class StoredTensor:
 class GgufFile:
     """Metadata and tensors of a file by name.
 
-    Of an array of texts, or of more than `MAX_LIST` numbers, that was not asked for, only the length is kept.
+    Arrays of texts, and arrays of more than `MAX_LIST` numbers, are kept only if asked for; else their length is kept.
     """
 
     path: Path
@@ -121,7 +124,10 @@ class _Header:
         return found
 
     def value(self, kind: int, name: str) -> Any:
-        """A metadata value; of an array of texts or of many numbers that nobody asked for, its length."""
+        """A metadata value; the length of an array of texts or of many numbers unless its name is in `kept`.
+
+        Raises BadModelError for a malformed value, TooLargeError for too many texts.
+        """
         if kind in _SCALARS:
             found = self.number(_SCALARS[kind], name)
             return bool(found) if kind == _BOOL else found
@@ -237,7 +243,11 @@ def _stored(
     start: int,
     aligned: int,
 ) -> StoredTensor:
-    """One tensor. Raises BadWeightsError if its numbers do not fill blocks or do not lie inside the file."""
+    """One tensor's entry. `start`: offset of the tensor data; `offset`: of the tensor in it, a multiple of `aligned`.
+
+    Raises BadWeightsError if its numbers do not fill blocks or do not lie inside the file, TooLargeError beyond
+    MAX_SIZE.
+    """
     path, size = header.path, header.size
     shown, row = repr(name[:200]), shape[-1] if shape else 1
     if prod(shape) > MAX_SIZE or any(d > MAX_SIZE for d in shape):

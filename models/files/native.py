@@ -99,7 +99,7 @@ def graph_to_json(graph: Graph) -> tuple[dict[str, Any], dict[str, Data]]:
 def save_graph(graph: Graph, path: Path | str) -> None:
     """Write a graph with the data of its params and constants, atomically.
 
-    Params without data are written without data.
+    Params without data are written without data. Raises UnwritableError if the file cannot be written.
     """
     value, arrays = graph_to_json(graph)
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -54,7 +54,8 @@ def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -
 def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
     """Return (elements of x at an index, whether it is a basic index and the result therefore a view).
 
-    `keys`: components of the index, with traced arrays as expressions.
+    `keys`: components of the index, with traced arrays as expressions. Raises TraceError for indices that cannot be
+    traced.
     """
     arrays = [k for k in keys if _is_array(k)]
     basic = not arrays

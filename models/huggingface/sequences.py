@@ -221,13 +221,13 @@ class Cached:
         return t.squeeze(t.gather_elements(x, place, 1), 1)
 
     # ------------------------------------------------------------ caches
-    def room(self, window: int) -> int:
+    def kept_positions(self, window: int) -> int:
         """Number of positions that a layer keeps in its cache (`cache_positions`)."""
         return cache_positions(window, self.capacity, self.most)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:
         """The cache `name` with the new tokens' heads x written to it."""
-        groups, size, room = x.shape[1], x.shape[-1], self.room(window)
+        groups, size, room = x.shape[1], x.shape[-1], self.kept_positions(window)
         x = t.reshape(x, (self.batch, groups, self.tokens, size))
         place = t.reshape(self.positions(), (-1, 1, self.tokens, 1))
         if room < self.capacity:
@@ -238,7 +238,7 @@ class Cached:
 
     def _mask(self, window: int, dtype: str) -> Tensor:
         """Additive mask [B, 1, T, room]: -inf for positions that a token does not see."""
-        room = self.room(window)
+        room = self.kept_positions(window)
         key = (window, room < self.capacity)
         if key not in self.masks:
             assert self.start is not None

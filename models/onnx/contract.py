@@ -61,7 +61,10 @@ def same_pads(
 
 
 def spatial(n: Node, name: str, count: int, default: int = 1) -> list[int]:
-    """Return an attribute with one positive number per spatial axis."""
+    """Return an attribute with one positive number per spatial axis.
+
+    Raises ShapeError for another count or other numbers.
+    """
     found = list(n.attr(name, [default] * count))
     if len(found) != count or any(v < 1 for v in found):
         raise ShapeError(f"{name}={found} for {count} spatial axes")

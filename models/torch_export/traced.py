@@ -173,7 +173,7 @@ class _Prober(_Reader):
     """Interpreter that imports each node by itself."""
 
     def probe(self) -> dict[Any, str]:
-        """See `unsupported.probe`."""
+        """Operators that cannot be imported, as node -> reason (see `unsupported`)."""
         env: dict[Any, Any] = {}
         found: dict[Any, str] = {}
         for node in self.program.graph_module.graph.nodes:
