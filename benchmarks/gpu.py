@@ -1,11 +1,13 @@
 """The GPU table: `python -m benchmarks.gpu [--only NAME ...] [--seconds 540] [--ours-only] [--render | --explain]`.
 
-Prepare a bare machine with `. benchmarks/gpu_setup.sh`. Each workload runs in a process of its own: eager PyTorch, torch.compile (default and max-autotune), XLA where JAX is
-installed, our program, and the best of generated kernels only, side by side. All are captured in CUDA graphs over rotating
-arguments, so that weights come from memory, and replayed in turn. Results are written at once to results/gpu/NAME.json;
-results/gpu.md is made from all of them. A run begins with what was measured longest ago and ends in time: several short runs
-do the work of a long one. Beside each record lies what our program was made from, NAME.origin/: --explain says from it, without
-a GPU, by which rules it was found. With --ours-only, peers' times of an earlier run on the same kind of machine are kept, and marked.
+Prepare a bare machine with `. benchmarks/gpu_setup.sh`. Each workload runs in a process of its own, in several
+variants: eager PyTorch, torch.compile (default and max-autotune), XLA if JAX is installed, our program, and our program
+of generated kernels only. All variants are captured in CUDA graphs over rotating arguments, so that weights come from
+memory, and replayed in turn. Each result is written at once to results/gpu/NAME.json; results/gpu.md is made from all
+of them. A run begins with the workloads measured longest ago and ends after `--seconds`: several short runs replace a
+long one. The provenance of our program is stored beside each record, in NAME.origin/: `--explain` derives from it,
+without a GPU, by which rules the program was found. With `--ours-only`, the peers' times of an earlier run on the same
+kind of machine are kept, and marked.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ Run = Callable[[], Any]
 
 # ---------------------------------------------------------------- one case
 class Case:
-    """A workload under measurement in this process; its record is written after every step."""
+    """A workload measured in this process; its record is written to `target` after every step."""
 
     def __init__(self, full: Any, work: Any, target: Path, device: str, budget: float, store: Path) -> None:
-        """`work` is what is measured: the workload `full` itself, or the same at small sizes."""
+        """`work` is what is measured: the workload `full` itself, or the same workload at small sizes."""
         import torch
 
         from benchmarks import workloads
@@ -88,14 +90,17 @@ class Case:
         self.record["limit_us"] = limit_us(full, self.record)
 
     def write(self) -> None:
-        """Keep what is known so far."""
+        """Write the record to its file, atomically."""
         part = self.target.with_suffix(".tmp")
         part.write_text(json.dumps(self.record, indent=1, default=str) + "\n")
         part.replace(self.target)
 
     @contextlib.contextmanager
     def variant(self, name: str) -> Iterator[Record]:
-        """The record of one way to run the workload; what goes wrong is kept in it, and the case goes on."""
+        """Context manager for one way to run the workload; yields its part of the record.
+
+        An exception is recorded as its failure, and the case continues.
+        """
         found: Record = self.record["variants"].setdefault(name, {})
         print(f"{self.work.name}: {name}", file=sys.stderr, flush=True)
         try:
@@ -108,7 +113,9 @@ class Case:
 
     # ------------------------------------------------------------ ways to run it
     def add(self, name: str, found: Record, calls: list[Run]) -> None:
-        """Check the first call's results, and time these calls with the others from now on."""
+        """Compare the result of the first call with the exact one, and register the calls (one per set of arguments)
+        for timing.
+        """
         from benchmarks.workloads import flat
 
         results = flat(calls[0]())
@@ -116,12 +123,12 @@ class Case:
         self.calls[name] = calls
 
     def eager(self) -> None:
-        """As it is written."""
+        """Add the workload in eager PyTorch."""
         with self.variant("eager") as found:
             self.add("eager", found, [lambda s=s: self.work.call(*s) for s in self.sets])
 
     def peers(self, modes: Sequence[str] = ("default", "max-autotune")) -> None:
-        """Compiled in these modes."""
+        """Add the workload under `torch.compile` in each of the modes."""
         torch, work = self.torch, self.work
         for name in modes:
             with self.variant(name) as found:
@@ -135,7 +142,7 @@ class Case:
                 torch._dynamo.reset()
 
     def xla(self) -> None:
-        """XLA: one program over all argument sets, by the wall clock."""
+        """Time the workload in XLA: one program over all argument sets, by wall clock."""
         if not self.work.jax or not installed("jax"):
             return
         with self.variant("xla") as found:
@@ -157,8 +164,11 @@ class Case:
             found |= {"us": median(samples), "fastest_us": min(samples)}
 
     def ours(self, names: Sequence[str] = OURS) -> None:
-        """Our program with every kernel there is, then with generated ones only; each optimized twice: cold, then with what
-        the first time has measured. (Both share a store: the second program's cold time is none.)"""
+        """Add our program with all kernels, then with generated kernels only.
+
+        Each is optimized twice: cold, then with the measurements of the first time. Both share a store, so the second
+        program's cold seconds are not those of an empty store.
+        """
         import tensor_graphs as tg
 
         module = self.work.module([w.cpu() for w in self.weights])
@@ -184,13 +194,13 @@ class Case:
                     )
 
     def explain(self) -> None:
-        """By which rules our program was found: last, since the table is about times."""
+        """Record by which rules our program was found. It comes last, because the table is about times."""
         folder = origin_in(self.target.parent, self.full.name)
         if folder.is_dir():
             self.record["variants"]["ours"] |= explained(folder, replay=False)  # values are for when there is time
 
     def instances(self, program: Any) -> list[Run]:
-        """The program bound to a copy of its weights for each set of arguments, its inputs in their places."""
+        """One call of the program per set of arguments, each bound to its own copy of the weights."""
         if program.manifest.device != "cuda":
             return [lambda s=s: program.flat(*s[: len(self.inputs)]) for s in self.sets]
         from tensor_graphs.backends.program.emission import executed
@@ -212,8 +222,11 @@ class Case:
 
     # ------------------------------------------------------------ time
     def time(self, rests: int = 0) -> None:
-        """Replay all variants in turn, each after the cache was filled with other data; then so many times after a pause, since
-        products without one take a chip to its power limit, where its clock sinks."""
+        """Replay all variants in turn; before each replay the cache is filled with other data.
+
+        `rests`: further rounds with a pause before each replay, because products without pauses reach the chip's power
+        limit, which lowers its clock.
+        """
         from tensor_graphs.backends.tuning.gpu_worker import alone
 
         replays: dict[str, tuple[Run, int]] = {}
@@ -243,8 +256,11 @@ class Case:
     def _in_turn(
         self, replays: Mapping[str, tuple[Run, int]], rounds: int, rest: float = 0.0
     ) -> tuple[dict[str, list[float]], Counter[str]]:
-        """µs a call of each variant, in rounds after two for warming up, each replay after a pause of so many seconds; and how often
-        the driver held the clock down for power after one."""
+        """Returns (samples in µs per call of each variant, number of replays after which the driver limited the clock
+        for power).
+
+        Two rounds warm up. `rest`: seconds of pause before each replay.
+        """
         from tensor_graphs.backends.tuning.gpu_bench import reference
 
         samples: dict[str, list[float]] = {name: [] for name in replays}
@@ -262,7 +278,7 @@ class Case:
 
 @cache
 def power_handle() -> tuple[Any, Any] | None:
-    """The driver's library and its handle of the device here; None where it is not installed."""
+    """NVML and its handle of the current device; None if NVML is not available."""
     import torch
 
     try:
@@ -276,7 +292,7 @@ def power_handle() -> tuple[Any, Any] | None:
 
 
 def held_for_power() -> bool:
-    """Whether the driver says that the clock is lower now than it could be because of power or heat."""
+    """Whether the driver reports that the clock is limited now because of power or heat."""
     if (found := power_handle()) is None:
         return False
     nvml, handle = found
@@ -288,7 +304,7 @@ def held_for_power() -> bool:
 
 
 def compiled_as(call: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """`torch.compile`'s function in a mode; graphs are captured here, not by it."""
+    """The call under `torch.compile` in a mode, without CUDA graphs, which this benchmark captures itself."""
     import torch
 
     more = {"mode": "max-autotune-no-cudagraphs"} if mode == "max-autotune" else {}
@@ -298,7 +314,7 @@ def compiled_as(call: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 def described(program: Any) -> Record:
-    """What a program consists of, and how sure the search was."""
+    """What a program consists of: kernels, sizes of the search, bounds, verification."""
     report = program.report
     steps = [
         {"kernel": s.template.name, "backend": s.template.backend, "pattern": s.template.pattern[:SPELLED], "us": s.cost.us,
@@ -313,8 +329,11 @@ def described(program: Any) -> Record:
 
 
 def found_as(step: Any) -> Record:
-    """How a kernel came about: whether it is generated, which transformations of the kernel IR it took, and which composite
-    operations its pattern names."""
+    """How a kernel was found, for the record.
+
+    `generated`: whether it is a generated kernel. `ways`: transformations of its kernel IR. `named`: composite ops in
+    its pattern.
+    """
     from tensor_graphs.egraph.ir.ops import OPS
 
     ways = getattr(step.template, "ways", None)
@@ -323,12 +342,12 @@ def found_as(step: Any) -> Record:
 
 
 def origin_in(folder: Path, name: str) -> Path:
-    """Where what a workload's program was made from is kept, beside its record."""
+    """Folder of a workload's provenance (what its program was made from), beside its record."""
     return folder / f"{name}.origin"
 
 
 def keep_origin(write: Callable[[Path], None] | None, searched: Record, folder: Path) -> None:
-    """Write what explaining a program takes, which is little: its graph, the terms of its kernels, the limits of its search."""
+    """Write what is needed to explain a program: its graph, the terms of its kernels, the limits of its search."""
     folder.mkdir(parents=True, exist_ok=True)
     if write is not None:
         write(folder)
@@ -337,9 +356,11 @@ def keep_origin(write: Callable[[Path], None] | None, searched: Record, folder: 
 
 
 def explained(folder: Path, replay: bool | None = None) -> Record:
-    """The rules that lead from a workload as it is written to what its kernels compute, in the order of the steps; how many steps,
-    how many of them no rule accounts for, whether they were replayed, and in which dtypes values are rounded between kernels.
-    Needs no GPU."""
+    """By which rules a workload becomes what its kernels compute, from the provenance in a folder. Needs no GPU.
+
+    `rules` in order of first use; `steps`: number of steps and a verdict (steps without a rule, whether values were
+    compared); `rounded`: dtypes in which values are stored between kernels.
+    """
     from tensor_graphs.cli.explain import explain_steps
 
     try:
@@ -355,8 +376,10 @@ def explained(folder: Path, replay: bool | None = None) -> Record:
 
 
 def explain_all(names: Sequence[str]) -> int:
-    """Explain the stored results of workloads; how many were. Where it was not kept what a program was made from, its plan is
-    found again."""
+    """Explain the stored results of workloads; returns how many were explained.
+
+    If the provenance of a program was not kept, its plan is found again (`again`).
+    """
     count = 0
     for name in names:
         folder, found = origin_in(RESULTS, name), stored(name)
@@ -370,7 +393,7 @@ def explain_all(names: Sequence[str]) -> int:
 
 
 def again(name: str, ours: Record, folder: Path) -> bool:
-    """Find the plan of a record again (gpu_again.py), and keep what it was made from; whether there is one."""
+    """Find the plan of a record again (gpu_again.py) and write its provenance; returns whether it was found."""
     from benchmarks.gpu_again import found_again, kernel
     from benchmarks.workloads import WORKLOADS
     from tensor_graphs.pipeline.provenance import write_origin
@@ -388,7 +411,7 @@ def again(name: str, ours: Record, folder: Path) -> bool:
 
 
 def error(got: Any, want: Any) -> float:
-    """Relative Frobenius error; infinite for NaN and wrong shapes."""
+    """Relative Frobenius error; infinite for NaN and for a wrong shape."""
     if tuple(got.shape) != tuple(want.shape):
         return float("inf")
     found = got.to(want.device).double()
@@ -397,14 +420,14 @@ def error(got: Any, want: Any) -> float:
 
 
 def installed(name: str) -> bool:
-    """Whether a package is there."""
+    """Whether a package is installed."""
     from importlib.util import find_spec
 
     return find_spec(name) is not None
 
 
 def machine(device: Any) -> Record:
-    """The device and its rates: bytes and operations a second, measured now."""
+    """The device with its rates, measured now: bytes and operations per µs, µs of a launch."""
     from tensor_graphs.backends.tuning.gpu_calibrate import calibrate
     from tensor_graphs.backends.tuning.gpu_worker import alone, keep_busy
     from tensor_graphs.costdb.keys.device import gpu_machine
@@ -424,7 +447,7 @@ def machine(device: Any) -> Record:
 
 
 def limit_us(work: Any, record: Record) -> float:
-    """The least time: compulsory bytes at the measured bandwidth, or arithmetic at the measured rate."""
+    """Lower bound on the time in µs: compulsory bytes at the measured bandwidth, or arithmetic at the measured rate."""
     bandwidth = max(record["copy_bytes_per_us"], record["read_bytes_per_us"])
     rate = record["flops_float32_per_us" if str(getattr(work, "dtype", "")) == "torch.float32" else "flops_per_us"]
     if getattr(work, "tolerance", None) is not None:
@@ -460,8 +483,10 @@ def child(options: argparse.Namespace) -> None:
 
 
 def warm(name: str, device: str, small: bool) -> None:
-    """Compile a workload as torch.compile's modes do. The processes of several workloads share the GPU: whoever times takes
-    it alone."""
+    """Compile a workload in the modes of torch.compile, which fills the caches on disk.
+
+    Processes of several workloads share the GPU, but each measurement has the GPU alone.
+    """
     import torch
 
     from benchmarks import workloads
@@ -476,7 +501,7 @@ def warm(name: str, device: str, small: bool) -> None:
 
 
 def share_the_gpu() -> None:
-    """Let Inductor's timing of kernels and our timing of programs have the GPU alone, as our timing of kernels has."""
+    """Make Inductor's timing of kernels and our timing of programs take the GPU lock, as our timing of kernels does."""
     from tensor_graphs.backends.tuning.gpu_worker import alone
     from tensor_graphs.pipeline import timing
 
@@ -496,7 +521,7 @@ def share_the_gpu() -> None:
 
 # ---------------------------------------------------------------- all cases
 def stored(name: str) -> Record | None:
-    """The last result of a case."""
+    """The stored record of a case; None if there is none."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -504,7 +529,7 @@ def stored(name: str) -> Record | None:
 def started(
     arguments: Sequence[str], options: argparse.Namespace, module: str = "benchmarks.gpu"
 ) -> subprocess.Popen[bytes]:
-    """A process of this module, or of another one with its options."""
+    """Start a process of `module` with these arguments, with the device, sizes and folders of the options."""
     more = ["--device", options.device, *(["--small"] if options.small else [])]
     lock = options.work / "gpu.lock"
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TENSOR_GRAPHS_GPU_LOCK": str(lock)}
@@ -518,7 +543,10 @@ def started(
 
 
 def waited(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """How a process ended, empty if well; it is killed with all its children when the time is up."""
+    """Wait for a process; returns "" if it succeeded, else how it ended.
+
+    It is killed with all its children after `seconds`.
+    """
     try:
         code = process.wait(max(seconds, 0.1))
         return "" if code == 0 else f"the process ended with code {code}"
@@ -531,7 +559,7 @@ def waited(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def run_case(name: str, options: argparse.Namespace, seconds: float) -> Record:
-    """One case's record: what its process wrote, and how it ended."""
+    """Measure a case in a process of its own; returns its record, with the reason if the process failed."""
     target = options.work / f"{name}.json"
     target.unlink(missing_ok=True)
     shutil.rmtree(origin_in(options.work, name), ignore_errors=True)
@@ -542,13 +570,16 @@ def run_case(name: str, options: argparse.Namespace, seconds: float) -> Record:
 
 
 def recorded(name: str, target: Path, ended: str) -> Record:
-    """What the process of a case wrote, and how it ended."""
+    """The record that the process of a case wrote; `ended` (if not empty) is added as its failure."""
     found: Record = json.loads(target.read_text()) if target.exists() else {"name": name, "variants": {}}
     return {**found, "failed": ended} if ended else found
 
 
 def merged(old: Record | None, new: Record) -> Record:
-    """A new record with the peers of an old one of the same machine and tools where it measured none itself."""
+    """A new record, completed with times of an old one for variants that the new one did not measure.
+
+    Only if both are of the same machine and sizes.
+    """
     if old is None or any(old.get(k) != new.get(k) for k in ("machine", "small")):
         return new
     for name in (*PEERS, *OURS):
@@ -560,7 +591,10 @@ def merged(old: Record | None, new: Record) -> Record:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the stalest cases first until the time is up; how many failed."""
+    """Measure cases, those measured longest ago first, until the time is up; returns how many failed.
+
+    Raises SystemExit for an unknown name.
+    """
     from benchmarks.workloads import WORKLOADS
 
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -584,7 +618,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def finished(name: str, options: argparse.Namespace, until: float) -> bool:
-    """Measure a case, if there is time, and write what was found; whether it failed."""
+    """Measure a case if time is left, and write its record and the table; returns whether it failed."""
     left = until - time.monotonic()
     if left < LAST_S:
         return False
@@ -605,7 +639,7 @@ _writing = threading.Lock()
 
 # ---------------------------------------------------------------- the table
 def best_peer(record: Record) -> tuple[str, float] | None:
-    """The fastest peer and its µs: of those timed here, and of what was seen of them before."""
+    """(name, µs) of the fastest peer: of those timed in this record, and of the best time known from before."""
     from benchmarks.workloads import WORKLOADS
 
     times = {n: record["variants"][n]["us"] for n in PEERS if "us" in record["variants"].get(n, {})}
@@ -615,7 +649,7 @@ def best_peer(record: Record) -> tuple[str, float] | None:
 
 
 def how(found: Record) -> str:
-    """A plan in a few words: how many kernels, and which."""
+    """The kernels of a plan as text, with counts; the failure if there is no plan."""
     if "kernels" not in found:
         return str(found.get("failed", ""))[:80]
     names: dict[str, int] = {}
@@ -625,8 +659,11 @@ def how(found: Record) -> str:
 
 
 def way(record: Record) -> str:
-    """How a workload's plan was found: the rules applied, and of each kernel whether it is a library's, generated from a
-    pattern that names an operation, or from single ones, and by which transformations of the kernel IR."""
+    """How a workload's plan was found, as a line of Markdown.
+
+    The rules applied, and for each kernel whether it is a library kernel, or generated from which ops by which
+    transformations of the kernel IR.
+    """
     ours = record["variants"].get("ours", {})
     kernels = [k for k in ours.get("kernels", ()) if "generated" in k]
     if not kernels:
@@ -648,7 +685,7 @@ def way(record: Record) -> str:
 
 
 def line(record: Record) -> str:
-    """One row of the table."""
+    """A record as one row of the table."""
     from benchmarks.workloads import WORKLOADS
 
     work, variants = WORKLOADS[record["name"]], record["variants"]
@@ -674,8 +711,11 @@ def line(record: Record) -> str:
 
 
 def reached(ours: Mapping[str, Any], wanted: float) -> str:
-    """Whether our time is what was wanted. Where the driver held the clock down for power in turn and not after pauses, both
-    states are said: a figure that was set at full clock is met or missed there, and long work yet runs at the limit."""
+    """Text that says whether our time is the wanted one.
+
+    If the driver limits the clock for power only without pauses, both states are named: the wanted time may be met
+    after pauses and missed at the power limit.
+    """
     if ours["us"] <= wanted:
         return " yes"
     if ours.get("capped", 0.0) > 0.5 > ours.get("rested_capped", 1.0) and ours["rested_us"] <= wanted:
@@ -684,7 +724,7 @@ def reached(ours: Mapping[str, Any], wanted: float) -> str:
 
 
 def rested(variants: Mapping[str, Record]) -> str:
-    """µs after a pause: of the fastest peer of this run, and ours."""
+    """Times in µs after a pause, as text: the fastest peer of this run / ours; "" if either is missing."""
     peers = [x["rested_us"] for n in PEERS if "rested_us" in (x := variants.get(n, {})) and "kept_from" not in x]
     mine = variants.get("ours", {}).get("rested_us")
     return f"{min(peers):.1f} / {mine:.1f}" if peers and mine else ""
@@ -695,7 +735,7 @@ HEAD = ("workload", "limit µs", "eager", "compile", "max-autotune", "XLA", "bes
 
 
 def render() -> str:
-    """The table of all stored results."""
+    """The table of all stored results as Markdown."""
     from benchmarks.workloads import WORKLOADS
 
     found = [r for n in WORKLOADS if (r := stored(n)) is not None]
@@ -721,7 +761,7 @@ def render() -> str:
 
 
 def _machine_note(records: Sequence[Record]) -> str:
-    """The machine, and its rates as the cases found them."""
+    """Line of Markdown on a machine: its rates as the cases found them, dates and commits."""
 
     def between(key: str, unit: float, digits: int) -> str:
         values = [r[key] / unit for r in records]
@@ -737,7 +777,7 @@ def _machine_note(records: Sequence[Record]) -> str:
 
 
 def main() -> int:
-    """Parse, run, render; how many cases failed."""
+    """Parse the command line, measure, and write the table; returns how many cases failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--seconds", type=float, default=540.0, help="of the whole run")

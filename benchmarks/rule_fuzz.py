@@ -1,10 +1,11 @@
-"""Right and wrong rules that nobody wrote, judged: `python -m benchmarks.rule_fuzz COUNT [--seed N] [--forms] [--derive]`.
+"""Verdicts on random right and wrong rules: `python -m benchmarks.rule_fuzz COUNT [--seed N] [--forms] [--derive]`.
 
-A right rule is a random typed term and what one to four steps by `rule_axioms.txt` make of it; some are pairs of lines, which
-merge two operators. A wrong one is a right one with one thing changed: operands, an axis, an activation, a stride, a padding, a
-kernel, a side of a split, a variable, an operator dropped or moved. What is true is decided here, by evaluation in float64 at
-shapes that fit: nothing of the package is used but its verdicts. Rules at which both sides never have a type together count as
-untyped. `--forms` adds those of rules/forms.txt, whose truth is stated there. Prints one table of kinds by verdict, and every disagreement.
+A right rule is a random typed term and the result of one to four applications of identities in `rule_axioms.txt`; some
+rules are pairs of lines, which merge two operators. A wrong rule is a right one with one thing changed: operands, an
+axis, an activation, a stride, a padding, a kernel, a side of a split, a variable, an operator dropped or moved. The
+truth is decided here, by evaluation in float64 at shapes that fit, with nothing of the package. Rules whose sides never
+have a type together count as untyped. `--forms` adds the handwritten rules of rules/forms.txt, which state their truth.
+Prints a table of kinds by verdict, and every disagreement.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ SIZE = 34  # of a term that a step makes
 
 
 class Ill(Exception):
-    """A term without a value at these shapes."""
+    """Raised for a term without a value at the given shapes."""
 
 
 class Retry(Exception):
-    """A term with too many variables."""
+    """Raised when a random term needs too many variables."""
 
 
 # ---------------------------------------------------------------- text
 def parse(text: str) -> Term:
-    """An S-expression."""
+    """Parse an S-expression."""
     stack: list[list[Term]] = [[]]
     for token in re.findall(r"[()]|[^\s()]+", text):
         if token == "(":
@@ -53,17 +54,17 @@ def parse(text: str) -> Term:
 
 
 def show(term: Term) -> str:
-    """The term as text."""
+    """A term as an S-expression."""
     return f"({' '.join(map(show, term))})" if isinstance(term, tuple) else str(term)
 
 
 def line(pairs: Pairs) -> str:
-    """A rule as one line, or one per pair."""
+    """A rule as text, one line per pair of sides."""
     return "\n".join(f"{show(a)}=>{show(b)}" for a, b in pairs)
 
 
 def positions(term: Term, at: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Term]]:
-    """All subterms with where they are."""
+    """Yields (path of operand indices, subterm) for all subterms."""
     yield at, term
     if isinstance(term, tuple):
         for i, x in enumerate(term[1:], 1):
@@ -72,30 +73,32 @@ def positions(term: Term, at: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int,
 
 
 def put(term: Term, at: tuple[int, ...], new: Term) -> Term:
-    """The term with another subterm."""
+    """The term with the subterm at a path replaced."""
     return new if not at else tuple(put(x, at[1:], new) if i == at[0] else x for i, x in enumerate(term))
 
 
 def variables(term: Term) -> list[str]:
-    """Variables in order of use."""
+    """Variables of a term in order of use, with repetitions."""
     return [s for _, s in positions(term) if isinstance(s, str) and s.startswith("?")]
 
 
 def constants(term: Term) -> list[str]:
-    """Constants in the order in which they are evaluated."""
+    """Constants of a term in the order of evaluation."""
     if not isinstance(term, tuple):
         return []
     return [term[0]] if term[0] in CONSTANTS else [c for x in term[1:] for c in constants(x)]
 
 
 def size(term: Term) -> int:
-    """Operators and leaves."""
+    """Number of operators and leaves of a term."""
     return 1 + sum(map(size, term[1:])) if isinstance(term, tuple) else 1
 
 
 # ---------------------------------------------------------------- meaning
 class Value:
-    """An array, and where each axis was last put together (None: nowhere, -1: at two places)."""
+    """An array, and for each axis the position at which it was last concatenated (None: nowhere, -1: at two
+    positions).
+    """
 
     def __init__(self, array: Any, cuts: Any = ()) -> None:
         self.array, self.cuts = array, list(cuts) or [None] * array.ndim
@@ -117,13 +120,16 @@ def _windows(x: Any, kernel: tuple[int, int], strides: tuple[int, int], pad: int
 
 
 class Evaluator:
-    """Terms at arrays for the variables; `sizes` are shapes for the constants, one after the other."""
+    """Evaluator of terms at given arrays for the variables.
+
+    `sizes`: shapes of the constants, in the order of evaluation.
+    """
 
     def __init__(self, env: dict[str, Value], sizes: Any) -> None:
         self.env, self.sizes = env, iter(sizes)
 
     def __call__(self, term: Term) -> Value:
-        """The value, or Ill."""
+        """The value of a term. Raises Ill if it has none."""
         if isinstance(term, str):
             return self.env[term]
         op, *rest = term
@@ -230,7 +236,7 @@ class Evaluator:
 
 
 def values(term: Term, env: dict[str, Value], rng: random.Random) -> list[Any]:
-    """What a term may be: a constant has whatever size fits."""
+    """The possible values of a term: a constant may have any size that fits."""
     dims = sorted({d for v in env.values() for d in v.array.shape} | {1})
     shapes = sorted({v.array.shape for v in env.values() if v.array.ndim >= 2})
     options = [shapes if c == "Iewmul" else [(d,) for d in dims] for c in constants(term)]
@@ -246,7 +252,7 @@ def values(term: Term, env: dict[str, Value], rng: random.Random) -> list[Any]:
 
 
 def compared(left: Term, right: Term, env: dict[str, Value], rng: random.Random) -> str:
-    """equal, differ, shape (they differ), or untyped."""
+    """Comparison of two terms at given arrays: "equal", "differ", "shape" (shapes differ) or "untyped" (no value)."""
     a, b = values(left, env, rng), values(right, env, rng)
     if not a or not b:
         return "untyped"
@@ -261,19 +267,22 @@ def compared(left: Term, right: Term, env: dict[str, Value], rng: random.Random)
 
 # ---------------------------------------------------------------- typed terms
 class Maker:
-    """Random terms of a type: a shape is a tuple of sizes, each a tuple of atoms, which are drawn later. The two spatial
-    axes of an image are one entry: the operators that shrank it."""
+    """Generator of random terms of a type.
+
+    A shape is a tuple of sizes; a size is a sum of named atoms, which get numbers later (`shapes`). The two spatial
+    axes of an image are one entry, the windows that reduced them.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.kinds, self.atoms = rng, dict[str, tuple[str, Any]](), itertools.count()
         self.free = {"matrix": list(range(1, 7)), "image": [7, 8, 9], "kernel": list(range(10, 19))}
 
     def size(self) -> tuple[str, ...]:
-        """A size of one atom or two."""
+        """A size of one or two new atoms."""
         return tuple(f"d{next(self.atoms)}" for _ in range(self.rng.choice((1, 1, 1, 2))))
 
     def leaf(self, kind: str, shape: Any) -> str:
-        """A variable of a shape, old or new."""
+        """A variable of a kind and shape, new or used before. Raises Retry if there are too many variables."""
         same = [n for n, known in self.kinds.items() if known == (kind, shape)]
         if same and (self.rng.random() < 0.45 or not self.free[kind]):
             return self.rng.choice(same)
@@ -284,13 +293,13 @@ class Maker:
         return name
 
     def scalar(self) -> str:
-        """A scalar variable."""
+        """A scalar variable, new or used before."""
         name = self.rng.choice(("?input_20", "?input_20", "?input_21"))
         self.kinds[name] = ("scalar", ())
         return name
 
     def term(self, kind: str, shape: Any, depth: int) -> Term:
-        """A term of a type."""
+        """A random term of a kind and shape, of at most `depth` nested operators."""
         more = {"matrix": ["matmul"] * 4 + ["transpose"] * 2, "image": ["conv"] * 4 + ["pool"] * 2,
                 "kernel": ["enlarge", "constant", "leaf", "leaf"]}  # fmt: skip
         op = self.rng.choice(["pointwise"] * 2 + ["smul", "unary"] + ["concat"] * 2 + more[kind]) if depth else "leaf"
@@ -364,7 +373,7 @@ class Maker:
                 self.term("kernel", (shape[1], channels, *kernel), depth))  # fmt: skip
 
     def start(self) -> Term:
-        """A term of a random type."""
+        """A random term of a random kind and shape."""
         kind, depth = self.rng.choice(("matrix", "matrix", "image", "image", "kernel")), self.rng.choice((1, 2, 2, 3))
         sizes = (self.size(), self.size())
         if kind == "matrix":
@@ -377,7 +386,7 @@ class Maker:
         return self.term(kind, (*sizes, self.rng.choice(shrunk)), depth)
 
     def shapes(self, square: bool) -> dict[str, tuple[int, ...]] | None:
-        """Shapes of the variables."""
+        """Random shapes of the variables; None if some size would be below 1. `square`: all sizes are equal."""
         drawn: dict[str, int] = {}
 
         def number(atom: str) -> int:
@@ -398,7 +407,7 @@ class Maker:
 
 
 def sorted_shape(name: str, rng: random.Random, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """A random shape of a variable by its number, as TASO numbers them."""
+    """A random shape for a variable, whose number says its kind as in TASO (matrix, image, kernel, scalar)."""
     number = int(name[7:])
     sizes = (rng.choice(pool), rng.choice(pool))
     if number < 7 or number > 19:
@@ -407,7 +416,7 @@ def sorted_shape(name: str, rng: random.Random, pool: tuple[int, ...]) -> tuple[
 
 
 def truth(pairs: Pairs, maker: Maker, arrays: np.random.Generator) -> str:
-    """right, wrong, or untyped: by evaluation at the shapes that the rule was made for and at random ones."""
+    """ "right", "wrong" or "untyped", by evaluation at random shapes, first those for which the rule was made."""
     rng, names = maker.rng, list(dict.fromkeys(v for a, b in pairs for v in variables(a) + variables(b)))
     seen: Counter[str] = Counter()
     for i in range(100):
@@ -429,14 +438,14 @@ def truth(pairs: Pairs, maker: Maker, arrays: np.random.Generator) -> str:
 
 # ---------------------------------------------------------------- right rules
 def axioms() -> list[tuple[Term, Term]]:
-    """The identities, both ways."""
+    """The identities of rule_axioms.txt, each in both directions."""
     text = (Path(__file__).parent / "rule_axioms.txt").read_text(encoding="utf-8")
     found = [tuple(map(parse, each.split(" == "))) for each in text.splitlines() if not each.startswith("#")]
     return [pair for a, b in found for pair in ((a, b), (b, a))]
 
 
 def match(pattern: Term, term: Term, bound: dict[str, Term]) -> bool:
-    """Whether a pattern fits, with what it binds."""
+    """Whether a pattern matches a term under `bound`, which is extended."""
     if isinstance(pattern, str) and pattern[0] in "?$":
         if (pattern[0] == "$") != isinstance(term, int):
             return False
@@ -449,7 +458,7 @@ def match(pattern: Term, term: Term, bound: dict[str, Term]) -> bool:
 
 
 def filled(pattern: Term, bound: dict[str, Term]) -> Term:
-    """A pattern's instance."""
+    """The instance of a pattern under a binding."""
     if isinstance(pattern, tuple):
         return tuple(filled(p, bound) for p in pattern)
     return bound[pattern] if isinstance(pattern, str) and pattern[0] in "?$" else pattern
@@ -463,7 +472,10 @@ def names(pattern: Term) -> set[str]:
 
 
 def steps(term: Term, rng: random.Random, laws: list[tuple[Term, Term]]) -> list[Term]:
-    """What one step by an axiom makes of a term. From a mere variable few are taken: they fit everywhere."""
+    """The terms that one application of an axiom to some subterm gives.
+
+    Axioms whose left side is a variable match everywhere and are applied rarely.
+    """
     found = []
     for (at, inner), (left, right) in itertools.product(positions(term), laws):
         bound: dict[str, Term] = {}
@@ -477,7 +489,10 @@ def steps(term: Term, rng: random.Random, laws: list[tuple[Term, Term]]) -> list
 
 
 def single(rng: random.Random, laws: list[tuple[Term, Term]]) -> tuple[Maker, Pairs] | None:
-    """A rule of one line, right unless an axiom for matrices met an image."""
+    """A random rule of one pair; right, unless an axiom about matrices was applied to an image.
+
+    None if no step applies.
+    """
     maker = Maker(rng)
     first = last = maker.start()
     for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
@@ -490,7 +505,7 @@ def single(rng: random.Random, laws: list[tuple[Term, Term]]) -> tuple[Maker, Pa
 
 
 def merged(rng: random.Random) -> tuple[Maker, Pairs]:
-    """Two operators that become one, as a pair of lines."""
+    """A random rule of two pairs: two equal operators on different operands become one on their concatenation."""
     maker, axis = Maker(rng), rng.choice((0, 1))
     stride, pad, act = rng.choice((1, 2)), rng.choice((0, 1)), rng.choice((0, 0, 2, 3))
     rank = rng.choice((2, 4))
@@ -536,7 +551,7 @@ def merged(rng: random.Random) -> tuple[Maker, Pairs]:
 
 # ---------------------------------------------------------------- wrong rules
 def changed(term: Term) -> Iterator[tuple[str, Term]]:
-    """What may go wrong at the top of a term, by kind."""
+    """Yields (kind of error, term) for wrong variants of a term's outermost operator."""
     op, *rest = term
     other = {
         "ewadd": "ewmul",
@@ -575,7 +590,7 @@ def changed(term: Term) -> Iterator[tuple[str, Term]]:
 
 
 def mutants(pairs: Pairs) -> Iterator[tuple[str, Pairs]]:
-    """The rule with one thing changed, by kind."""
+    """Yields (kind of error, rule) for variants of a rule with one thing changed."""
     for k, side in itertools.product(range(len(pairs)), (0, 1)):
         known = sorted(set(variables(pairs[k][side])))
         for at, inner in positions(pairs[k][side]):
@@ -590,7 +605,7 @@ def mutants(pairs: Pairs) -> Iterator[tuple[str, Pairs]]:
 
 
 def rules(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """(kind, truth, text) of so many rules."""
+    """Yields (kind, truth, text) of `count` random rules."""
     rng, arrays, laws = random.Random(seed), np.random.default_rng(seed), axioms()
     seen: set[str] = set()
     made = 0
@@ -619,7 +634,7 @@ def rules(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
 
 
 def forms() -> Iterator[tuple[str, str, str]]:
-    """(kind, truth, text) of the rules of `rules/forms.txt`, which somebody wrote for what is not made here."""
+    """Yields (kind, truth, text) of the handwritten rules of rules/forms.txt, for forms that are not generated here."""
     text = (Path(__file__).parent / "rules/forms.txt").read_text(encoding="utf-8")
     for section in text.split("\n## ")[1:]:
         heading, *lines = section.split("\n")
@@ -630,7 +645,7 @@ def forms() -> Iterator[tuple[str, str, str]]:
 
 # ---------------------------------------------------------------- tables
 def check(found: list[tuple[str, str, str]]) -> None:
-    """The verdicts by kind and truth, and where they disagree."""
+    """Print the verdicts by kind and truth, and the disagreements."""
     from tensor_graphs.rules.files import rule_file
 
     table: dict[tuple[str, str], Counter[str]] = {}
@@ -654,7 +669,7 @@ def check(found: list[tuple[str, str, str]]) -> None:
 
 
 def derive(found: list[tuple[str, str, str]]) -> None:
-    """How many right rules are derived, and which are not."""
+    """Print how many right rules are derived, and those that are not."""
     from tensor_graphs.egraph.saturate.worker import Pool
     from tensor_graphs.rules.files import derive_file, rule_file
 
@@ -670,7 +685,7 @@ def derive(found: list[tuple[str, str, str]]) -> None:
 
 
 def main() -> None:
-    """Make rules and judge them."""
+    """Generate rules, and print the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int, help="rules to make, right and wrong ones")
     parser.add_argument("--seed", type=int, default=0)
