@@ -95,9 +95,9 @@ def write_llama(
     intermediate: int = 8192, vocab: int = 128256, positions: int = 131072, dtype: str = "bfloat16", seed: int = 0,
     **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Llama checkpoint at the sizes of Llama-3.2-1B (1.2 B parameters).
+    """Write a Llama checkpoint at the sizes of Llama-3.2-1B (1.2 B parameters) and return its path.
 
-    Arguments and result as of `write_gpt2`.
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields.
     """
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers,
@@ -114,7 +114,10 @@ def write_qwen3(
     head_dim: int = 128, intermediate: int = 3072, vocab: int = 151936, positions: int = 40960,
     dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Qwen3 checkpoint at the sizes of Qwen3-0.6B. Arguments and result as of `write_gpt2`."""
+    """Write a Qwen3 checkpoint at the sizes of Qwen3-0.6B and return its path.
+
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields.
+    """
     config = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -130,9 +133,9 @@ def write_gemma3(
     head_dim: int = 256, intermediate: int = 2048, vocab: int = 262144, positions: int = 32768,
     window: int = 512, dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Gemma 3 checkpoint at the sizes of gemma-3-270m (268,098,176 parameters, 536 MB in bfloat16).
+    """Write a Gemma 3 checkpoint at the sizes of gemma-3-270m (268,098,176 parameters) and return its path.
 
-    Arguments and result as of `write_gpt2`.
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields.
     """
     config = {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": layers,
@@ -150,9 +153,10 @@ def write_bert(
     folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, intermediate: int = 3072,
     vocab: int = 30522, positions: int = 512, dtype: str = "float32", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a BERT-base checkpoint (109 M parameters).
+    """Write a BERT-base checkpoint (109 M parameters) and return its path.
 
-    `architectures` selects the task head, for example ["BertForMaskedLM"]. Arguments and result as of `write_gpt2`.
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields, such as
+    `architectures` for the task head (["BertForMaskedLM"]).
     """
     config = {
         "model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": layers, "hidden_size": hidden,
@@ -285,7 +289,7 @@ def unet(
     *, batch: Dim = 1, image: int = 32, channels: int = 32, levels: int = 2, colours: int = 3, dtype: str = "float32",
     seed: int = 0,
 ) -> Graph:  # fmt: skip
-    """Return a small U-Net.
+    """Return a small U-Net of `levels` levels for images [batch, colours, image, image].
 
     Residual blocks, strided convolutions down, attention at the bottom, nearest-neighbour upsampling.
     """

@@ -100,7 +100,7 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
 
 
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group.
+    """NumPy meaning of the op `conv` with these attributes: matrix products of windows and weights, group by group.
 
     16-bit floats accumulate in float32.
     """

@@ -482,7 +482,7 @@ def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
 
 
 def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Tensor:
-    """Pad with a constant: (before, after) per axis."""
+    """x padded with a constant `value`; `widths`: (elements before, elements after) for each axis."""
     for axis, (lo, hi) in enumerate(widths):
         if (lo, hi) != (0, 0):
             x = make("pad", (x,), {"axis": axis, "lo": lo, "hi": hi, "value": value})

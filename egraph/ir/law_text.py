@@ -82,12 +82,12 @@ def replace(shape: Shape, axis: int, size: Dim) -> Shape:
 
 
 def vec_get(vector: str, i: int | str) -> str:
-    """Egglog text of an element of a vector."""
+    """Egglog text of element `i` of a vector."""
     return f"(vec-get {vector} {i})"
 
 
 def vec_set(vector: str, i: str, value: str) -> str:
-    """Egglog text of a vector with one element replaced."""
+    """Egglog text of a vector with element `i` replaced by `value`."""
     return f"(vec-set {vector} {i} {value})"
 
 

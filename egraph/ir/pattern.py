@@ -169,7 +169,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def evaluate(attr: Attr, env: Env) -> Any:
-    """Value of an attribute expression. Raises KeyError for an unbound name."""
+    """Value of an attribute expression; `env` gives the values of names. Raises KeyError for an unbound name."""
     if isinstance(attr, AttrConstant):
         return attr.value
     if isinstance(attr, Name):
@@ -178,7 +178,7 @@ def evaluate(attr: Attr, env: Env) -> Any:
 
 
 def holds(guards: Sequence[Attr], env: Env) -> bool:
-    """Whether all guards hold under a binding.
+    """Whether all guards hold under a binding `env` of names to values.
 
     A guard that cannot be evaluated (such as an index out of range) does not hold.
     """

@@ -51,9 +51,9 @@ def numbers(graph: Graph) -> Iterator[Dim]:
 
 
 def factored(known: Iterable[Dim]) -> tuple[set[int], list[DimExpr]]:
-    """The sizes in known numbers: (absolute values of plain numbers and of coefficients, size expressions).
+    """Returns (absolute values of plain numbers and of coefficients, size expressions) of some numbers.
 
-    The expressions are the atoms of symbolic numbers, and symbolic sums as a whole.
+    The size expressions are the atoms of symbolic numbers, and symbolic sums as a whole.
     """
     plain: set[int] = set()
     found: dict[DimExpr, None] = {}

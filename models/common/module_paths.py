@@ -52,7 +52,7 @@ def path_of_stack(stack: Any) -> str:
 
 
 def path_of_onnx(name: str, metadata: Iterable[Any]) -> str:
-    """The module path of an ONNX node: of its metadata by PyTorch's exporter, else of a name with slashes."""
+    """The module path of an ONNX node: from the metadata of PyTorch's exporter, else from a node name with slashes."""
     for entry in metadata:
         if entry.key == "pkg.torch.onnx.name_scopes":
             scopes = re.findall(r"'([^']*)'", entry.value)

@@ -22,7 +22,7 @@ Tap = tuple[Tensor, Tensor]  # (integer coordinates stored as floats, interpolat
 
 
 def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
-    """Return a shape as ints. Raises UnsupportedError if a dimension is free."""
+    """Return a shape as ints. Raises UnsupportedError, which names `what`, if a dimension is free."""
     if not all(isinstance(d, int) for d in shape):
         raise UnsupportedError(f"{what} over free dimensions", hint="bind them: dims={...}")
     return concrete(tuple(shape))

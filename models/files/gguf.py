@@ -94,7 +94,7 @@ class _Header:
         return BadModelError(text, where=str(self.path))
 
     def take(self, size: int, what: str) -> bytes:
-        """The next bytes. Raises BadModelError if the file is too short."""
+        """The next `size` bytes. Raises BadModelError, which names `what`, if the file is too short."""
         found = self.file.read(size) if size <= self.size - self.at else b""
         if len(found) != size:
             raise self.bad(f"the file ends inside {what}, at byte {self.at}")
@@ -114,9 +114,9 @@ class _Header:
             raise self.bad(f"{what} is not UTF-8") from None
 
     def count(self, what: str, least: int) -> int:
-        """A number of things that take at least so many bytes each.
+        """A number of items of at least `least` bytes each.
 
-        Raises BadModelError if the file cannot hold them.
+        Raises BadModelError, which names `what`, if the file cannot hold them.
         """
         found = int(self.number("<Q", what))
         if found > (self.size - self.at) // least:

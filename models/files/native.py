@@ -227,7 +227,7 @@ class _Decoder:
                 raise _Bad(f"node {i} ({op}): {problem}") from None
 
     def node(self, position: Any, what: str) -> Tensor:
-        """Return the node with an index. Raises _Bad if that node has not been built yet."""
+        """Return the node at index `position`. Raises _Bad, which names `what`, if that node has not been built yet."""
         i = _int_in(position, what)
         if not 0 <= i < len(self.built):
             raise _Bad(f"{what} is node {i}, which is not there or comes later: a cycle or a wrong order")

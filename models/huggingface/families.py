@@ -178,9 +178,10 @@ def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
 
 
 def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
-    """Sliding window of each layer of a family; 0 means full attention. A null `sliding_window` disables all windows.
+    """Sliding window of each layer of a model of the family `kind` (key of FAMILIES); 0 means full attention.
 
-    Raises BadModelError or UnsupportedError for other lists of `layer_types`, and BadModelError for a missing window.
+    A null `sliding_window` disables all windows. Raises BadModelError or UnsupportedError for other lists of
+    `layer_types`, and BadModelError for a missing window.
     """
     windows = FAMILIES[kind].windows
     off = "sliding_window" in config.fields and config.fields["sliding_window"] is None

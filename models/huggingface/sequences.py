@@ -47,20 +47,29 @@ class TokenAccess(Protocol):
         """The rows of a table [positions, n] at the tokens' positions, [.., T, n]."""
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns."""
+        """A table [.., T, n] by position, with further axes that broadcast to the heads that `split` returns.
+
+        `grouped`: the heads have an axis for the query heads of a group.
+        """
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
         """Attention heads of x [B, T, groups * max(each, 1) * size]; each = 0: no axis for the heads of a group."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of heads, merged: [B, T, features]."""
+        """Causal attention of heads q, k, v as `split` returns them; the result has merged heads, [B, T, features].
+
+        `layer`: number of the layer, which names its caches.
+        """
 
     def wanted(self, x: Tensor) -> Tensor:
         """The rows of x [B, T, hidden] whose logits are wanted: [B, T, hidden] or [B, hidden]."""
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention with an additive mask; a sink (extra score) takes part in the softmax and has no value."""
+    """Attention of heads q, k, v (as `TokenAccess.split` returns them) with an additive mask.
+
+    A sink (extra score) takes part in the softmax and has no value.
+    """
     if scoring.sinks is None:
         return c.masked_attention(q, k, v, mask, scale=scoring.scale, softcap=scoring.softcap)
     scores = t.matmul(q, t.transpose(k)) * scoring.scale + mask
@@ -136,12 +145,11 @@ class Cached:
     Keys and values are written to caches before they are attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
-    fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the last one, or with
-    `every` each of them. Rows
-    may be padded behind their last token: nothing before a position depends on it, and the row's next tokens overwrite
-    the padding. A layer with a window keeps at least `window + most - 1` positions, a ring, if these are fewer than `capacity`;
-    `most` is the largest number of tokens that any program over the same caches takes at once. States: `keys.N` and
-    `values.N` [B, kv heads, positions, head size], N the layer.
+    fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the last one, or
+    with `every` each of them. Rows may be padded behind their last token: nothing before a position depends on it, and
+    the row's next tokens overwrite the padding. A layer with a window keeps at least `window + most - 1` positions, a
+    ring, if these are fewer than `capacity`; `most` is the largest number of tokens that any program over the same
+    caches takes at once. States: `keys.N` and `values.N` [B, kv heads, positions, head size], N the layer.
     """
 
     ids: Tensor

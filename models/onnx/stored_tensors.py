@@ -38,10 +38,7 @@ def tensors(graph: Any) -> Iterator[Any]:
 
 
 def check_tensor(tensor: Any, file: Path) -> None:
-    """Check a tensor's sizes arithmetically: negative, overflowing, or not matching the stored bytes.
-
-    Raises BadModelError.
-    """
+    """Raise BadModelError if a tensor's sizes are negative, overflow, or do not match the stored bytes."""
     where = f"{file}: tensor {short(tensor.name)}"
     if any(d < 0 for d in tensor.dims):
         raise BadModelError(f"negative dimension in {list(tensor.dims)}", where=where)

@@ -44,7 +44,10 @@ def expand(x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
 
 
 def bound(value: Dim | None, size: Dim, default: Dim) -> Dim:
-    """An index bound as a position 0..size: the default for None; negative bounds count from the end."""
+    """An index bound `value` as a position in 0..size.
+
+    None stands for `default`; negative bounds count from the end.
+    """
     if value is None or (isinstance(value, int) and value >= _END):
         return default
     if isinstance(value, int) and value < 0:
@@ -164,7 +167,10 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Return sliding windows along an axis; the window elements form a new last axis."""
+    """Return sliding windows of `size` elements along an axis, `step` apart.
+
+    The window elements form a new last axis.
+    """
     return t.windows(x, dim, size, step) if x.rank else t.reshape(x, (1,))
 
 

@@ -210,7 +210,10 @@ class RuleTrial:
         return told
 
     def vanishes(self, at: Mapping[int, Array]) -> bool:
-        """Whether a product or quotient of nonzero numbers, at a node, underflows float64's normal range."""
+        """Whether a product or quotient of nonzero numbers underflows float64's normal range at some node.
+
+        `at`: values by node id.
+        """
         for node in self.order:
             if node.op in ("mul", "div", "recip") and dtypes.is_float(node.dtype):
                 there = np.logical_and.reduce(np.broadcast_arrays(*(at[id(a)] != 0 for a in node.args)))
@@ -219,7 +222,10 @@ class RuleTrial:
         return False
 
     def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
-        """Description of a difference between two results beyond rounding; "" if there is none."""
+        """Description of a difference between two results beyond rounding; "" if there is none.
+
+        `left`, `right`: values of roots i and i + 1. `peak`: largest finite magnitude of all values.
+        """
         if not dtypes.is_float(self.roots[i].dtype):
             return "" if np.array_equal(left, right) else "the sides differ"
         finite = np.isfinite(left)
@@ -234,9 +240,9 @@ class RuleTrial:
         return f"the sides differ by {gap:.3g}, where rounding explains {SLACK * scale:.3g}"
 
     def condition(self, i: int, data: Mapping[str, Array], left: Array, finite: Array) -> float:
-        """Estimated condition number of the left side: norm of its change per unit relative change of the operands.
+        """Estimated condition number of root i: norm of its change per unit relative change of the operands `data`.
 
-        Rounding errors of operands are amplified by this factor.
+        Rounding errors of operands are amplified by this factor. `finite`: mask of elements to compare.
         """
         worst = 0.0
         for _ in range(3):

@@ -68,7 +68,11 @@ def tables() -> tuple[Array, Array]:
 
 
 def pairs(order: Sequence[Tensor], leaves: Mapping[str, Pair], key: int) -> dict[int, Pair]:
-    """Values of atomic nodes modulo P and P - 1, by node id. Raises NotModular for ops outside of this arithmetic."""
+    """Values of atomic nodes modulo P and P - 1, by node id.
+
+    `order`: the nodes, operands first. `leaves`: values of leaves by name. `key`: seed of uninterpreted functions.
+    Raises NotModular for ops outside of this arithmetic.
+    """
     found: dict[int, Pair] = {}
     for node in order:
         found[id(node)] = _node(node, [found[id(a)] for a in node.args], leaves, key)

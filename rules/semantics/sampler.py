@@ -361,7 +361,7 @@ class Sampler:
         return self.fit(found, want)
 
     def fit(self, found: Type, want: Want) -> Type:
-        """The type, if it satisfies the wanted sizes and dtype. Raises Reject otherwise."""
+        """The type `found`, if it satisfies the wanted sizes and dtype. Raises Reject otherwise."""
         if found.dtype != want.dtype:
             raise Reject
         if want.shape is not None and (

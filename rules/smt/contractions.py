@@ -15,7 +15,7 @@ from .unknowns import IllTyped, SizeFacts, Sym
 class Contractions(LayoutSemantics):
     """SMT semantics of reductions and contractions.
 
-    One method per op of structures.CONTRACTIONS, which returns the result.
+    For each op of structures.CONTRACTIONS, one method gives the result from operands, attributes and `SizeFacts`.
     """
 
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
@@ -52,9 +52,9 @@ class Contractions(LayoutSemantics):
         return Sym(whole.shape, x.dtype, lambda i: whole.at(i).plus(self.summand(b.at([i[-1]]), facts)))
 
     def reduced(self, monoid: str, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The result of a reduction that folds a binary op of structures.FOLDS, as a symbolic value.
+        """The result of a reduction that folds the binary op `monoid` (structures.FOLDS), as a symbolic value.
 
-        Raises OutOfScope if unsupported, IllTyped if ill typed.
+        Conditions are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
         """
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
@@ -97,11 +97,11 @@ class Contractions(LayoutSemantics):
     def windows(
         self, x: Sym, kernel: Sequence[Any], attrs: Mapping[str, Any], facts: SizeFacts
     ) -> tuple[list[Any], Any]:
-        """Window semantics of convolutions and pools.
+        """Window semantics of convolutions and pools of the image x.
 
         Returns (sizes of the result's spatial axes, read). `read` maps (index of the result, indices in the window) to
-        (spatial indices in the image, condition that they are inside). Raises IllTyped if a window is longer than the
-        padded image.
+        (spatial indices in the image, condition that they are inside). Conditions are added to `facts`. Raises IllTyped
+        for attributes that do not fit the image's rank.
         """
         z, n = self.z, len(x.shape) - 2
         strides, dilations, pads = attrs["strides"], attrs["dilations"], attrs["pads"]

@@ -42,7 +42,7 @@ class Elements(Sums):
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """The result of an elementwise op on symbolic values: sizes broadcast, dtypes must agree.
 
-        Raises OutOfScope if unsupported, IllTyped if ill typed.
+        Conditions are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
         """
         z = self.z
         if len({len(a.shape) for a in args}) != 1:
@@ -91,7 +91,7 @@ class Elements(Sums):
         return Sym(tuple(shape), dtype, at, boolean)
 
     def converted(self, x: Any, old: Any, new: Any, facts: SizeFacts) -> Any:
-        """The z3 term of an element cast to another dtype.
+        """The z3 term of an element `x` cast from dtype `old` to `new`; axioms are added to `facts`.
 
         It is unchanged for the same dtype, and restored when cast back from a wider format.
         """
@@ -107,7 +107,7 @@ class Elements(Sums):
         return cast(x, new)
 
     def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
-        """Index into an operand of an elementwise op.
+        """Index into an operand of this shape for index `i` of an elementwise op's result.
 
         0 along axes of size 1, unchanged along axes of the result's size (`whole`).
         """
@@ -136,7 +136,11 @@ class Elements(Sums):
     def element(
         self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, boolean: bool, dtype: Any
     ) -> Any:
-        """z3 term of an elementwise op applied to single elements; raises OutOfScope if the op is not supported."""
+        """z3 term of an elementwise op with attributes applied to single elements `x`; axioms are added to `facts`.
+
+        `boolean`: whether the result is boolean. `dtype`: code of the operands' dtype. Raises OutOfScope if the op is
+        not supported.
+        """
         z, name = self.z, entry.name
         if name == "where":
             return self.either(*x)
@@ -184,7 +188,10 @@ class Elements(Sums):
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
     def quotient(self, top: Any, bottom: Any, facts: SizeFacts) -> Any:
-        """z3 term of a quotient. c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
+        """z3 term of top / bottom; the condition for being undefined is added to `facts`.
+
+        c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there.
+        """
         z = self.z
         pole = self.poles.pop(bottom.get_id(), None)
         if pole is not None and facts.undefined and facts.undefined[-1] is pole[-1]:

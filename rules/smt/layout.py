@@ -31,7 +31,7 @@ class LayoutSemantics(Elements):
         return int(axis) % len(x.shape)
 
     def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The result of an op with an index map, as a symbolic value.
+        """The result of an op with an index map, as a symbolic value; conditions are added to `facts`.
 
         Its shape follows from the type law; its elements are reads of an operand.
         """
@@ -45,7 +45,9 @@ class LayoutSemantics(Elements):
     def reader(
         self, found: IndexMap, args: list[Sym], shape: tuple[Any, ...], facts: SizeFacts
     ) -> Callable[[Sequence[Any]], Any]:
-        """Function from a result index to the z3 term of the element, by an index map over the operands."""
+        """Function from an index of the result to the z3 term of the element, by the index map `found` over the
+        operands.
+        """
         x = args[0]
         if isinstance(found, AffineMap):
             return lambda i: x.at([self.along(a, i, facts) for a in found.axes])
@@ -56,7 +58,9 @@ class LayoutSemantics(Elements):
         return lambda i: self.part(found, args, i)
 
     def along(self, along: Along, i: Sequence[Any], facts: SizeFacts) -> Any:
-        """z3 term of the operand index along one axis, for a result index."""
+        """z3 term of the operand's index along one axis, for the index `i` of the result; axioms are added to
+        `facts`.
+        """
         found = along.offset
         for axis, factor in along.terms:
             if self.z.is_expr(factor):
@@ -66,7 +70,7 @@ class LayoutSemantics(Elements):
         return found
 
     def part(self, found: Parts, args: list[Sym], i: Sequence[Any]) -> Any:
-        """z3 term of an element of a padded operand, or of concatenated operands."""
+        """z3 term of the element at index `i` of a padded operand, or of concatenated operands (index map `found`)."""
         axis, ((operand, start, stop), *rest) = found.axis, found.parts
         moved = i if isinstance(start, int) and start == 0 else [*i[:axis], i[axis] - start, *i[axis + 1 :]]
         if found.fill is not None:
@@ -78,9 +82,10 @@ class LayoutSemantics(Elements):
 
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:
-        """Shape laws by name (structures.VIEW_LAWS).
+        """Shape laws by name (structures.VIEW_LAWS): functions of operands, attributes and facts that return the
+        result's shape.
 
-        Functions of operands and attributes that add the law's conditions to the facts.
+        They add the law's conditions to the facts.
         """
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
@@ -167,10 +172,11 @@ class LayoutSemantics(Elements):
         return found
 
     def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts) -> list[Any]:
-        """Index into the operand of a reshape that corresponds to an index of the result, with axioms about it.
+        """Index into the operand of a reshape that corresponds to index `i` of the result; axioms about it are added to
+        `facts`.
 
-        Axioms: leading or trailing axes of equal sizes keep their index and the rest is a reshape; axes of size 1 can
-        be dropped.
+        `old`, `new`: shapes of operand and result. Axioms: leading or trailing axes of equal sizes keep their index and
+        the rest is a reshape; axes of size 1 can be dropped.
         """
         z = self.z
         inside = z.And(self.volume(old) == self.volume(new), *(c for k, d in zip(i, new) for c in (k >= 0, k < d)))
@@ -189,7 +195,10 @@ class LayoutSemantics(Elements):
     def counted(
         self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts, inside: Any
     ) -> list[Any]:
-        """The index into shape `old` with the linear position of index `i` of shape `new`, if `inside` holds."""
+        """The index into shape `old` with the linear position of index `i` of shape `new`, if `inside` holds.
+
+        Axioms are added to `facts`.
+        """
         z, number = self.z, self.z.IntSort()
 
         def count(shape: Sequence[Any], where: Sequence[Any]) -> Any:

@@ -90,7 +90,10 @@ class _World(Contractions):
         raise OutOfScope(f"{term.op} is no layout or elementwise op")
 
     def defined(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The symbolic value of an op, from its definition. Raises OutOfScope if unsupported, IllTyped if ill typed."""
+        """The symbolic value of a composite op, from its definition in the op table; conditions are added to `facts`.
+
+        Raises OutOfScope if unsupported, IllTyped if ill typed.
+        """
         assert entry.definition is not None
         op, (names, text) = entry.name, entry.definition
         every = {**entry.defaults, **attrs}

@@ -20,7 +20,10 @@ class Sums(SumEquality):
     """Arithmetic of symbolic values whose elements are sums (`Total`) or maxima (`Extreme`)."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
-        """The sum of `read()` over the indices. Raises OutOfScope unless the terms are finite everywhere."""
+        """The sum of `read()` over the indices; conditions are added to `facts`.
+
+        Raises OutOfScope unless the terms are finite everywhere.
+        """
         if not self.real:
             raise OutOfScope("a sum of uninterpreted elements")
         before = len(facts.undefined)
@@ -64,7 +67,7 @@ class Sums(SumEquality):
             facts.undefined[at] = z.And(condition, inside)
 
     def summand(self, value: Any, facts: SizeFacts) -> Total:
-        """A value as a sum; a maximum is replaced by an uninterpreted name."""
+        """A value as a sum; a maximum is replaced by an uninterpreted name, with axioms in `facts`."""
         return Total.of(self.name(value, facts) if isinstance(value, Extreme) else value)
 
     def extreme(self, x: Any, most: bool) -> Extreme | None:
@@ -82,7 +85,7 @@ class Sums(SumEquality):
         return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
 
     def there(self, value: Extreme, facts: SizeFacts) -> Extreme:
-        """The set, marked as nonempty; records that the value is undefined where its ranges are empty.
+        """The set, marked as nonempty; adds to `facts` that the value is undefined where its ranges are empty.
 
         Raises OutOfScope if emptiness depends on more than sizes.
         """
@@ -132,7 +135,10 @@ class Sums(SumEquality):
         return None
 
     def inside(self, name: str, x: list[Any], facts: SizeFacts) -> Any:
-        """An elementwise op moved inside a sum or a maximum; None if that is not valid."""
+        """The op `name` on elements, moved inside a sum or a maximum; None if that is not valid.
+
+        Conditions are added to `facts`.
+        """
         z = self.z
         if not any(isinstance(v, Extreme) for v in x):
             if name == "div" and not isinstance(x[1], Total):

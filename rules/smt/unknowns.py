@@ -190,7 +190,7 @@ class Unknowns:
             raise IllTyped from error
 
     def about(self, f: str, args: Sequence[Any]) -> Any:
-        """Value of a function of a tensor's type: rank, size, shape, volume, dtype, or a condition on them.
+        """Value of the function `f` of a tensor's type: rank, size, shape, volume, dtype, or a condition on them.
 
         Raises OutOfScope if unsupported, IllTyped for an axis that does not exist.
         """

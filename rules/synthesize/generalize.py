@@ -35,7 +35,7 @@ BACK = "-back"  # name suffix of a rule that is another rule's reverse
 
 
 def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
-    """Whether a rule passes `tested`; False if it is malformed or has no instances."""
+    """Whether a rule passes `tested` (same arguments); False if it is malformed or has no instances."""
     return tested(rule, effort, home) is not None
 
 

@@ -86,9 +86,8 @@ class InstancePool:
     rows: list[list[bool]] = field(default_factory=list)
 
     def add(self, one: Instance, right: bool | None = None) -> None:
-        """Labels an instance by evaluation (unless `right` is given) and keeps it.
-
-        Drops it if evaluation is inconclusive.
+        """Add an instance, labelled by evaluation unless `right` is given; without effect if evaluation is
+        inconclusive.
         """
         if right is None:
             status = judge(self.bare, one, seed=len(self.found)).status
