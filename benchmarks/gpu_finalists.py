@@ -24,7 +24,7 @@ def compare(name: str, options: argparse.Namespace) -> None:
     """Optimize one workload, build the plan with the least predicted time from the same measurements, and time both."""
     import tensor_graphs as tg
     from benchmarks import whole_models, workloads
-    from benchmarks.gpu import Case, described
+    from benchmarks.gpu_case import Case, described
     from benchmarks.gpu_models import Whole
     from tensor_graphs.pipeline import time_finalists
 

@@ -16,7 +16,8 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.gpu import Case, Record, Run, described, how
+from benchmarks.gpu_case import Case, Record, Run, described
+from benchmarks.gpu_table import how
 from benchmarks.gpu_variants import ratio, shortened
 from benchmarks.memory import Watch
 from benchmarks.suite import Suite

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu import Case, Record, how
+from benchmarks.gpu_case import Case, Record
+from benchmarks.gpu_table import how
 from benchmarks.gpu_variants import shortened
 from benchmarks.suite import Suite
 from benchmarks.variants import Of, Variant

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import tensor_graphs.egraph.ir.builders as t
-from benchmarks.gpu import power_handle
+from benchmarks.gpu_case import power_handle
 from benchmarks.run import commit
 from benchmarks.schedule_replay import around, kernel_of, searched, x
 from tensor_graphs.egraph.ir import composite_ops as c

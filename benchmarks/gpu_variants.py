@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import further, recurrent  # noqa: F401  (their variants register themselves)
-from benchmarks.gpu import Case, Record, how
+from benchmarks.gpu_case import Case, Record
+from benchmarks.gpu_table import how
 from benchmarks.suite import Suite
 from benchmarks.variants import TINY, VARIANTS
 

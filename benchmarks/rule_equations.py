@@ -2,7 +2,7 @@
 
 A world is a few variables with shapes, constants with sizes, and operators with parameters. Terms are built by number
 of operators, over one term of each value; two terms with equal values in all random draws (by the evaluator of
-rule_fuzz.py) are an equation. Instances of other equations are dropped. Terms with one operator are all enumerated; of
+rule_terms.py) are an equation. Instances of other equations are dropped. Terms with one operator are all enumerated; of
 those with more, `--sample` random ones are. An equation that `rules check` refutes holds only at these sizes. Prints
 the equations that are not refuted, or with `--derive` how many of them `rules derive` proves, and which it does not.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from tensor_graphs.rules.files import rule_file
 
-from .rule_fuzz import Evaluator, Ill, Term, Value, match, show, size, variables
+from .rule_terms import Evaluator, Ill, Term, Value, match, show, size, variables
 
 DIGITS = 9
 DRAWS = 3

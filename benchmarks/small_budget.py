@@ -78,7 +78,7 @@ def search(name: str, device: str, budget: float, store: Path, to: Path) -> None
     import tensor_graphs as tg
 
     if device == "cuda":
-        from .gpu import share_the_gpu
+        from .gpu_case import share_the_gpu
 
         share_the_gpu()
         torch.zeros(1, device="cuda")  # a caller's process has used the device

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import Case, Record, recorded, share_the_gpu, started, waited
+from benchmarks.gpu import recorded, started, waited
+from benchmarks.gpu_case import Case, Record, share_the_gpu
 from benchmarks.variants import Variant
 
 HERE = Path(__file__).parent
