@@ -20,7 +20,7 @@ from ..semantics.prime_field import PRIMES, NotModular, modular
 
 if TYPE_CHECKING:
     from ...egraph.ir.rule import Rule
-    from ..text.tensat import TextRule
+    from ..text.text_rule import TextRule
 
 Array = np.ndarray[Any, Any]
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)

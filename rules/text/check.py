@@ -44,8 +44,8 @@ from .shape_families import Typing
 from .shapes import Families, typings
 from .signs import Effort, Signs
 from .symbolic import proves
-from .tensat import Input, TextApply, TextRule, nodes
 from .terms import Typed
+from .text_rule import Input, TextApply, TextRule, nodes
 from .typer import ATTRIBUTES, SYMBOLIC
 
 SECONDS = 20.0  # per rule

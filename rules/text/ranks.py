@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...plain import as_int
-from .tensat import Input, Number, Term, TextApply
 from .terms import Untypable, perm_of
+from .text_rule import Input, Number, Term, TextApply
 
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tensat import TextApply, TextRule, nodes
+from .text_rule import TextApply, TextRule, nodes
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from .instance import TextInstance
 from .linear_equations import Inconsistent
 from .scopes import SCOPES, AxisScope, scopes
 from .shape_families import Typing
-from .tensat import TextRule
 from .terms import Choices, Untypable
+from .text_rule import TextRule
 from .typer import Typer
 
 

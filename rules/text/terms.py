@@ -9,7 +9,7 @@ from math import isqrt
 from typing import Any
 
 from .linear_equations import Affine
-from .tensat import Param
+from .text_rule import Param
 
 FACTORINGS = 12  # limit on factorizations per reshaped value
 

@@ -11,8 +11,8 @@ from .linear_equations import Affine, System
 from .ranks import Ranks
 from .scopes import AxisScope, group_counts
 from .shape_families import Typing
-from .tensat import Input, Number, Term, TextApply, TextRule, nodes
 from .terms import FACTORINGS, Choices, TermAxis, Typed, Untypable, factorings, perm_of
+from .text_rule import Input, Number, Term, TextApply, TextRule, nodes
 
 ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 1, 2, 3), "kernel_h": (1, 3),
               "kernel_w": (1, 5), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),

@@ -24,8 +24,9 @@ from tensor_graphs.rules.synthesize.guards import weakest
 from tensor_graphs.rules.synthesize.rule_candidates import RuleCandidate, as_rule, candidate
 from tensor_graphs.rules.synthesize.synthesis_result import Synthesis, rule_line
 from tensor_graphs.rules.synthesize.synthesize import minimise, synthesize
+from tensor_graphs.rules.synthesize.term_values import PRIMES, residue
 from tensor_graphs.rules.synthesize.terms import render
-from tensor_graphs.rules.synthesize.universe import PRIMES, Equality, Universe, residue, worlds
+from tensor_graphs.rules.synthesize.universe import Equality, Universe, worlds
 
 MATRICES = worlds(["matmul", "add", "concat", "split"], 3)[0]
 
