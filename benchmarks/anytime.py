@@ -1,14 +1,15 @@
-"""Anytime curves: plan cost against the beam, the guard's slack, rounds, e-nodes, seconds and effort, each varied alone.
+"""Anytime curves: plan cost against beam, slack, rounds, e-nodes, seconds and effort of saturation, each varied alone.
 
-Does more of any ever give a dearer plan, and do the defaults lie on the knee: at the least effort that gives the best
-cost? Prices are the stated roofline, so costs are the same on every machine; only what the clock ends (the sweep over
-seconds, proofs) depends on it. Every figure is a percentage above the cheapest plan that any setting found for that graph.
+Two questions: does a larger limit ever give a more expensive plan, and are the defaults the least limits that give the
+best cost? Prices are the stated roofline, so costs are the same on every machine; only limits of time (the sweep over
+seconds, proofs) depend on it. Every figure is a percentage above the cheapest plan that any setting found for that
+graph.
 
     python -m benchmarks.anytime [--quick] [--seconds S] [--fresh]
 
-writes results/anytime.md: 20 to 30 minutes on a quiet machine of two cores. Each point is kept as it is measured, in
-results/raw/anytime_points.json: `--seconds` ends a slice after about so long, and the same command again goes on. Points
-of other sources of the search are measured anew; `--fresh` forgets all. `--quick`: one graph, two points a sweep.
+writes results/anytime.md: 20 to 30 minutes on a quiet machine of two cores. Each point is stored when it is measured,
+in results/raw/anytime_points.json: a run ends after about `--seconds`, and the same command continues. Points of other
+sources of the search are measured again; `--fresh` measures all again. `--quick`: one graph, two points a sweep.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ DEFAULTS = {
 
 
 def graphs() -> dict[str, Callable[[], Graph]]:
-    """Blocks of eight kinds of models."""
+    """Builders of the graphs, by title: blocks of eight kinds of models."""
     return {
         "NasRNN, 2 steps": lambda: zoo.nasrnn(steps=2),
         "BERT layer": lambda: load_field_json(data("models/bert_tensat.json")),
@@ -80,7 +81,7 @@ def graphs() -> dict[str, Callable[[], Graph]]:
 
 
 def sweeps(quick: bool) -> dict[str, dict[str, Setting]]:
-    """What is varied; quick: the least and the default only."""
+    """Sweep -> label -> setting. `quick`: only the lowest and the default setting of each sweep."""
     if not quick:
         return SWEEPS
     return {
@@ -90,14 +91,14 @@ def sweeps(quick: bool) -> dict[str, dict[str, Setting]]:
 
 # ---------------------------------------------------------------- points, kept as they are measured
 def sources() -> str:
-    """Digests of the committed sources of the search, and whether they were changed since."""
+    """Git hashes of the sources of the search, with a + if they were changed since the last commit."""
     git = lambda *a: subprocess.run(["git", *a], capture_output=True, text=True, cwd=ROOT, check=False).stdout
     changed = git("status", "--porcelain", "--untracked-files=no", "--", *SEARCH).strip()
     return " ".join(git("rev-parse", *(f"HEAD:{part}" for part in SEARCH)).split()) + ("+" if changed else "")
 
 
 def kept() -> Points:
-    """Points that an earlier slice measured with the present sources."""
+    """Points that an earlier run measured with the present sources, by `named`; empty if the sources differ."""
     try:
         found = json.loads(POINTS.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,20 +107,20 @@ def kept() -> Points:
 
 
 def named(title: str, setting: Setting) -> str:
-    """One name for a graph at a setting: sweeps share their default."""
+    """Key of a graph at a setting; equal settings of several sweeps have one key."""
     limits, effort = setting
     return json.dumps([title, asdict(limits) | {"beam": BEAM if limits.beam is None else limits.beam}, effort])
 
 
 def wanted(quick: bool) -> Iterator[tuple[str, Callable[[], Graph], Setting]]:
-    """All points, graph by graph."""
+    """(title, builder, setting) of all points, graph by graph, each once."""
     for title, build in list(graphs().items())[: 1 if quick else None]:
         for setting in {named(title, s): s for points in sweeps(quick).values() for s in points.values()}.values():
             yield title, build, setting
 
 
 def measure(quick: bool, seconds: float, points: Points) -> bool:
-    """Measure points that lack until about `seconds` have passed; whether all are there."""
+    """Measure missing points for about `seconds` and write them; returns whether all points are there."""
     pricer, began, of = stated_prices(), time.monotonic(), sources()
     todo = [(t, b, s) for t, b, s in wanted(quick) if named(t, s) not in points]
     built: dict[str, Graph] = {}
@@ -140,7 +141,7 @@ def measure(quick: bool, seconds: float, points: Points) -> bool:
 
 
 def curves(quick: bool, points: Points) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    """Graph -> sweep -> setting -> summary of the run."""
+    """Graph -> sweep -> label of the setting -> summary of the run (`stages.Run.summary`)."""
     titles = dict.fromkeys(title for title, _, _ in wanted(quick))
     return {
         title: {s: {label: points[named(title, x)] for label, x in p.items()} for s, p in sweeps(quick).items()}
@@ -150,7 +151,7 @@ def curves(quick: bool, points: Points) -> dict[str, dict[str, dict[str, dict[st
 
 # ---------------------------------------------------------------- what they say
 def rises(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Where more gave a dearer plan: settings and costs in µs."""
+    """Neighbouring settings of a sweep of which the larger one gave a more expensive plan, as text with costs in µs."""
     costs = [(label, f["cost_us"], f["optimal"]) for label, f in found.items()]
     return [
         f"{x} to {y}: {a:.2f} to {b:.2f}" + ("" if proved else " (not solved to the end)")
@@ -160,7 +161,7 @@ def rises(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def report(details: Mapping[str, Any]) -> dict[str, Any]:
-    """One row a graph and sweep."""
+    """Result for the figures: one row per graph and sweep."""
     rows = []
     for title, found in details.items():
         best = min(f["cost_us"] for points in found.values() for f in points.values())
@@ -188,7 +189,7 @@ those of less: beam and slack go in steps above their defaults, and below them a
 
 
 def markdown(details: Mapping[str, Any]) -> str:
-    """One table a sweep, one line a graph."""
+    """The results as Markdown: one table per sweep, one line per graph."""
     lines = [HEAD]
     best = {t: min(f["cost_us"] for p in found.values() for f in p.values()) for t, found in details.items()}
     for sweep in SWEEPS:
@@ -207,7 +208,10 @@ def markdown(details: Mapping[str, Any]) -> str:
 
 
 def main(quick: bool = QUICK, seconds: float = math.inf, fresh: bool = False) -> dict[str, Any]:
-    """All curves; the table is written unless `quick`. Without all points, what is there is no result: no rows."""
+    """Measure all curves; returns the result for the figures.
+
+    The table is written unless `quick`. While points are missing, the result has no rows.
+    """
     points: Points = {} if quick or fresh else kept()
     if not measure(quick, seconds, points):
         return {"rows": [], "details": {}}

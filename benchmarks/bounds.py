@@ -15,7 +15,7 @@ from tensor_graphs.extract.model.work import graph_flops
 
 @dataclass(frozen=True)
 class Bound:
-    """ms for a graph, and where they come from."""
+    """Lower bound on the time of a graph, with its parts in ms (arithmetic, memory traffic)."""
 
     flops: float
     bytes: float
@@ -24,7 +24,7 @@ class Bound:
 
     @property
     def ms(self) -> float:
-        """The longer of the two."""
+        """The bound in ms: the longer part."""
         return max(self.flops_ms, self.bytes_ms)
 
 
@@ -33,8 +33,11 @@ TURNS = 8
 
 
 def roofline() -> DeviceRoofline:
-    """Calibrated now, in this process; the best of all calibrations in the store counts. The rate of arithmetic is the higher
-    one of NumPy's and of Torch's packed products: on some CPUs NumPy's library uses half of the vector unit."""
+    """Rates of this CPU, calibrated now in this process; of all calibrations in the store the best one counts.
+
+    The rate of arithmetic is the higher one of NumPy's and of Torch's packed products, because on some CPUs NumPy's
+    library uses half of the vector unit.
+    """
     from tensor_graphs.costdb.store.calibrate import measure
 
     store = Store(default_root())
@@ -44,7 +47,10 @@ def roofline() -> DeviceRoofline:
 
 
 def torch_rate() -> float:
-    """Operations per µs of Torch's product of two matrices in float32, packed by oneDNN where it is there; the best of some turns."""
+    """Operations per µs of Torch's float32 product of two matrices, the best of several runs.
+
+    The weight is packed by oneDNN if Torch has it.
+    """
     import torch
 
     x, w = torch.rand(ORDER, ORDER), torch.rand(ORDER, ORDER)
@@ -61,7 +67,10 @@ def torch_rate() -> float:
 
 
 def bound(graph: Graph, line: DeviceRoofline, inside: float = 0.0) -> Bound:
-    """Weights, inputs and outputs move once. `inside` bytes of them stay in the caches between calls."""
+    """Lower bound on the time of a graph, if weights, inputs and outputs move once.
+
+    `inside`: bytes of these that stay in the caches between calls.
+    """
     leaves = [*graph.inputs, *graph.leaves("param")]
     moved = float(sum(t.type.nbytes for t in [*leaves, *graph.outputs]))
     work = Work(graph_flops(list(graph.roots)), moved)

@@ -83,11 +83,14 @@ class Browser:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A DevTools command."""
+        """Result of a command of the DevTools protocol."""
         return self.socket.call(method, **parameters)
 
     def open(self, path: Path, ready: str = "document.body.dataset.ready === '1'") -> float:
-        """Load a file; returns the seconds until the expression `ready` is true."""
+        """Load a file; returns the seconds until the expression `ready` is true.
+
+        Raises TimeoutError if it stays false.
+        """
         began = time.perf_counter()
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not self.run(f"document.readyState !== 'loading' && !!document.body && ({ready})"):
@@ -97,7 +100,7 @@ class Browser:
         return time.perf_counter() - began
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression (a promise is awaited). RuntimeError if it throws."""
+        """The value of a JavaScript expression (a promise is awaited). Raises RuntimeError if it throws."""
         found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in found:
             raise RuntimeError(json.dumps(found["exceptionDetails"])[:2000])
@@ -161,7 +164,10 @@ class WebSocket:
             raise ConnectionError(head.decode(errors="replace"))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and return its result; events that arrive meanwhile are kept. RuntimeError if it failed."""
+        """Send a command and return its result; events that arrive meanwhile are kept.
+
+        Raises RuntimeError if it failed.
+        """
         self.number += 1
         self._send(json.dumps({"id": self.number, "method": method, "params": parameters}).encode())
         while True:

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Tensor, Callable[[Given, torch.Tensor], Any]]] = {
 
 
 def main() -> dict[str, Any]:
-    """One row: times faster than Torch's kernels."""
+    """Result for the figures: one row, how many times faster the generated functions are than Torch's kernels."""
     if why := BACKEND.unavailable():
         return {"rows": [row("generated C functions", "reported", f"none: {why}")]}
     torch.set_num_threads(1)
@@ -71,7 +71,7 @@ def main() -> dict[str, Any]:
 
 
 def compared() -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
-    """Times of each case."""
+    """Yields (case, times by implementation) of each case."""
     for title, (root, reference) in CASES.items():
         template = generated(root)
         operand = lambda kind: Operand(kind, contiguous(kind.shape))

@@ -34,7 +34,7 @@ CASES: dict[str, Callable[[], Case]] = {}
 
 
 def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    """Put a case into the table, under its function's name."""
+    """Decorator that adds a case to the table, under its function's name."""
     CASES[make.__name__] = make
     return make
 
@@ -49,35 +49,35 @@ def _torch() -> Any:
 # ---------------------------------------------------------------- recurrent networks
 @case
 def lstm_2x512() -> Case:
-    """Two layers over 512 steps, one sequence."""
+    """LSTM of two layers over 512 steps, one sequence."""
     torch = _torch()
     return torch.nn.LSTM(64, 128, num_layers=2).eval(), (torch.randn(512, 1, 64),)
 
 
 @case
 def gru_512() -> Case:
-    """One layer over 512 steps."""
+    """GRU of one layer over 512 steps."""
     torch = _torch()
     return torch.nn.GRU(32, 64, batch_first=True).eval(), (torch.randn(4, 512, 32),)
 
 
 @case
 def gru_6x512() -> Case:
-    """Six layers over 512 steps."""
+    """GRU of six layers over 512 steps."""
     torch = _torch()
     return torch.nn.GRU(32, 64, num_layers=6).eval(), (torch.randn(512, 1, 32),)
 
 
 @case
 def rnn_relu_short() -> Case:
-    """Eight steps."""
+    """RNN with ReLU over eight steps."""
     torch = _torch()
     return torch.nn.RNN(16, 32, nonlinearity="relu").eval(), (torch.randn(8, 2, 16),)
 
 
 @case
 def tagger() -> Case:
-    """Embedding, an LSTM in both directions, a class for each word."""
+    """Embedding, bidirectional LSTM, and a class for each word."""
     torch = _torch()
     nn = torch.nn
 
@@ -96,7 +96,7 @@ def tagger() -> Case:
 # ---------------------------------------------------------------- others
 @case
 def conv_net() -> Case:
-    """Four convolutions with batch norms, pooled."""
+    """Four convolutions with batch norms, then pooling."""
     torch = _torch()
     nn = torch.nn
     parts: list[Any] = []
@@ -117,7 +117,7 @@ def depthwise_net() -> Case:
 
 @case
 def mlp_small() -> Case:
-    """Call overhead beside little arithmetic."""
+    """MLP with little arithmetic, so that call overhead dominates."""
     torch = _torch()
     nn = torch.nn
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).eval(), (torch.randn(1, 16),)
@@ -125,7 +125,7 @@ def mlp_small() -> Case:
 
 @case
 def mlp_large() -> Case:
-    """Products that a library does best."""
+    """MLP of large products, for which library kernels are best."""
     torch = _torch()
     nn = torch.nn
     net = nn.Sequential(nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 1024), nn.LayerNorm(1024))
@@ -159,14 +159,14 @@ def cross_attention() -> Case:
 
 @case
 def numpy_tiny() -> Case:
-    """Three operations on four by four numbers."""
+    """NumPy function of three operations on 4 x 4 arrays."""
     x = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     return lambda x, y: np.tanh(x) * y + x, (x, x + 1)
 
 
 @case
 def numpy_standardize() -> Case:
-    """Rows to mean 0 and deviation 1."""
+    """NumPy function that scales rows to mean 0 and standard deviation 1."""
     x = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
     return (
         lambda x: (
@@ -179,7 +179,7 @@ def numpy_standardize() -> Case:
 
 @case
 def numpy_product() -> Case:
-    """A product and a softmax."""
+    """NumPy function of a matrix product and a softmax."""
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal((192, 192)).astype(np.float32) for _ in range(2))
 
@@ -192,7 +192,7 @@ def numpy_product() -> Case:
 
 @case
 def torch_tiny() -> Case:
-    """A function of Torch's tensors, of few operations."""
+    """Function of few operations on small Torch tensors."""
     torch = _torch()
     return lambda x, y: torch.sigmoid(x) * y - x.mean(), (torch.randn(8, 8), torch.randn(8, 8))
 
@@ -201,7 +201,7 @@ def torch_tiny() -> Case:
 def sampled(
     calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """µs of each call, in interleaved rounds."""
+    """Samples in µs of each call, in interleaved rounds; `clock` returns seconds."""
     for call in calls.values():
         call()
     began = time.perf_counter()
@@ -223,7 +223,10 @@ def sampled(
 
 
 def measure(name: str, budget: float, clock: Callable[[], float] = time.perf_counter, **options: Any) -> dict[str, Any]:
-    """The figures of one case; times of calls in µs by a clock, others in seconds. Calls take inputs at other addresses in turn."""
+    """The figures of one case: µs of calls by `clock`, other durations in seconds.
+
+    Inputs alternate between several addresses. `options`: further options of `optimize`.
+    """
     import tensor_graphs as tg
     from tensor_graphs.models.torch_export.export import load_module
 
@@ -253,13 +256,15 @@ def measure(name: str, budget: float, clock: Callable[[], float] = time.perf_cou
 
 
 def slower(found: dict[str, Any]) -> bool:
-    """Whether the returned program is slower than the caller's function by more than noise and the checking of arguments, by the
-    medians and by the fastest calls: others at work on the machine do not add time to both alike."""
+    """Whether the returned program is slower than the caller's function by more than noise and argument checks.
+
+    Both the medians and the fastest calls must be slower, because other processes on the machine slow them unequally.
+    """
     return all(of["program"] > of["caller"] * (1 + NOISE) + CALL_US for of in (found, found["least"]))
 
 
 def line(found: dict[str, Any]) -> str:
-    """One row of the table."""
+    """The figures of a case as one row of the table."""
     caller, plan, program = (found[k] for k in ("caller", "plan", "program"))
     least = found["least"]
     return (
@@ -274,7 +279,7 @@ HEAD = """| case | caller, µs | plan, µs (ratio, of fastest) | program, µs (r
 
 
 def figures() -> list[dict[str, Any]]:
-    """For `benchmarks.run`: how many of the cases are slower than the caller's function."""
+    """Result for `benchmarks.run`: how many of the cases are slower than the caller's function."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [measure(name, 10.0) for name in CASES]
@@ -287,7 +292,7 @@ def figures() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the table; exit status 1 where a program is slower than its caller."""
+    """Print the table; exit with status 1 if a program is slower than the caller's function."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; all of them if none is given")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of one optimize")

@@ -35,16 +35,16 @@ LIMITS = {
 
 
 class Arithmetic(PricerBase):
-    """Prices are multiplications."""
+    """Pricer whose price of a kernel is its number of multiplications."""
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
-        """One price a candidate."""
+        """The price of each candidate."""
         costs = [call_work(c.template, c.call)[0] / 2 for c in found]
         return [Priced(c, c, c, "bound") for c in costs]
 
 
 def chain(dims: Sequence[int]) -> Graph:
-    """((m0 @ m1) @ m2) @ …, where matrix k is dims[k] × dims[k + 1]."""
+    """Graph of ((m0 @ m1) @ m2) @ …, where matrix k is [dims[k], dims[k + 1]]."""
     product = t.input("m0", (dims[0], dims[1]))
     for k in range(1, len(dims) - 1):
         product = product @ t.input(f"m{k}", (dims[k], dims[k + 1]))
@@ -52,7 +52,7 @@ def chain(dims: Sequence[int]) -> Graph:
 
 
 def solve(graph: Graph, limits: Limits, slack: int | None, guard: bool) -> dict[str, Any]:
-    """Multiplications of the best plan in the e-graph, and how saturation ended."""
+    """Number of multiplications of the best plan in the e-graph, and why saturation ended."""
     start = time.perf_counter()
     view = saturate_blocks([graph], list(ALL), limits, slack=slack, guard=guard)[0]
     middle = time.perf_counter()
@@ -70,7 +70,9 @@ def solve(graph: Graph, limits: Limits, slack: int | None, guard: bool) -> dict[
 
 
 def main() -> dict[str, Any]:
-    """One row a chain: the default limits, and the first wider ones that reach the optimum if those do not."""
+    """Result for the figures: one row per chain, at the default limits, and at the first wider ones that reach the
+    optimum.
+    """
     rows, details = [], {}
     for name, chained in json.loads(data("programs/matrix_chains.json").read_text())["chains"].items():
         graph, best = chain(chained["dims"]), chained["mults_optimal_dp"]

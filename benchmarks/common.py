@@ -1,4 +1,4 @@
-"""What the figures share: settings of the run, rows of the table, timing in turns, models written once."""
+"""Code shared by the figures: settings of the run, rows of the table, timing in turn, models on disk."""
 
 from __future__ import annotations
 
@@ -43,17 +43,20 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """Take a sample."""
+        """Take one sample; subclasses implement it."""
         raise NotImplementedError
 
 
 def row(figure: str, required: str, measured: str, ok: bool | None = None, **details: Any) -> Row:
-    """One line of the table; `ok` is None where nothing is required. `details` are kept in the JSON only."""
+    """One row of the table of figures.
+
+    `ok`: whether the requirement is met; None if there is none. `details` are kept in the JSON only.
+    """
     return {"figure": figure, "required": required, "measured": measured, "ok": ok, **details}
 
 
 def data(*parts: str) -> Path:
-    """A file of the shared data. FileNotFoundError says how to give its folder."""
+    """Path of a file of the shared data folder. Raises FileNotFoundError, which says how to name that folder."""
     path = DATA.joinpath(*parts)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: set BENCH_DATA to the folder of the shared data")
@@ -79,7 +82,7 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def mad(samples: list[float]) -> float:
-    """Median absolute deviation from the median."""
+    """Median absolute deviation of samples from their median."""
     middle = median(samples)
     return median(abs(s - middle) for s in samples)
 
@@ -87,8 +90,10 @@ def mad(samples: list[float]) -> float:
 def rounds(
     calls: Mapping[str, Callable[[], Any]], *, seconds: float = 4.0, least: int = 7, most: int = 200
 ) -> dict[str, list[float]]:
-    """ms of each call in rounds of one call each, so that drift of the machine hits all alike; each round in another order,
-    so that no call has the better place."""
+    """Samples in ms of each call, in rounds of one call each, so that drift of the machine affects all alike.
+
+    Each round has another order. It ends after `seconds`, but has at least `least` and at most `most` rounds.
+    """
     if QUICK:
         seconds, least = 0.3, 3
     for call in calls.values():
@@ -111,7 +116,7 @@ def rounds(
 def in_turn(
     calls: Mapping[str, Callable[[], Any]], *, seconds: float = 4.0, least: int = 7, most: int = 200
 ) -> dict[str, dict[str, float]]:
-    """ms (median, MAD, fastest) of each call, in rounds."""
+    """Median, MAD and fastest time in ms of each call, measured by `rounds`."""
     return {
         n: {"ms": median(s), "mad_ms": mad(s), "fastest_ms": min(s), "rounds": float(len(s))}
         for n, s in rounds(calls, seconds=seconds, least=least, most=most).items()
@@ -119,14 +124,14 @@ def in_turn(
 
 
 def error(found: Any, exact: Any) -> float:
-    """Relative Frobenius error."""
+    """Relative Frobenius error of an array against the exact one."""
     from tensor_graphs.verification.comparison import relative_error
 
     return relative_error(found, exact)
 
 
 def short(report: Any) -> dict[str, Any]:
-    """The parts of an optimization's report that tell how it went."""
+    """Fields of an optimization's report for the JSON: size of the e-graph, bounds, plan and times."""
     return {
         "seconds": {k: round(v, 3) for k, v in report.seconds.items()},
         "e_nodes": report.e_nodes,
@@ -148,7 +153,7 @@ def short(report: Any) -> dict[str, Any]:
 
 
 def set_threads() -> None:
-    """Two threads for every library, as the table says."""
+    """Limit every library to the two threads that the table states."""
     import torch
 
     torch.set_num_threads(THREADS)

@@ -58,7 +58,9 @@ SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}  # threads that
 
 # ---------------------------------------------------------------- jobs
 def candidates(name: str) -> list[Candidate]:
-    """Kernels of a block: of the cheapest plans at stated prices, their rivals, and others at random."""
+    """Kernels of a block for jobs: those of the cheapest plans at roofline prices, their rivals, and a random sample of
+    others.
+    """
     import torch
 
     from tensor_graphs.explorer.export_jobs import unmeasured_candidates
@@ -92,7 +94,7 @@ def candidates(name: str) -> list[Candidate]:
 
 
 def make_jobs(to: Path, only: Sequence[str]) -> None:
-    """Write the jobs of all blocks."""
+    """Write the jobs of the blocks named in `only` (empty: all) to jobs.jsonl."""
     from .cpu_training_models import models
 
     found: list[Candidate] = []
@@ -119,7 +121,10 @@ def calls(to: Path) -> dict[str, tuple[Template, Call]]:
 
 
 def time_jobs(to: Path, rounds: int, seconds: float, clock: str) -> None:
-    """Time all jobs in rounds; each result is one line, so that a later run adds rounds."""
+    """Time all jobs in rounds; each result is one line of times.jsonl, so that a later run adds rounds.
+
+    `seconds` limits the call. `clock`: wall-clock or CPU time.
+    """
     known, until = calls(to), time.monotonic() + seconds
     done = list(read_times(to))
     first = 1 + max((line["round"] for line in done), default=-1)
@@ -166,7 +171,7 @@ def read_times(to: Path) -> Iterator[dict[str, Any]]:
 
 # ---------------------------------------------------------------- export
 def level(us: Sequence[float]) -> float:
-    """The time that a tenth of the samples reach."""
+    """The first decile of samples in µs: the time of an undisturbed call."""
     return float(np.quantile(us, 0.1))
 
 
@@ -233,7 +238,7 @@ def product_us() -> list[float]:
 
 
 def main() -> None:
-    """Parse, run the steps."""
+    """Parse the command line and run the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=WORK / "cpu_starter")
     parser.add_argument("--steps", nargs="+", choices=("jobs", "time", "export"), default=["jobs", "time", "export"])

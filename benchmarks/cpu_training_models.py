@@ -15,7 +15,7 @@ Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class Of(nn.Module):
-    """A module of a function of its inputs."""
+    """Module that applies a function to its inputs."""
 
     def __init__(self, call: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def _standard(x: Tensor) -> Tensor:
 
 
 def models() -> dict[str, Callable[[], Made]]:
-    """Makers of a module and its example inputs, by name."""
+    """Name -> function that makes (module, example inputs)."""
     r = torch.randn
     return {
         "bert_base_t128": lambda: (_layer(768, 12, 3072, False), (r(1, 128, 768),)),

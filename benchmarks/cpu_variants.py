@@ -39,7 +39,7 @@ def rows_of() -> dict[str, variants.Variant]:
 
 
 def row(name: str, budget: float) -> dict[str, Any]:
-    """The row of a variant."""
+    """The row of a variant: errors, times and what `tg.optimize` chose."""
     torch.set_num_threads(1)
     work = rows_of()[name]
     given, weights = work.arguments("cpu")
@@ -98,7 +98,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """See above."""
+    """Run the variants named on the command line, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="variants and models; all if none is given")
     parser.add_argument("--results", required=True, type=Path, help="JSON lines")

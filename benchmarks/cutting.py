@@ -1,7 +1,7 @@
-"""What cutting a graph into blocks loses: the plan's cost by block size, against saturating the whole graph at once.
+"""Cost of cutting a graph into blocks: the plan's cost by block size, beside saturation of the whole graph at once.
 
 Prices are the stated roofline, so that costs compare across machines and runs. The uncut graph gets ten times the
-limits; where it stops at them all the same, its own cost is not the best either.
+limits; if it reaches them all the same, its cost is not the best possible either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDE = Limits(nodes=200_000, iterations=10, seconds=60.0)
 
 
 def graphs() -> dict[str, Any]:
-    """Models whose whole e-graph still fits."""
+    """Graphs by title, small enough that the whole e-graph fits into memory."""
     found = {
         "transformer, 4 layers": lambda: zoo.transformer(4, hidden=256, heads=4, tokens=64),
         "small U-Net": zoo.unet,
@@ -30,7 +30,7 @@ def graphs() -> dict[str, Any]:
 
 
 def main() -> dict[str, Any]:
-    """One row a model: estimated cost by block size, relative to the best of them."""
+    """Result for the figures: one row per model, the estimated cost by block size relative to the best."""
     rows, details = [], {}
     for title, build in graphs().items():
         graph, pricer = build(), stated_prices()

@@ -42,8 +42,11 @@ BEST = 4  # schedules of a row
 def attention(
     groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0, angles: bool = False
 ) -> Tensor:
-    """Attention of a decode step over a cache of `room` positions; `window`: a ring; `norm`: queries are normed and turned,
-    with `angles` by sines and cosines of the position that the kernel computes itself."""
+    """Attention of a decode step over a cache of `room` positions.
+
+    `window`: the cache is a ring. `norm`: queries are normed and rotated; with `angles`, the kernel computes the sines
+    and cosines of the position itself.
+    """
     q = t.input("q", (1, groups, heads, head))
     k, v = (t.input(name, (1, groups, room, head)) for name in "kv")
     if norm:
@@ -63,7 +66,7 @@ def attention(
 
 
 def product(shape: str, rows: int, form: str) -> Tensor:
-    """Rows times a weight, quantized or (`plain`) not; the weight's columns lie one after the other."""
+    """Product of `rows` rows with a weight, quantized or bfloat16 (`form` "plain"), stored as [columns, size]."""
     columns, size = SHAPES[shape]
     x = t.input("x", (rows, size))
     if form == "plain":
@@ -80,16 +83,21 @@ def normed(x: Tensor, name: str) -> Tensor:
 
 
 def stream(hidden: int, norms: int) -> Tensor:
-    """A row of the residual stream after a layer's half; `norms`: 2 where the half's result is normed as well."""
+    """A row of the residual stream after half a layer; `norms` = 2: the output of that half is normed before it is
+    added.
+    """
     x, y = t.input("x", (1, hidden)), t.input("y", (1, hidden))
     return x + (normed(y, "before") if norms > 1 else y)
 
 
 def layer_product(hidden: int, columns: int, norms: int, activation: Callable[[Tensor], Tensor] | None = None, *,
                   stored: bool = False) -> list[Tensor]:  # fmt: skip
-    """A layer's product of one row of `hidden` elements: of an operand (`norms` 0), of its norm (1), or of the norm of the residual
-    stream (2: its last summand is normed, 3: it is not), which is a second result with `stored`. `activation`: that of a gated
-    product of `columns` columns."""
+    """A product of one row of `hidden` elements in a layer, with what can be fused into it.
+
+    `norms`: 0 multiplies an operand; 1 its norm; 2 and 3 the norm of the residual stream, whose last summand is normed
+    (2) or not (3). `stored`: the residual stream is a second result. `activation`: that of a gated product with
+    `columns` columns.
+    """
     summed = stream(hidden, 2 if norms == 2 else 1) if norms > 1 else t.input("x", (1, hidden))
     x = normed(summed, "gain") if norms else summed
     gate, up = (t.matmul(x, t.transpose(t.input(name, (columns, hidden)))) for name in ("w", "v"))
@@ -97,7 +105,9 @@ def layer_product(hidden: int, columns: int, norms: int, activation: Callable[[T
 
 
 def layer_caches(heads: int, groups: int, head: int, room: int, *, norm: bool) -> list[Tensor]:
-    """The row that a decode step writes to the caches of keys and values, and its queries, of a layer's product."""
+    """Of a layer's product of query, key and value: the rows that a decode step writes to the caches, and the
+    queries.
+    """
     widths = (groups * head, groups * head, heads * head)
     whole = t.input("x", (1, 1, sum(widths)))
     at = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1))
@@ -111,7 +121,7 @@ def layer_caches(heads: int, groups: int, head: int, room: int, *, norm: bool) -
 
 
 def layers() -> dict[str, Callable[[], list[Tensor]]]:
-    """The kernels of a layer's decode step, apart and fused."""
+    """Name -> builder of the roots of a kernel of a layer's decode step, with and without fusion."""
     found: dict[str, Callable[[], list[Tensor]]] = {}
     for name, hidden, inner, qkv, own, norms, act in (
         ("gemma", 640, 2048, 1536, 1024, 2, c.gelu_tanh), ("llama-1b", 2048, 8192, 3072, 2048, 3, c.silu),
@@ -148,7 +158,7 @@ CASES: dict[str, Callable[[], Tensor | list[Tensor]]] = {
 
 
 def call_of(template: GeneratedKernel) -> Call:
-    """A call over row-major bfloat16 operands; integers stay what they are."""
+    """A call of a kernel over row-major bfloat16 operands; integer operands keep their dtype."""
 
     def place(n: Tensor) -> Operand:
         dtype = n.dtype if n.dtype in ("int64", "uint8", "int8") else "bfloat16"
@@ -172,7 +182,7 @@ def kernels(only: str) -> Iterator[tuple[str, str, GeneratedKernel, Call]]:
 
 
 def bytes_of(call: Call) -> int:
-    """Bytes of all operands and results."""
+    """Bytes of all operands and results of a call."""
     return sum(
         dtypes.itemsize(o.type.dtype) * prod(concrete(o.type.shape)) for o in (*call.operands.values(), *call.outputs)
     )
@@ -181,7 +191,7 @@ def bytes_of(call: Call) -> int:
 def figures(
     rows: Sequence[Mapping[str, Any]], template: GeneratedKernel, call: Call, best: int | None
 ) -> dict[str, Any]:
-    """The `best` schedules of a kernel (None: all) in rows of a store, and its failures."""
+    """The best `best` schedules of a kernel (None: all) with their times, from rows of a store, and its failures."""
     wanted = key_of(template, call).columns
     same = [
         r

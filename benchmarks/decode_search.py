@@ -59,14 +59,14 @@ def cpu_seconds() -> tuple[float, float]:
 
 
 class Stages:
-    """CPU seconds by stage: (of this process, of its workers)."""
+    """CPU seconds by stage, as (of this process, of its worker processes)."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, tuple[float, float]] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a stage."""
+        """Context manager that adds the CPU seconds of a block to the stage `name`."""
         before = cpu_seconds()
         yield
         own, workers = (b - a for a, b in zip(before, cpu_seconds()))
@@ -75,7 +75,7 @@ class Stages:
 
 
 def config_of(name: str, layers: int | None) -> dict[str, Any]:
-    """The configuration of a model, with fewer layers on request."""
+    """The configuration of a model; `layers` replaces its number of layers."""
     config = dict(CONFIGS[name])
     if layers:
         config["num_hidden_layers"] = layers
@@ -95,7 +95,7 @@ def decode_graph(config: dict[str, Any]) -> Any:
 
 
 def gpu_assumed() -> Any:
-    """A context in which the backends of a GPU count as usable."""
+    """Context manager in which the backends of a GPU count as usable."""
     from contextlib import ExitStack
 
     from tensor_graphs.backends.generate.generator import KernelGenerator
@@ -108,7 +108,7 @@ def gpu_assumed() -> Any:
 
 
 def solves(found: Any, prices: Any) -> dict[str, tuple[float, float, float]]:
-    """(CPU seconds, cost, lower bound) of solves of a hypergraph at three sets of kernel times in µs."""
+    """(CPU seconds, cost in µs, lower bound in µs) of solves of a hypergraph at three sets of kernel times."""
     from tensor_graphs.extract.search.encoding import EncodedHypergraph
     from tensor_graphs.extract.search.plan_solver import pessimistic_us, quick_solve_seconds
     from tensor_graphs.extract.solve.solve import solve
@@ -135,7 +135,7 @@ def solves(found: Any, prices: Any) -> dict[str, tuple[float, float, float]]:
 
 
 def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
-    """Stages of a search in this process; its plan is stored in the plan cache."""
+    """Figures of a search in this process, stage by stage; its plan is stored in the plan cache."""
     from tensor_graphs.backends.program.emission import emit_for
     from tensor_graphs.backends.registry import select
     from tensor_graphs.costdb.store.store import Store
@@ -185,7 +185,7 @@ def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
 
 
 def recalled(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
-    """Stages of building the program of a stored plan in this process."""
+    """Figures of building the program of a stored plan in this process, stage by stage."""
     stage = Stages()
     with stage("import"):
         from tensor_graphs.backends.registry import select
@@ -211,7 +211,7 @@ def recalled(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
 
 
 class StackSampler(Sampler):
-    """Samples of the stacks of all threads of this process."""
+    """Sampler of the stacks of all threads of this process."""
 
     def __init__(self) -> None:
         super().__init__(SAMPLE_S)
@@ -230,7 +230,7 @@ class StackSampler(Sampler):
                 self.found.setdefault(names[number], Counter()).update(stack)
 
     def __str__(self) -> str:
-        """Of each thread with most of the samples, the functions that are most often on its stack."""
+        """For each thread with many samples, the functions that are most often on its stack."""
         lines: list[str] = []
         for name, counts in sorted(self.found.items(), key=lambda item: -max(item[1].values()))[:4]:
             lines += [f"{name}:", *(f"{n * SAMPLE_S:7.2f} s {what}" for what, n in counts.most_common(FUNCTIONS))]
@@ -238,7 +238,7 @@ class StackSampler(Sampler):
 
 
 def on_gpu(name: str, budget: float) -> dict[str, Any]:
-    """Wall-clock seconds of making a decode step in this process, and of its parts."""
+    """Wall-clock seconds of making a decode step in this process, as a whole and by stage."""
     from tensor_graphs.report.timeline import drawn
 
     from .llm import generator
@@ -264,7 +264,7 @@ def on_gpu(name: str, budget: float) -> dict[str, Any]:
 
 
 def part(action: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One part in this process."""
+    """Figures of one part (`action`), measured in this process."""
     if action == "on-gpu":
         return on_gpu(name, options.budget)
     os.environ["TENSOR_GRAPHS_GPU"] = GPU

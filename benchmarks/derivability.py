@@ -54,7 +54,7 @@ by row and column by column; and rules that are right only at special sizes.
 
 
 def row(path: Path, pool: Pool) -> str:
-    """A file's line of the table; what was not derived goes to stderr."""
+    """A file's line of the table; rules that were not derived are printed to stderr."""
     pairs = path.stem.endswith(("pairs", "multi"))
     found = list(derive_all(read(path.read_text(encoding="utf-8"), pairs=pairs), pool))
     for one in found:

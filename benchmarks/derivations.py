@@ -49,7 +49,10 @@ class Derivation:
         return (*kept, *turned, *(r for r in ALL if r.name in BASE))
 
     def derive(self) -> Explanation:
-        """The chain of rule applications that connects the two sides. RuleError if none is found within the limits."""
+        """The chain of rule applications that connects the two sides.
+
+        Raises RuleError if none is found within the limits.
+        """
         found = derive(*self.sides(), self.rules, LIMITS, session=InProcess())
         if found is None:
             raise RuleError("the rules do not derive it within the limits", where=self.name)

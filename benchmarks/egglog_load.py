@@ -1,4 +1,4 @@
-"""Loading a graph of 10,000 nodes into egglog: the tables written as text, read by egglog, classes and types derived."""
+"""Time to load a graph of 10,000 nodes into egglog: writing the tables, reading them, deriving e-classes and types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODES, TARGET = 10_000, 0.1
 
 
 def graph(nodes: int) -> Graph:
-    """Layers of product, row, sum and tanh, with weights of their own: nodes of several kinds and ranks."""
+    """Graph of about `nodes` nodes: layers of product, row, sum and tanh, each with weights of its own."""
     x = t.input("x", (4, 64))
     layers = nodes // 6
     for i in range(layers):
@@ -29,7 +29,9 @@ def graph(nodes: int) -> Graph:
 
 
 def main() -> dict[str, Any]:
-    """Fastest of a few, with the rules declared and cost-guarded as in use, and bare."""
+    """Result for the figures: fastest of several loads, with the rules of a search (and pruning) declared, and without
+    rules.
+    """
     model = graph(1000 if QUICK else NODES)
     found: dict[str, dict[str, float]] = {}
     for label, rules, slack in (("bare", (), None), ("as in use", tuple(ALL), 6000)):

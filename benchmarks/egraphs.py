@@ -11,7 +11,10 @@ Node = tuple[int, list[int], float]
 
 
 def layers(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """Wide: layers of 400 classes that read the layer below at random."""
+    """Wide e-graph: layers of 400 classes; each reads random classes of the layer below.
+
+    Returns (nodes, ids of the root classes).
+    """
     classes, width = nodes // 4, 400
     found: list[Node] = [(c, [], rng.random()) for c in range(width)]
     for c in range(width, classes):
@@ -21,7 +24,10 @@ def layers(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
 
 
 def chain(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """Deep and narrow: every class reads the three below it, which is also what blocks of a model look like."""
+    """Deep and narrow e-graph: every class reads the three below it, as in blocks of a model.
+
+    Returns (nodes, ids of the root classes).
+    """
     classes = nodes // 4
     found: list[Node] = [(c, [], rng.random()) for c in range(3)]
     for c in range(3, classes):
@@ -30,7 +36,10 @@ def chain(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
 
 
 def shared(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """Heavy sharing: reads go anywhere below, most of them to few classes."""
+    """E-graph with much sharing: classes read any class below, mostly a few of them.
+
+    Returns (nodes, ids of the root classes).
+    """
     classes = nodes // 4
     found: list[Node] = [(c, [], rng.random()) for c in range(20)]
     for c in range(20, classes):
@@ -41,7 +50,10 @@ def shared(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
 
 
 def cyclic(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """Many cycles: two reads in five go up, all within 60 classes; nearly all is one component."""
+    """E-graph with many cycles: two reads in five go up, at most 60 classes; nearly all classes are one component.
+
+    Returns (nodes, ids of the root classes).
+    """
     classes = nodes // 4
     found: list[Node] = [(c, [], rng.random()) for c in range(20)]
     for c in range(20, classes):
@@ -53,7 +65,10 @@ def cyclic(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
 
 
 def crowded(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """Few classes of very many nodes, integral costs, as rewriting of arithmetic gives."""
+    """E-graph of few classes with very many nodes and integral costs, as rewriting of arithmetic gives.
+
+    Returns (nodes, ids of the root classes).
+    """
     classes = 2000
     found: list[Node] = [(c, [], float(rng.randint(1, 9))) for c in range(50)]
     for c in range(50, classes):
@@ -65,7 +80,10 @@ def crowded(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
 
 
 def anywhere(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """One component without any order: reads go to any class."""
+    """E-graph of one component without any order: reads go to any class.
+
+    Returns (nodes, ids of the root classes).
+    """
     classes = nodes // 4
     found: list[Node] = [(c, [], 10 * rng.random()) for c in range(0, classes, 10)]
     found += [(c, _some(rng, 0, classes, (1, 2, 3)), 10 * rng.random()) for c in range(classes) for _ in range(4)]
@@ -73,7 +91,10 @@ def anywhere(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
 
 
 def stack(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """Residual blocks on top of each other, cyclic inside, no two alike."""
+    """E-graph of stacked residual blocks, cyclic inside, no two alike.
+
+    Returns (nodes, ids of the root classes).
+    """
     found: list[Node] = [(0, [], 1.0)]
     below, c = 0, 1
     while len(found) < nodes:
@@ -92,7 +113,10 @@ def stack(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
 
 
 def pieces(nodes: int, rng: random.Random) -> tuple[list[Node], list[int]]:
-    """Thousands of small cyclic e-graphs with a root each."""
+    """Thousands of small cyclic e-graphs with a root each.
+
+    Returns (nodes, ids of the root classes).
+    """
     found: list[Node] = []
     roots: list[int] = []
     c = 0
@@ -116,7 +140,7 @@ SHAPES: dict[str, Callable[[int, random.Random], tuple[list[Node], list[int]]]] 
 
 
 def large(nodes: int = 100_000, seed: int = 0) -> Iterator[tuple[str, Problem]]:
-    """Every structure with about so many e-nodes."""
+    """Yields (name, extraction problem) of every structure, with about `nodes` e-nodes."""
     for name, make in SHAPES.items():
         found, roots = make(nodes, random.Random(seed))
         yield name, Problem.build(found, roots)

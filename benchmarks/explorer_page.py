@@ -62,7 +62,7 @@ _SEARCH = """(() => {
 
 
 def page(shape: str, nodes: int, folder: Path) -> Path:
-    """The viewer page of a random e-graph with ops of a model."""
+    """Write the viewer page of a random e-graph of `nodes` e-nodes with ops of a model; returns its path."""
     found, roots = SHAPES[shape](nodes, random.Random(0))
     problem = Problem.build(found, roots)
     file = folder / f"{shape}.json.gz"
@@ -73,7 +73,7 @@ def page(shape: str, nodes: int, folder: Path) -> Path:
 
 
 def moving(browser: Browser) -> tuple[float, float]:
-    """Frames per second while the picture moves, and CPU milliseconds of a frame: the better of two runs each."""
+    """(frames per second while the picture moves, CPU ms per frame), each the better of two runs."""
     rates, costs = [], []
     for _ in range(2):
         before = browser.cpu_s()
@@ -84,7 +84,7 @@ def moving(browser: Browser) -> tuple[float, float]:
 
 
 def measure(target: Path, shots: Path | None = None) -> dict[str, Any]:
-    """Figures of one page."""
+    """Figures of one page; screenshots are written to `shots`. Raises RuntimeError if the page reports errors."""
     with Browser() as browser:
         browser.resize(1280, 800)
         seconds = min(browser.open(target) for _ in range(3))
@@ -108,7 +108,7 @@ def measure(target: Path, shots: Path | None = None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one JSON line per page; exit with 1 if a figure is not reached."""
+    """Print one JSON line per page; exit with status 1 if a requirement is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--shots", type=Path)

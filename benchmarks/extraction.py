@@ -26,7 +26,7 @@ HEADER = "| file | nodes | classes | best greedy | cost | bound | optimal | seco
 
 
 def line(name: str, problem: Problem, found: Extraction, cpu: float) -> str:
-    """One line of the table. The extraction is checked on the way."""
+    """Check an extraction, and return it as a line of the table; `cpu`: CPU seconds of the solve."""
     greedy = best_greedy(problem.rows)[0]
     assert evaluate(problem, found.choice) == found.cost <= greedy * (1 + 1e-12)
     cells = (
@@ -45,7 +45,7 @@ def line(name: str, problem: Problem, found: Extraction, cpu: float) -> str:
 
 
 def main() -> dict[str, Any]:
-    """The BERT e-graph, read and solved within 10 s."""
+    """Result for the figures: the BERT e-graph, read and solved within 10 s."""
     began = time.perf_counter()
     problem = read_egraph(data("extraction/tensat/bert.json.gz"))
     read = time.perf_counter() - began
@@ -66,7 +66,7 @@ LARGE_NODES = 10_000 if QUICK else 100_000
 
 
 def large() -> list[str]:
-    """Lines for e-graphs too large to be proved: what greedies, and then the whole pipeline, make of them in 5 s."""
+    """Lines for e-graphs too large for a proof: costs of greedy algorithms and of the whole solver in 5 s."""
     lines = []
     for name, problem in egraphs.large(LARGE_NODES):
         began = time.process_time()
@@ -78,7 +78,7 @@ def large() -> list[str]:
 
 
 def table() -> None:
-    """Print the tables as they grow, then write them to results/extraction.md."""
+    """Print each row of the tables when it is measured, then write them to results/extraction.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=DATA / "extraction")
     parser.add_argument("--time-limit", type=float, default=10.0)

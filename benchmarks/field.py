@@ -21,7 +21,7 @@ MODELS = {"nasrnn": "NasRNN", "bert_tensat": "BERT (Tensat)", "squeezenet": "Squ
 
 
 def main() -> dict[str, Any]:
-    """One row a model."""
+    """Result for the figures: one row per model."""
     set_threads()
     line = roofline()
     rows, details = [], {"roofline": {"flops_per_us": line.flops_per_us, "bytes_per_us": line.bytes_per_us}}
@@ -43,7 +43,7 @@ def main() -> dict[str, Any]:
 
 
 def measure(path: Path, line: Any) -> dict[str, Any]:
-    """Optimize, check against eager PyTorch in float64, time in turn."""
+    """Figures of one model: optimized, checked against eager PyTorch in float64, and timed in turn with the others."""
     import torch
 
     graph = load_field_json(path)

@@ -104,7 +104,7 @@ def cases(full: bool) -> Iterator[tuple[str, Source]]:
 
 
 def graph_of_workload(work: Any, folder: Path) -> Graph:
-    """The graph of a benchmark's workload with random arguments; needs no folder."""
+    """The graph of a benchmark's workload with random arguments; `folder` is not used."""
     inputs, weights = work.arguments("cpu")
     return as_graph(work.module(weights), tuple(inputs))
 
@@ -218,7 +218,7 @@ def record(file: Path, only: str, full: bool, devices: list[str], store: Path | 
 
 
 def differences(before: Json, after: Json, at: str = "") -> Iterator[str]:
-    """Paths at which two records differ, with both values; sets of lines by the lines that only one of them has."""
+    """Paths at which two records differ, with both values; of lists of lines only those that one record lacks."""
     for key in sorted({*before, *after}):
         old, new, path = before.get(key), after.get(key), f"{at}/{key}"
         if isinstance(old, dict) and isinstance(new, dict):

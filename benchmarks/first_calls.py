@@ -40,7 +40,9 @@ def shown(name: str, us: Sequence[float]) -> None:
 
 
 def products(library: str) -> None:
-    """Times of products of 1024 with 2816 columns."""
+    """Print times of products with a 1024 x 2816 matrix in a BLAS library: first and second calls at new numbers of
+    rows.
+    """
     torch.backends.cuda.preferred_blas_library(library)
     w, x, y = (
         torch.randn(s, dtype=torch.bfloat16, device="cuda") for s in ((1024, 2816), (LARGEST, 1024), (LARGEST, 2816))
@@ -66,8 +68,8 @@ class Parts:
     def __init__(self) -> None:
         self.us: dict[str, float] = {}
 
-    def wrap(self, owner: Any, name: str, said: str) -> None:
-        """Replace a function of an object by one that adds its time."""
+    def wrap(self, owner: Any, name: str, label: str) -> None:
+        """Replace a function of an object by one that adds its time under the name `label`."""
         inner = getattr(owner, name)
 
         def timed(*given: Any, **named: Any) -> Any:
@@ -75,13 +77,13 @@ class Parts:
             try:
                 return inner(*given, **named)
             finally:
-                self.us[said] = self.us.get(said, 0.0) + 1e6 * (time.perf_counter() - begun)
+                self.us[label] = self.us.get(label, 0.0) + 1e6 * (time.perf_counter() - begun)
 
         setattr(owner, name, timed)
 
 
 def program(case: str, budget: float) -> None:
-    """Times of calls of a program of every size."""
+    """Print the times of first and later calls of a size-polymorphic program, and of their parts."""
     torch.manual_seed(0)
     module = CASES[case][0]().to(torch.bfloat16).cuda().eval()
     length = torch.export.Dim("T", min=1, max=LARGEST)
@@ -115,7 +117,7 @@ def program(case: str, budget: float) -> None:
 
 
 def main() -> None:
-    """Products, then a program."""
+    """Time products of the BLAS libraries, then a program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=list(CASES), default="mlp")
     parser.add_argument("--budget", type=float, default=8.0)

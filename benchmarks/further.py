@@ -1,5 +1,7 @@
-"""Further variants: programs that users bring and the other ones have nothing like. Losses, routers, caches, backward passes by
-hand, sums over segments, windows of pictures, weights of eight bits. They register themselves in `variants.VARIANTS`.
+"""Further variants: kinds of programs that the workloads and the other variants lack.
+
+Losses, routers, caches, hand-written gradients, segment sums, window attention, int8 weights. They register themselves
+in `variants.VARIANTS`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def _cached(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Ten
 
 @variant("rope_cache_write", brain, "b=8 h=32 g=8 t=1024 d=128", "b=2 h=4 g=2 t=7 d=8")
 def rope_cache(b: int, h: int, g: int, t: int, d: int) -> tuple[nn.Module, Inputs]:
-    """A decoding step's rotary embedding, and its keys and values written into the cache."""
+    """Decode step's rotary embedding, with keys and values written into the cache."""
     own, cache, turn = (b, g, 1, d), (b, g, t, d), (b, 1, 1, d)
     return Of(_cached), {
         "q": (b, h, 1, d), "k": own, "v": own, "cos": turn, "sin": turn, "keys": cache, "values": cache, "at": Below((1,), t),
@@ -43,7 +45,9 @@ def _axial(x: Tensor, angles: Tensor) -> Tensor:
 
 @variant("axial_rope_fp16", half, "b=8 h=12 s=14 d=64", "b=1 h=2 s=3 d=8")
 def axial(b: int, h: int, s: int, d: int) -> tuple[nn.Module, Inputs]:
-    """Rotary embedding of a picture's patches: by row in one half of a head, by column in the other; pairs lie side by side."""
+    """Rotary embedding of image patches: by row in one half of a head, by column in the other; pairs are
+    interleaved.
+    """
 
     class Rotary(nn.Module):
         def __init__(self) -> None:
@@ -61,7 +65,7 @@ def axial(b: int, h: int, s: int, d: int) -> tuple[nn.Module, Inputs]:
 
 @variant("gqa_window_prefill", brain, "b=1 h=16 g=4 t=1500 d=128", "b=1 h=4 g=2 t=13 d=8")
 def prefill(b: int, h: int, g: int, t: int, d: int) -> tuple[nn.Module, Inputs]:
-    """Grouped queries over a sliding window, keys repeated for each of them, as many models have it."""
+    """Grouped-query attention over a sliding window, with keys repeated for each query head, as in many models."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(h // g, 1) for x in (k, v))
@@ -74,7 +78,7 @@ def prefill(b: int, h: int, g: int, t: int, d: int) -> tuple[nn.Module, Inputs]:
 # ---------------------------------------------------------------- losses
 @variant("smoothed_entropy", brain, "t=2000 v=8192", "t=5 v=50")
 def smoothed(t: int, v: int) -> tuple[nn.Module, Inputs]:
-    """Cross entropy with smoothed labels, of which some do not count, as one number."""
+    """Cross entropy with label smoothing and ignored labels, as one number."""
 
     def call(logits: Tensor, ids: Tensor) -> Tensor:
         ids = torch.where(ids < v // 10, -100, ids)
@@ -85,7 +89,7 @@ def smoothed(t: int, v: int) -> tuple[nn.Module, Inputs]:
 
 @variant("focal_loss", single, "b=8 n=8732 c=21", "b=2 n=7 c=5")
 def focal(b: int, n: int, c: int) -> tuple[nn.Module, Inputs]:
-    """The focal loss of a detector's anchors, each of one class."""
+    """Focal loss of a detector's anchors, each of one class."""
 
     def call(logits: Tensor, ids: Tensor) -> Tensor:
         wanted = F.one_hot(ids, c).to(logits.dtype)
@@ -100,7 +104,7 @@ def focal(b: int, n: int, c: int) -> tuple[nn.Module, Inputs]:
 
 @variant("contrastive_loss", half, "b=512 d=768", "b=4 d=16")
 def contrastive(b: int, d: int) -> tuple[nn.Module, Inputs]:
-    """CLIP's: pictures and texts, each the other's label, in both directions."""
+    """CLIP's contrastive loss: images and texts, each the other's label, in both directions."""
 
     def call(x: Tensor, y: Tensor) -> Tensor:
         scores = wide(F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).T) * 14.3
@@ -121,13 +125,15 @@ def _backward(x: Tensor, g: Tensor, dy: Tensor) -> Any:
 
 @variant("rms_norm_backward", brain, "t=4000 d=1536", "t=5 d=24")
 def backward(t: int, d: int) -> tuple[nn.Module, Inputs]:
-    """An RMS norm's gradients by hand: of its input, and of its gains, which sums over the rows."""
+    """Hand-written gradients of an RMS norm: of its input, and of its gain (a sum over rows)."""
     return Of(_backward), {"x": (t, d), "g": (d,), "dy": (t, d)}
 
 
 @variant("modulated_norm_fp16", half, "b=4 t=1000 d=1152", "b=2 t=5 d=24")
 def modulated(b: int, t: int, d: int) -> tuple[nn.Module, Inputs]:
-    """A diffusion transformer's: the residual through its gate, then a norm whose scale and shift come from the condition."""
+    """Modulation step of a diffusion transformer: gated residual, then a norm with scale and shift from the
+    condition.
+    """
 
     class Step(nn.Module):
         def __init__(self) -> None:
@@ -144,7 +150,7 @@ def modulated(b: int, t: int, d: int) -> tuple[nn.Module, Inputs]:
 
 @variant("batchnorm_relu_pool_fp16", half, "b=16 c=64 s=111", "b=2 c=4 s=9", layout=torch.channels_last)
 def stem(b: int, c: int, s: int) -> tuple[nn.Module, Inputs]:
-    """A norm of the batch as it was trained, ReLU and a pool, on an odd picture."""
+    """Batch norm with trained statistics, ReLU and pooling, on images of odd size."""
     return nn.Sequential(nn.BatchNorm2d(c), nn.ReLU(), nn.MaxPool2d(3, 2, 1)), {"x": (b, c, s, s)}
 
 
@@ -157,7 +163,7 @@ def gru(b: int, d: int) -> tuple[nn.Module, Inputs]:
 
 @variant("separable_conv_fp32", single, "b=4 c=48 n=96 s=61", "b=1 c=4 n=8 s=7")
 def separable(b: int, c: int, n: int, s: int) -> tuple[nn.Module, Inputs]:
-    """A depthwise convolution of stride two, and one of single pixels, each with its norm and hardswish."""
+    """Depthwise convolution of stride two and pointwise convolution, each with batch norm and hardswish."""
     return nn.Sequential(
         nn.Conv2d(c, c, 5, 2, 2, groups=c, bias=False), nn.BatchNorm2d(c), nn.Hardswish(),
         nn.Conv2d(c, n, 1, bias=False), nn.BatchNorm2d(n), nn.Hardswish(),
@@ -166,7 +172,7 @@ def separable(b: int, c: int, n: int, s: int) -> tuple[nn.Module, Inputs]:
 
 @variant("conv3d_fp16", half, "b=1 c=32 n=64 f=8 s=56", "b=1 c=4 n=6 f=3 s=5")
 def volume(b: int, c: int, n: int, f: int, s: int) -> tuple[nn.Module, Inputs]:
-    """A convolution of a film with its norm and ReLU."""
+    """Convolution of videos (3-D) with batch norm and ReLU."""
     return nn.Sequential(nn.Conv3d(c, n, 3, padding=1, bias=False), nn.BatchNorm3d(n), nn.ReLU()), {
         "x": (b, c, f, s, s)
     }
@@ -174,7 +180,7 @@ def volume(b: int, c: int, n: int, f: int, s: int) -> tuple[nn.Module, Inputs]:
 
 @variant("geglu_bias_t333", brain, "t=333 d=1000 n=2600", "t=5 d=24 n=40")
 def geglu(t: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
-    """A gated layer with GELU and biases, at sizes that no tile divides."""
+    """GEGLU layer with biases, at sizes that are no multiple of a tile."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -191,7 +197,7 @@ def geglu(t: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
 
 @variant("int8_linear_b8", brain, "b=8 d=3072 n=8192", "b=2 d=24 n=40", listed=False)
 def quantised(b: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
-    """A linear layer whose weights have eight bits and a scale for each row."""
+    """Linear layer whose weight is int8 with a scale for each row."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -207,7 +213,7 @@ def quantised(b: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
 
 @variant("window_bias_attention_fp16", half, "b=64 w=49 d=96 h=3", "b=2 w=4 d=16 h=2")
 def shifted(b: int, w: int, d: int, h: int) -> tuple[nn.Module, Inputs]:
-    """Swin's attention within windows, with a learned number for each distance."""
+    """Swin's window attention with a learned bias for each relative position."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -232,7 +238,7 @@ def shifted(b: int, w: int, d: int, h: int) -> tuple[nn.Module, Inputs]:
 # ---------------------------------------------------------------- choices and segments
 @variant("router_top4", single, "t=2048 d=1024 e=64", "t=5 d=16 e=8")
 def router(t: int, d: int, e: int) -> tuple[nn.Module, Inputs]:
-    """The four experts of each token with their weights, and how evenly experts are chosen."""
+    """Top-4 expert routing: experts and weights of each token, and the load-balancing loss."""
 
     def call(x: Tensor, w: Tensor) -> Any:
         p = torch.softmax(x @ w, -1)
@@ -245,7 +251,7 @@ def router(t: int, d: int, e: int) -> tuple[nn.Module, Inputs]:
 
 @variant("segment_mean_fp32", single, "n=200000 d=32 s=1000", "n=30 d=4 s=5")
 def segments(n: int, d: int, s: int) -> tuple[nn.Module, Inputs]:
-    """What a graph network gathers: the mean of each node's messages."""
+    """Aggregation of a graph network: the mean of each node's messages."""
 
     def call(x: Tensor, where: Tensor) -> Tensor:
         sums = x.new_zeros(s, d).index_add(0, where, x)
@@ -257,7 +263,7 @@ def segments(n: int, d: int, s: int) -> tuple[nn.Module, Inputs]:
 
 @variant("embedding_bag", brain, "b=2048 n=20 v=100000 d=64", "b=3 n=4 v=50 d=8", listed=False)
 def bag(b: int, n: int, v: int, d: int) -> tuple[nn.Module, Inputs]:
-    """The weighted sum of some rows of a table for each example, and a layer above it."""
+    """Weighted sum of table rows for each example, and a layer above it."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -273,7 +279,7 @@ def bag(b: int, n: int, v: int, d: int) -> tuple[nn.Module, Inputs]:
 
 @variant("discounted_sums", single, "b=512 t=1000", "b=3 t=9")
 def discounted(b: int, t: int) -> tuple[nn.Module, Inputs]:
-    """Rewards to go with a discount, by a cumulative sum, and their normalised advantages."""
+    """Discounted returns by a cumulative sum, and their normalised advantages."""
 
     def call(rewards: Tensor, values: Tensor) -> Tensor:
         scale = 0.99 ** torch.arange(t, device=rewards.device, dtype=rewards.dtype)
@@ -286,7 +292,7 @@ def discounted(b: int, t: int) -> tuple[nn.Module, Inputs]:
 
 @variant("rotated_points", single, "b=64 n=4096", "b=2 n=7")
 def rotated(b: int, n: int) -> tuple[nn.Module, Inputs]:
-    """Clouds of points turned by a rotation vector each (Rodrigues' formula), moved, and seen through a camera."""
+    """Point clouds rotated by a rotation vector each (Rodrigues' formula), translated, and projected by a camera."""
 
     def call(points: Tensor, turn: Tensor, shift: Tensor) -> Tensor:
         angle = turn.norm(dim=-1, keepdim=True)

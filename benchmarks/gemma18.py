@@ -17,7 +17,7 @@ TARGET = 5.0
 
 
 def main() -> dict[str, Any]:
-    """Sequence 64 and 128, each in the first run of a process and again with what Python has cached by then."""
+    """Result for the figures: sequence lengths 64 and 128, each in the first run of a process and in a second one."""
     layers = 2 if QUICK else 18
     folder, rows, details = gemma(layers), [], {}
     for tokens in (64, 128):

@@ -12,7 +12,7 @@ from .stages import run, warm_store
 
 
 def main() -> dict[str, Any]:
-    """The exponent between the ends: 1 is linear."""
+    """Result for the figures: the growth exponent between the smallest and the largest depth (1 is linear)."""
     depths = (2, 4) if QUICK else (6, 12, 24, 48)
     sizes, found = {"sequence": 64}, {}
     filled = warm_store(gemma(depths[0], vocab=8192), sizes, 2 * BUDGET)

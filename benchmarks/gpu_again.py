@@ -1,8 +1,8 @@
-"""Plans of the GPU table found again without a GPU, from what a record says of their kernels: their names and what they compute.
+"""Plans of the GPU table, found again without a GPU from the kernels that a record lists (names and patterns).
 
-The e-graph of a workload and the kernels that could be used are the same on any machine. Of these, only those that the record names
-are left to choose from, all at one price; the plan is the record's if it consists of the same kernels, each as often. Which of
-several plans of the same kernels it was (weights side by side in another order) is not known then.
+The e-graph of a workload and its candidate kernels are the same on any machine. Only candidates that the record names
+are kept, all at one price; the plan is accepted if it consists of the record's kernels, each as often. Of several plans
+of the same kernels (for example with merged weights in another order), any one may be found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SPELLED = 400  # characters of a kernel's pattern that a record holds
 
 @dataclass(frozen=True)
 class Again:
-    """A plan found again: what it was made from, the limits of the search, and its kernels with their schedules."""
+    """A plan found again: its provenance, the limits of the search, and its kernels with their schedules."""
 
     origin: Origin
     searched: dict[str, Any]
@@ -42,20 +42,20 @@ class Again:
 
 
 class Alike(PricerBase):
-    """Every kernel at one price, views at next to none."""
+    """Pricer with one price for all kernels, and almost none for views."""
 
     def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
-        """Of the protocol `Pricer`."""
+        """The price of each candidate (`Pricer.price`)."""
         return [Priced(us, us, us, "predicted") for us in (1e-3 if c.is_view else 1.0 for c in candidates)]
 
 
 def kernel(template: Template) -> tuple[str, str]:
-    """What a record holds of a kernel."""
+    """(name, pattern) by which a record identifies a kernel."""
     return template.name, template.pattern[:SPELLED]
 
 
 def found_again(module: Any, inputs: Sequence[Any], kernels: Sequence[Mapping[str, Any]]) -> Again | None:
-    """The plan of a module that consists of a record's kernels; None where there is none any more."""
+    """The plan of a module that consists of a record's kernels; None if no plan does any more."""
     wanted = Counter((k["kernel"], k["pattern"]) for k in kernels)
     session = Session(Options(measure=False, budget=math.inf))
     work = prepare(session, as_graph(module, tuple(inputs)), None).work

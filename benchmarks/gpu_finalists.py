@@ -21,10 +21,10 @@ NAMES = ("decode_step_b16", "gpt2_t128")
 
 
 def compare(name: str, options: argparse.Namespace) -> None:
-    """Optimize one workload, then make the predicted best plan of the same measurements; time both."""
+    """Optimize one workload, build the plan with the least predicted time from the same measurements, and time both."""
     import tensor_graphs as tg
     from benchmarks import whole_models, workloads
-    from benchmarks.gpu import Case, described
+    from benchmarks.gpu_case import Case, described
     from benchmarks.gpu_models import Whole
     from tensor_graphs.pipeline import time_finalists
 
@@ -57,7 +57,7 @@ def compare(name: str, options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Each workload in a process of its own; the number that failed."""
+    """Run each workload in a process of its own; returns how many failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of an optimization")

@@ -1,10 +1,12 @@
-"""Whole models on a GPU, as somebody would optimize them: `python -m benchmarks.gpu_models [--only NAME ...] [--budget S] [--render]`.
+"""Whole models on a GPU, optimized as a user would: `python -m benchmarks.gpu_models [--only NAME ...] [--budget S]
+[--render]`.
 
-The models of `whole_models.py` with random weights: eager PyTorch, torch.compile (default and, where there is time, max-autotune) and
-our program, of the module or of an ONNX file, checked against float64 and replayed side by side as `gpu.py` does it. Ours is optimized
-with half the budget and with all of it, each from an empty store, and once more with what was measured. Each result is written at
-once to results/raw/gpu_models.json, results/gpu_models.md is made from it. BENCH_MODES=default leaves max-autotune out, BENCH_HALVES=0
-half the budget.
+The models of `whole_models.py` with random weights: eager PyTorch, torch.compile (default and, if time is left,
+max-autotune) and our program, made from the module or from an ONNX file. Results are checked against float64, and all
+are replayed in turn as in `gpu.py`. Ours is optimized with half the budget and with all of it, each from an empty
+store, and once more with those measurements. Each result is written at once to results/raw/gpu_models.json;
+results/gpu_models.md is made from it. BENCH_MODES=default omits max-autotune, BENCH_HALVES=0 the search with half the
+budget.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.gpu import Case, Record, Run, described, how
+from benchmarks.gpu_case import Case, Record, Run, described
+from benchmarks.gpu_table import how
 from benchmarks.gpu_variants import ratio, shortened
 from benchmarks.memory import Watch
 from benchmarks.suite import Suite
@@ -26,10 +29,10 @@ HALVES = os.environ.get("BENCH_HALVES", "1") == "1"
 
 
 class Whole(Case):
-    """A whole model under measurement."""
+    """A whole model measured in this process."""
 
     def add(self, name: str, found: Record, calls: list[Run]) -> None:
-        """As `Case.add`; and how much device memory a call takes at its peak, beside weights and inputs."""
+        """Same as `Case.add`; also records the peak device memory of a call, beside weights and inputs."""
         if self.device.name == "cuda":
             cuda = self.torch.cuda
             calls[0]()
@@ -42,7 +45,7 @@ class Whole(Case):
         super().add(name, found, calls)
 
     def source(self) -> tuple[Any, ...]:
-        """What `optimize` is given: the module with example inputs, or an ONNX file."""
+        """Arguments of `optimize`: the module with example inputs, or an ONNX file."""
         module, inputs = self.work.module([w.cpu() for w in self.weights]), tuple(x.cpu() for x in self.inputs)
         if not self.work.onnx:
             return module, inputs
@@ -52,7 +55,9 @@ class Whole(Case):
         return (path,)
 
     def optimized(self, name: str, budget: float, again: bool) -> None:
-        """Our program within a budget from an empty store, and once more from what that one has measured if `again`."""
+        """Add our program, searched within the budget from an empty store; with `again`, also once more from its
+        measurements.
+        """
         import tensor_graphs as tg
         from tensor_graphs.progress import Progress
 
@@ -87,7 +92,7 @@ class Whole(Case):
 
 
 def measured(case: Whole) -> None:
-    """Everyone's times of one model, ours first: what a user waits for."""
+    """Measure all variants of one model, ours first."""
     if HALVES:
         case.optimized(HALF, case.budget / 2, again=False)
     with case.torch.no_grad():
@@ -107,7 +112,7 @@ HEAD = ("model", "limit µs", "eager", "compile", "max-autotune", "ours, half th
 
 
 def line(record: Record) -> str:
-    """One row of the table."""
+    """A record as one row of the table."""
     variants = record["variants"]
     ours, half = (variants.get(n, {}) for n in ("ours", HALF))
     us = [
@@ -138,7 +143,7 @@ def line(record: Record) -> str:
 
 
 def render(records: dict[str, Record]) -> str:
-    """The table of these results."""
+    """The table of these records as Markdown."""
     found = [records[n] for n in MODELS if n in records]
     failed = [
         f"- failed: {r['name']}: {n}: {v['failed'].partition(chr(10))[0]}"

@@ -1,9 +1,11 @@
-"""Products whose rows begin at odd bytes: `python -m benchmarks.gpu_odd_sizes [--only NAME ...] [--render]`.
+"""Matrix products whose rows are not aligned to 16 bytes: `python -m benchmarks.gpu_odd_sizes [--only NAME ...]
+[--render]`.
 
-Each in a process of its own: cuBLAS over the weight as it is, over a weight padded to whole 16 bytes, its result left padded or
-copied to where it belongs; our program of any kernels, of generated ones, and of Triton's alone; checked against float64 and
-replayed side by side as `gpu.py` does it. Results lie in results/raw/gpu_odd_sizes.json, results/gpu_odd_sizes.md is made from
-them. Other arguments are those of `gpu_variants.py`.
+Each product runs in a process of its own, in several variants: cuBLAS over the weight as it is; cuBLAS over a weight
+padded to multiples of 16 bytes, with the padded result and with a copy of its valid part; our program of all kernels,
+of generated kernels, and of Triton kernels only. Results are checked against float64, and all are replayed in turn as
+in `gpu.py`. Records are in results/raw/gpu_odd_sizes.json; results/gpu_odd_sizes.md is made from them. Further options
+are those of `gpu_variants.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu import Case, Record, how
+from benchmarks.gpu_case import Case, Record
+from benchmarks.gpu_table import how
 from benchmarks.gpu_variants import shortened
 from benchmarks.suite import Suite
 from benchmarks.variants import Of, Variant
@@ -33,12 +36,12 @@ WAYS = {
 
 
 def multiplied(rows: int, inner: int, columns: int) -> tuple[Of, dict[str, tuple[int, int]]]:
-    """A product of (rows, inner) with a weight of (inner, columns)."""
+    """Module and input of a product of [rows, inner] with a weight [inner, columns]."""
     return Of(torch.matmul, w=(inner, columns)), {"x": (rows, inner)}
 
 
 def products(*sizes: tuple[int, int, int]) -> dict[str, Variant]:
-    """Products of bfloat16 by the name of their sizes: rows, elements of the sum, columns."""
+    """Variants of bfloat16 products, by a name made of their sizes (rows, inner, columns)."""
     return {
         name: Variant(name, partial(multiplied, *found), {}, torch.bfloat16)
         for found in sizes
@@ -51,10 +54,12 @@ TINY = dict(zip(PRODUCTS, products((20, 16, 37), (24, 32, 19), (2, 16, 45), (5, 
 
 
 class Product(Case):
-    """A product under measurement."""
+    """A product measured in this process."""
 
     def padded(self) -> None:
-        """cuBLAS over weights that were padded before, without and with a copy of what belongs to the result."""
+        """Add cuBLAS over weights padded beforehand: with the padded result, and with a copy of its part without
+        padding.
+        """
         weights = [F.pad(w, (0, -w.shape[1] % EVEN)) for _, w in self.sets]
 
         def narrowed(x: Tensor, weight: Tensor, columns: int) -> Tensor:
@@ -69,7 +74,7 @@ class Product(Case):
 
 
 def measured(case: Product) -> None:
-    """Everyone's times of one product."""
+    """Measure all variants of one product."""
     with torch.no_grad():
         case.eager()
         case.padded()
@@ -78,7 +83,7 @@ def measured(case: Product) -> None:
 
 
 def line(record: Record) -> str:
-    """One row of the table."""
+    """A record as one row of the table."""
     variants: dict[str, Any] = record["variants"]
     us = [f"{v['us']:.1f}" if "us" in (v := variants.get(n, {})) else "failed" if "failed" in v else "" for n in WAYS]
     errors = " / ".join(f"{variants[n]['error']:.1e}" for n in ("ours", "eager") if "error" in variants.get(n, {}))
@@ -87,7 +92,7 @@ def line(record: Record) -> str:
 
 
 def render(records: dict[str, Record]) -> str:
-    """The table of these results."""
+    """The table of these records as Markdown."""
     found = [records[n] for n in PRODUCTS if n in records]
     head = ("rows × sum × columns", "limit µs", *WAYS.values(), "error ours / eager", "our kernels")
     machines = dict.fromkeys(

@@ -32,7 +32,7 @@ CASES: dict[str, Build] = {}
 
 
 def case(make: Build) -> Build:
-    """Put a case into the table."""
+    """Decorator that adds a case to the table, under its function's name."""
     CASES[make.__name__] = make
     return make
 
@@ -42,7 +42,7 @@ def _randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 class Of(nn.Module):
-    """A function of inputs alone."""
+    """Module that applies a function to its inputs; it has no weights."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -82,19 +82,19 @@ class NormLinear(nn.Module):
 
 @case
 def norm_linear() -> tuple[nn.Module, list[torch.Tensor]]:
-    """One token."""
+    """Norm and linear layer for one token."""
     return NormLinear().bfloat16(), [_randn(1, 1024)]
 
 
 @case
 def softmax_rows() -> tuple[nn.Module, list[torch.Tensor]]:
-    """One kernel of 8 MB."""
+    """Softmax along rows: one kernel over 8 MB."""
     return Of(lambda x: torch.softmax(x * 0.5, -1)), [_randn(2048, 2048)]
 
 
 @case
 def mixer() -> tuple[nn.Module, list[torch.Tensor]]:
-    """Batch 8, fp16."""
+    """MLP-Mixer block, batch 8, fp16."""
     return Mixer().half(), [_randn(8, 196, 512, dtype=torch.float16)]
 
 
@@ -114,12 +114,12 @@ class Gated(nn.Module):
 
 @case
 def feed_forward() -> tuple[nn.Module, list[torch.Tensor]]:
-    """Four tokens."""
+    """Gated feed-forward block for four tokens."""
     return Gated().bfloat16(), [_randn(4, 4096)]
 
 
 def kernels_us(calls: dict[str, Callable[[int], Any]]) -> dict[str, float]:
-    """µs a call of the kernels alone: CUDA graphs of twenty calls, replayed in turn, since clocks change meanwhile."""
+    """Time of the kernels alone, in µs per call: CUDA graphs of twenty calls, replayed in turn because clocks drift."""
     recorded = {}
     for name, call in calls.items():
         call(0)
@@ -141,7 +141,9 @@ def kernels_us(calls: dict[str, Callable[[int], Any]]) -> dict[str, float]:
 
 
 def in_turn(calls: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float]]:
-    """Medians of rounds in turn: µs a call issued back to back, µs of a call and the wait for it, and µs until it returned."""
+    """Medians in µs, in alternating rounds: a call in a row of calls, a call until its results are there, a call until
+    it returns.
+    """
     samples: dict[str, list[float]] = {n: [] for n in calls}
     single: dict[str, list[float]] = {n: [] for n in calls}
     returned: dict[str, list[float]] = {n: [] for n in calls}
@@ -174,7 +176,7 @@ def in_turn(calls: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float
 
 
 def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[str, Any]:
-    """All forms of one case; `rivals`: modes of torch.compile."""
+    """Times of one case: eager, torch.compile in the modes `rivals`, and our program in each way to launch."""
     import tensor_graphs as tg
     from tensor_graphs.backends.program.program import Program
 
@@ -231,7 +233,7 @@ def shown(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the cases and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget", type=float, default=8.0)
     parser.add_argument("--only", nargs="*", default=list(CASES))

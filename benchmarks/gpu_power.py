@@ -1,8 +1,9 @@
-"""What the power limit leaves of long products: `python -m benchmarks.gpu_power [CASE ...] [--schedules 70] [--render]`.
+"""Long matrix products at the power limit of a GPU: `python -m benchmarks.gpu_power [CASE ...] [--schedules 70]
+[--render]`.
 
-Schedules of a product are timed once in a burst, as a search times them, and once under load that lasts until the driver holds the
-clock down, beside cuBLAS over the same numbers. If one schedule took less power for the same work, it would be the faster one there.
-Results lie in results/raw/gpu_power.json; results/gpu_power.md is made from them.
+Schedules of a product are timed once in a burst, as a search times them, and once under sustained load, when the driver
+limits the clock for power, beside cuBLAS on the same operands. A schedule that needs less power for the same work would
+be faster under load. Records are in results/raw/gpu_power.json; results/gpu_power.md is made from them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import tensor_graphs.egraph.ir.builders as t
-from benchmarks.gpu import power_handle
+from benchmarks.gpu_case import power_handle
 from benchmarks.run import commit
 from benchmarks.schedule_replay import around, kernel_of, searched, x
 from tensor_graphs.egraph.ir import composite_ops as c
@@ -53,7 +54,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], tuple[int, int, in
 
 # ---------------------------------------------------------------- measuring
 def measured(case: str, schedules: int) -> dict[str, Any]:
-    """The rows of a case: of its schedules, and of cuBLAS."""
+    """Rows of a case: one per schedule, and cuBLAS."""
     import torch
 
     from tensor_graphs.backends.cuda import backend as cuda_cpp
@@ -80,7 +81,7 @@ def measured(case: str, schedules: int) -> dict[str, Any]:
 
 
 def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Schedules that compile and give the right answer, each with what it took in a burst."""
+    """Schedules that compile and give the right answer, each with its time in a burst."""
     from tensor_graphs.backends.generate.kernel_text import kernel_text
     from tensor_graphs.backends.tuning.compile_pool import CompilePool
     from tensor_graphs.backends.tuning.gpu_worker import alone, keep_busy
@@ -101,7 +102,10 @@ def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[
 
 
 def lasting(device: Any, replay: Callable[[], Any]) -> Row:
-    """µs a call, watts and MHz: the first replay after a pause, and the middle of the second half under load that lasts."""
+    """µs per call, watts and MHz: of the first replay after a pause, and under sustained load.
+
+    The latter in the middle of the load's second half. Raises SystemExit without NVML.
+    """
     from tensor_graphs.backends.tuning.gpu_worker import alone
 
     found = power_handle()
@@ -124,7 +128,9 @@ def lasting(device: Any, replay: Callable[[], Any]) -> Row:
 
 # ---------------------------------------------------------------- the table
 def line(case: str, record: dict[str, Any]) -> str:
-    """A case's row: cuBLAS, the fastest schedule in a burst, the one that is fastest under load, and the span of them all."""
+    """A case as one row: cuBLAS, the fastest schedule in a burst, the fastest under load, and the range of all
+    schedules.
+    """
     rows, tera = record["rows"], record["flops"] / 1e6
     both = lambda key, of: min(r[key] for r in of)
     ours = [r for r in rows if r["schedule"] != "cuBLAS"]
@@ -139,7 +145,7 @@ def line(case: str, record: dict[str, Any]) -> str:
 
 
 def render(records: dict[str, dict[str, Any]]) -> str:
-    """The table of all results."""
+    """The table of these records as Markdown."""
     head = ("product", "schedules", "cuBLAS µs: burst", "lasting", "TFLOP/s: burst / lasting", "ours µs: burst", "lasting",
             "TFLOP/s: burst / lasting", "slowest of ours, lasting", "MHz, lasting")  # fmt: skip
     legend = (
@@ -155,7 +161,7 @@ def render(records: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure some cases, or render what was measured."""
+    """Measure the cases named on the command line, or write the table of stored results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES])
     parser.add_argument("--schedules", type=int, default=70, help="of each case, compiled and timed in a burst")

@@ -1,8 +1,8 @@
-"""How fast schedules of a workload's kernels are written and compiled, without a GPU: `python -m benchmarks.gpu_search WORKLOAD
-[--kernels 20] [--workers 2] [--capability 90]`.
+"""Speed of writing and compiling schedules of a workload's kernels, without a GPU: `python -m benchmarks.gpu_search
+WORKLOAD [--kernels 20] [--workers 2] [--capability 90]`.
 
-The process with the device is replaced by one that answers at once with made-up times, so that what is left is the host's work:
-texts, compilers, the searches' order of things. Prints seconds by part, kernels and schedules a second.
+A stand-in for the device process answers at once with made-up times, so that only the host's work remains: emission,
+compilation, order of trials. Prints seconds by part, and kernels and schedules per second.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from unittest import mock
 
 
 class Device:
-    """A device that says at once that everything is right, and takes a time made up from the text's length."""
+    """Stand-in for a device process: every kernel is right, and its time is made up from the length of its text."""
 
     alive = True
 
     def start(self) -> None:
-        """Nothing is needed."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing was."""
+        """Does nothing."""
 
     def ask(self, job: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
-        """The made-up reply."""
+        """The made-up reply to a measuring job."""
         us = 5.0 + 5.0 * random.Random(str(job.get("text", job.get("index")))).random()
         return {"ok": True, "accuracy": {"rel_fro": 0.0}, "cold": [us] * 3, "hot": [us] * 3, "clock_mhz": 0.0}
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse the command line, run the search, print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload")
     parser.add_argument("--kernels", type=int, default=20, help="of the workload's distinct generated kernels, evenly")

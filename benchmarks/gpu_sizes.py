@@ -121,13 +121,13 @@ def inputs(case: str, length: int, device: str) -> torch.Tensor:
 
 
 def wait(device: str) -> None:
-    """Synchronize."""
+    """Wait until the device is idle."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def call_us(call: Callable[[], Any], device: str) -> float:
-    """µs of a call in a row of calls: median of rounds."""
+    """µs per call in a row of calls: the median of several rounds."""
     for _ in range(4):
         call()
     wait(device)
@@ -146,7 +146,7 @@ def call_us(call: Callable[[], Any], device: str) -> float:
 
 
 def first_us(call: Callable[[], Any], device: str) -> tuple[float, float]:
-    """µs of one call: until it returned, and until its results were there."""
+    """µs of one call: (until it returns, until its results are there)."""
     wait(device)
     begun = time.perf_counter()
     call()
@@ -156,8 +156,9 @@ def first_us(call: Callable[[], Any], device: str) -> tuple[float, float]:
 
 
 def new_lengths(case: str, run: Callable[[torch.Tensor], Any], device: str, lengths: Sequence[int]) -> dict[str, Any]:
-    """µs of first calls at new lengths, of a second call at each, of the slowest first call, and of `LATER` more calls
-    at some of them: all until they returned, and the slowest ones.
+    """Times in µs at lengths that were not met before, until calls return.
+
+    First calls at each length, second calls, the slowest first call, and `LATER` further calls at some of the lengths.
     """
     given = [inputs(case, t, device) for t in lengths]
     firsts = [first_us(lambda x=x: run(x), device) for x in given]
@@ -177,12 +178,12 @@ def shown(stage: str, message: str) -> None:
 
 
 def named(program: Any) -> list[str]:
-    """The kernels of a program."""
+    """Names of a program's kernels."""
     return [s.template.name for s in program.plan.steps if not s.is_view]
 
 
 def error(got: Any, want: Any) -> float:
-    """Largest relative error of a result in the Frobenius norm."""
+    """The largest relative Frobenius error of the results."""
     pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
     return float(f"{max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs):.2e}")
 
@@ -190,7 +191,11 @@ def error(got: Any, want: Any) -> float:
 def measured(
     case: str, device: str, budget: float, lengths: Sequence[int], fixed: Sequence[int], rivals: Sequence[str]
 ) -> dict[str, Any]:
-    """All results of one case; a part that fails leaves its error."""
+    """All results of one case; a part that fails leaves its error.
+
+    `lengths`: lengths to time. `fixed`: those for which a program of one length is searched as well. `rivals`: peers to
+    time.
+    """
     torch.manual_seed(0)
     module = CASES[case][0]().to(torch.bfloat16).to(device).eval()
     exact = CASES[case][0]().double().to(device).eval()
@@ -285,7 +290,7 @@ def measured(
 
 
 def main() -> int:
-    """Run the cases, each in a process of its own."""
+    """Run each case in a process of its own; returns how many failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=list(CASES))
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a search; half of it for one length")
@@ -328,7 +333,7 @@ def main() -> int:
 
 
 def table(record: dict[str, Any]) -> str:
-    """A case as a table: µs of a call by form and length, then what failed and what was wrong."""
+    """A case as a table: µs per call by form and length, then failures and wrong results."""
     lengths = list(dict.fromkeys(t for of in record["us"].values() for t in of))
     rows = [f"{record['case']:12}" + "".join(f"{t:>9}" for t in lengths)]
     rows += [f"{form:12}" + "".join(f"{of.get(t) or '-':>9}" for t in lengths) for form, of in record["us"].items()]

@@ -36,7 +36,7 @@ print(json.dumps({n: round(b - a, 2) for n, a, b in zip(names, marks, marks[1:])
 
 
 def main() -> None:
-    """Parse, start, print."""
+    """Start the processes, and print the seconds of each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 3], help="started at once")
     for count in parser.parse_args().processes:

@@ -1,9 +1,11 @@
-"""Are the forms found, or made for one benchmark? `python -m benchmarks.gpu_variants [--only NAME ...] [--slice I/N] [--render]`.
+"""Variants of the workloads on a GPU, to show that the rewrites found are not specific to one benchmark: `python -m
+benchmarks.gpu_variants [--only NAME ...] [--slice I/N] [--render]`.
 
-The variants of `variants.py` and `further.py` (other sizes, dtypes, spellings, programs), each in a process of its own: eager PyTorch, torch.compile
-and our program, checked against float64 and replayed side by side as `gpu.py` does it. Each result is written at once to
-results/raw/gpu_variants.json, results/gpu_variants.md is made from it. A run begins with what was measured longest ago and ends
-in time; --slice takes every N-th variant from the I-th on, --merge takes newer records from files of other machines.
+The variants of `variants.py` and `further.py` (other sizes, dtypes, ways to write them, programs), each in a process of
+its own: eager PyTorch, torch.compile and our program, checked against float64 and replayed in turn as in `gpu.py`. Each
+result is written at once to results/raw/gpu_variants.json; results/gpu_variants.md is made from it. A run begins with
+the variants measured longest ago and ends after `--seconds`; `--slice` takes every N-th variant from the I-th on,
+`--merge` takes newer records from files of other machines.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import further, recurrent  # noqa: F401  (their variants register themselves)
-from benchmarks.gpu import Case, Record, how
+from benchmarks.gpu_case import Case, Record
+from benchmarks.gpu_table import how
 from benchmarks.suite import Suite
 from benchmarks.variants import TINY, VARIANTS
 
@@ -40,7 +43,7 @@ BEHIND = 0.97  # a ratio to the best peer below which a variant is counted as sl
 
 
 def measured(case: Case) -> None:
-    """Everyone's times of one variant."""
+    """Measure all variants of one program."""
     with case.torch.no_grad():
         case.eager()
         case.peers(("default",))
@@ -49,7 +52,7 @@ def measured(case: Case) -> None:
 
 
 def shortened(record: Record) -> Record:
-    """What the table and a later reader need of a record."""
+    """The fields of a record that the table and later readers need."""
 
     def part(found: Record) -> Record:
         kernels = [{k: x[k] for k in ("kernel", "us", "schedule")} for x in found.get("kernels", ())]
@@ -64,7 +67,7 @@ HEAD = ("variant", "dtype", "limit µs", "eager", "compile", "ours µs", "of lim
 
 
 def ratio(record: Record, peers: Sequence[str] = ("eager", "default")) -> float | None:
-    """The fastest peer's time over ours."""
+    """The fastest peer's time divided by ours; None if either is missing."""
     variants = record["variants"]
     times = [variants[n]["us"] for n in peers if "us" in variants.get(n, {})]
     mine = variants.get("ours", {}).get("us")
@@ -72,7 +75,7 @@ def ratio(record: Record, peers: Sequence[str] = ("eager", "default")) -> float 
 
 
 def line(record: Record) -> str:
-    """One row of the table."""
+    """A record as one row of the table."""
     variants: dict[str, Any] = record["variants"]
     ours = variants.get("ours", {})
     us = [
@@ -91,7 +94,7 @@ def line(record: Record) -> str:
 
 
 def render(records: dict[str, Record]) -> str:
-    """The table of these results."""
+    """The table of these records as Markdown."""
     found = [records[n] for n in VARIANTS if n in records]
     ratios = [r for record in found if (r := ratio(record)) is not None]
     behind = [f"{r['name']} ({x:.2f})" for r in found if (x := ratio(r)) is not None and x < BEHIND]

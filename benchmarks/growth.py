@@ -25,7 +25,7 @@ SHAPE = (16, 16)
 
 
 def chain(n: int) -> list[Tensor]:
-    """`n` operations, each over the one before."""
+    """Roots of a chain of `n` operations."""
     x = tg.input("x", SHAPE)
     for i in range(n):
         x = tg.tanh(x) if i % 3 == 0 else x + 0.001 * (i + 1) if i % 3 == 1 else x * (1.0 + 0.0001 * i)
@@ -33,13 +33,13 @@ def chain(n: int) -> list[Tensor]:
 
 
 def wide(n: int) -> list[Tensor]:
-    """`n` / 2 outputs that have nothing but the input in common, each with a constant of its own."""
+    """Roots: `n` / 2 outputs that share only the input, each with a constant of its own."""
     x = tg.input("x", SHAPE)
     return [tg.tanh(x * (1.0 + 0.001 * i)) for i in range(n // 2)]
 
 
 def tree(n: int) -> list[Tensor]:
-    """A balanced tree of sums."""
+    """Root of a balanced tree of `n` sums."""
     x = tg.input("x", SHAPE)
     level = [x * (1.0 + 0.001 * i) for i in range(n // 2)]
     while len(level) > 1:
@@ -48,7 +48,7 @@ def tree(n: int) -> list[Tensor]:
 
 
 def shared(n: int) -> list[Tensor]:
-    """Every value is read twice: as a tree this would be 2**(n / 2) operations."""
+    """Root of a chain in which every value is read twice: written out as a tree, it has 2**(n / 2) operations."""
     x = tg.input("x", SHAPE)
     for i in range(n // 2):
         x = x + x * (1.0 + 0.001 * i)
@@ -56,7 +56,7 @@ def shared(n: int) -> list[Tensor]:
 
 
 def crossed(n: int) -> list[Tensor]:
-    """Every value reads the one before and one half as old."""
+    """Root of a chain in which value i reads the values i - 1 and i / 2."""
     values = [tg.input("x", SHAPE)]
     for _ in range(n // 2):
         values.append(tg.tanh(values[-1] + values[len(values) // 2]))
@@ -64,7 +64,7 @@ def crossed(n: int) -> list[Tensor]:
 
 
 def loop(n: int) -> list[Tensor]:
-    """An unrolled recurrence over one matrix."""
+    """Root of an unrolled recurrence over one matrix, of about `n` operations."""
     x, w = tg.input("x", SHAPE), tg.param("w", SHAPE)
     h = x
     for _ in range(n // 3):
@@ -73,7 +73,7 @@ def loop(n: int) -> list[Tensor]:
 
 
 def layers(n: int) -> list[Tensor]:
-    """Repeated layers with weights of their own."""
+    """Root of repeated layers with weights of their own, of about `n` operations."""
     x = tg.input("x", SHAPE)
     for i in range(n // 4):
         x = x + tg.relu(x @ tg.param(f"w{i}", SHAPE)) @ tg.param(f"v{i}", SHAPE)
@@ -94,7 +94,7 @@ def graph(kind: str, n: int) -> Graph:
 
 
 def measured(kind: str, n: int, budget: float) -> dict[str, Any]:
-    """One optimization in this process."""
+    """Figures of one optimization in this process."""
     import resource
 
     built = graph(kind, n)
@@ -109,7 +109,7 @@ def measured(kind: str, n: int, budget: float) -> dict[str, Any]:
 
 
 def apart(kind: str, n: int, budget: float) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """Figures of one optimization in a process of its own."""
     arguments = [sys.executable, "-m", "benchmarks.growth", "--one", kind, str(n), str(budget)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -117,7 +117,7 @@ def apart(kind: str, n: int, budget: float) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))

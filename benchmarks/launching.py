@@ -27,7 +27,7 @@ from .llm_time import timed
 
 
 def measured(made: Generator, first: Program, ways: list[str]) -> list[dict[str, Any]]:
-    """A row per way, timed in turn."""
+    """One row per way to launch, timed in turn."""
     programs = made._programs
     assert first.plan is not None
     runs: dict[str, Program] = {}
@@ -63,7 +63,7 @@ def measured(made: Generator, first: Program, ways: list[str]) -> list[dict[str,
 
 
 def main() -> None:
-    """Print the rows of some models."""
+    """Print the rows of the models named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["gemma-270m"])
     parser.add_argument("--budget", type=float, default=40.0)

@@ -74,13 +74,13 @@ BATCH = {"llama-8b-16": 16}  # rows of a step; 1 for others
 
 @dataclass(frozen=True)
 class Repeated:
-    """A lazy weight whose random numbers repeat after `PATTERN`: drawing billions would take minutes."""
+    """A lazy weight whose random numbers repeat after `PATTERN` elements, because drawing billions takes minutes."""
 
     weight: RandomArray
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes."""
+        """Sizes of the axes."""
         return self.weight.shape
 
     @property
@@ -102,7 +102,10 @@ def _pattern(dtype: str, scale: float, mean: float) -> np.ndarray[Any, Any]:
 
 # ---------------------------------------------------------------- this library
 def generator(name: str, budget: float, quantize: str = "", **options: Any) -> Generator:
-    """A generator of a model at random weights; `quantize`: format of its weights, `options`: others of `Generator`."""
+    """A generator of a model with random weights.
+
+    `quantize`: format of its weights. `options`: further options of `Generator`.
+    """
     config = CONFIGS[name]
     weights = {n: Repeated(w).load() for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
     batch = BATCH.get(name, 1)
@@ -112,8 +115,12 @@ def generator(name: str, budget: float, quantize: str = "", **options: Any) -> G
 
 
 def kernel_table(report: Report, bytes_per_us: float) -> list[dict[str, Any]]:
-    """Kernels of a plan with equal names and results, the most expensive first: `calls`, `us` of all calls, `share` of the plan,
-    `terms` (what they compute -> number of calls and µs of one), `bandwidth` (share of the device's, of the bytes that the kernel must move) and `limit_us`, the roofline of all calls."""
+    """Kernels of a plan grouped by name and result type, the most expensive first.
+
+    Fields: `calls`, `us` (of all calls), `share` (of the plan's time), `terms` (what they compute -> number of calls
+    and µs per call), `bandwidth` (share of the device's bandwidth, for the bytes that must move), `limit_us` (roofline
+    of all calls).
+    """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for step in report.steps:
         row = rows.setdefault((step.name, step.type), {
@@ -136,7 +143,7 @@ def kernel_table(report: Report, bytes_per_us: float) -> list[dict[str, Any]]:
 
 
 def program_row(program: Program, bytes_per_us: float) -> dict[str, Any]:
-    """What a program's report says of it: kernels, prices, stages of the search."""
+    """Figures from a program's report: kernels, prices, stages of the search."""
     report = program.report
     assert report is not None
     return {
@@ -169,7 +176,7 @@ def step(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
 
 
 def generate(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
-    """Figures of generated text. Programs are those of the plan cache where there are such."""
+    """Figures of generated text; programs come from the plan cache if it has them."""
     made = generator(name, budget, quantize)
     prompt = [int(v) for v in np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], PROMPT)]
     made.generate(prompt, 4)
@@ -183,7 +190,7 @@ def generate(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
 
 
 def prefill(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
-    """µs of a prefill of 512 tokens: this library's programs, as many as it takes, and the peers' one."""
+    """µs of a prefill of 512 tokens: by this library (several programs, if needed) and by each peer."""
     batch = BATCH.get(name, 1)
     made = generator(name, 2 * budget, quantize)
     ids = np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], (batch, PREFILL))
@@ -198,7 +205,7 @@ def prefill(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
 
 # ---------------------------------------------------------------- the table
 def one(name: str, part: str, budget: float, quantize: str) -> dict[str, Any]:
-    """One part of one model's row; an error in place of figures."""
+    """One part of a model's row; if it fails, the row has the error in place of figures."""
     try:
         if part == "peers":
             show = lambda row: print(json.dumps(row), flush=True)
@@ -209,7 +216,7 @@ def one(name: str, part: str, budget: float, quantize: str) -> dict[str, Any]:
 
 
 def in_process(name: str, part: str, budget: float, limit: float, quantize: str) -> dict[str, Any]:
-    """The same in a process of its own, which ends after `limit` seconds."""
+    """Same as `one`, in a process of its own, which is killed after `limit` seconds."""
     if limit < LEAST:
         return {f"{part}_error": "no time was left"}
     command = [

@@ -48,10 +48,11 @@ Call = Callable[[], object]
 
 
 def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1) -> dict[str, float]:
-    """µs of the fastest run of each call, which take turns for some seconds: of one thread CPU time, of several wall-clock time.
+    """µs of the fastest run of each call; the calls take turns for `seconds`.
 
-    Idle threads of ONNX Runtime, OpenBLAS and ggml keep their cores busy for up to 25 ms. So with several threads each turn waits
-    until they sleep, and its first run, which wakes those of its own library, does not count.
+    CPU time with one thread, wall-clock time with several. Idle threads of ONNX Runtime, OpenBLAS and ggml keep their
+    cores busy for up to 25 ms: with several threads, each turn waits until they sleep, and its first run, which wakes
+    its library's threads, does not count.
     """
     clock = time.process_time if threads == 1 else time.perf_counter
     best = dict.fromkeys(calls, float("inf"))
@@ -71,7 +72,7 @@ def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1) -> dict[s
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores and load."""
+    """Processor, cores and load of this machine."""
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {"processor": name, "cores": os.cpu_count(), "load": [round(v, 1) for v in os.getloadavg()]}
@@ -79,7 +80,7 @@ def machine() -> dict[str, Any]:
 
 # ---------------------------------------------------------------- kernels
 def parts_of(form: str, columns: int, length: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Random operands of a weight in a form, as the kernel reads them."""
+    """Random operands of a weight [columns, length] in a form, as the generated kernel reads them."""
     rng = np.random.default_rng(0)
     if form == "bfloat16":
         return {"w": rng.integers(0x3C00, 0x3C80, (columns, length), np.uint16)}
@@ -92,7 +93,7 @@ def parts_of(form: str, columns: int, length: int) -> dict[str, np.ndarray[Any, 
 
 
 def generated_call(form: str, columns: int, length: int) -> tuple[Call, int]:
-    """The generated C kernel of a float32 row times a weight, over rotating copies; bytes of the weight."""
+    """(the generated C kernel of a float32 row times a weight, over rotating copies; bytes of the weight)."""
     import tensor_graphs.egraph.ir.builders as t
     from tensor_graphs.backends.c.emit.kernel import emit
     from tensor_graphs.backends.c.helpers import c_library
@@ -128,7 +129,9 @@ def generated_call(form: str, columns: int, length: int) -> tuple[Call, int]:
 
 
 def runtime_call(form: str, columns: int, length: int, level: int, threads: int) -> Call:
-    """ONNX Runtime's MatMulNBits of a row, over rotating copies (several nodes of one model would run as one call)."""
+    """ONNX Runtime's MatMulNBits of a row, over rotating copies, each a model (nodes of one model would run as one
+    call).
+    """
     from onnx import TensorProto, helper
 
     bits, rng = (4 if form == "int4" else 8), np.random.default_rng(0)
@@ -169,7 +172,7 @@ def _session(helper: Any, graph: Any, threads: int) -> Any:
 
 
 def torch_call(columns: int, length: int) -> Call:
-    """PyTorch's product of a bfloat16 row."""
+    """PyTorch's product of a bfloat16 row with a weight [columns, length], over rotating copies."""
     import torch
 
     weights = [
@@ -180,7 +183,7 @@ def torch_call(columns: int, length: int) -> Call:
 
 
 def read_call(nbytes: int) -> Call:
-    """One pass over fresh memory of a size, by NumPy's dot product (one thread reads as fast as it can)."""
+    """One pass over `nbytes` bytes that are not in caches, by NumPy's dot product (memory speed of one thread)."""
     numbers = np.ones(max(nbytes, BYTES) // 4, np.float32)
     count = nbytes // 4
     pieces = [numbers[i : i + count] for i in range(0, numbers.size - count + 1, count)]
@@ -198,7 +201,7 @@ def _rotating(calls: list[Call]) -> Call:
 
 
 def kernels(threads: int, seconds: float, names: list[str]) -> list[dict[str, Any]]:
-    """Rows of the table of products."""
+    """Rows of the table of products, for the matrices in `names`."""
     rows = []
     for name, (columns, length) in ((n, SHAPES[n]) for n in names):
         for form in FORMS:
@@ -223,7 +226,7 @@ def kernels(threads: int, seconds: float, names: list[str]) -> list[dict[str, An
 
 # ---------------------------------------------------------------- a decode step
 def runtime_step(threads: int, layers: int, form: str) -> Call:
-    """A decode step of the same layers in ONNX Runtime, after half of the caches."""
+    """A decode step of the same layers in ONNX Runtime, with the caches half full."""
     from onnx import TensorProto, helper
 
     c, rng = CONFIG, np.random.default_rng(0)
@@ -326,7 +329,7 @@ def ggml_step(threads: int, layers: int, form: str, folder: Path) -> Call:
 def step(
     threads: int, seconds: float, budget: float, layers: int, form: str, ggml: Path | None = None
 ) -> dict[str, Any]:  # fmt: skip
-    """Figures of a decode step with weights in a form."""
+    """Times of a decode step with weights in a form: this library, ONNX Runtime, and ggml if its folder is given."""
     from tensor_graphs.generation import Generator
     from tensor_graphs.models.huggingface.step import Folder
     from tensor_graphs.models.zoo import random_checkpoint

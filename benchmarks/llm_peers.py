@@ -131,8 +131,11 @@ def peers(
     tokens: int,
     show: Callable[[dict[str, Any]], object] = lambda row: None,
 ) -> dict[str, Any]:
-    """µs of a call: a decode step with the caches half full for `tokens` = 1, else prefill of so many tokens. An error
-    is an entry `..._error` in place of a time. `show` gets the entries so far after each way."""
+    """µs per call of the four ways: a decode step with the caches half full for `tokens` = 1, else a prefill of
+    `tokens` tokens.
+
+    A failure is an entry `..._error` in place of a time. `show` receives the entries so far after each way.
+    """
     import torch
 
     decoder = Decoder(config, batch, length)

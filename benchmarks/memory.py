@@ -29,7 +29,7 @@ class Watch(Sampler):
         self.peak: dict[str, dict[str, float]] = {}
 
     def sample(self) -> None:
-        """Keep the sizes if they are the stage's largest."""
+        """Record the memory sizes if they are the largest of the current stage."""
         me = os.getpid()
         own, file = _sizes(me)
         others = sum(_sizes(child)[0] for child in _children(me))
@@ -45,7 +45,7 @@ class Watch(Sampler):
 
 
 def _children(pid: int) -> list[int]:
-    """All processes below one."""
+    """Ids of all descendants of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _sizes(pid: int) -> tuple[float, float]:
-    """Resident bytes of a process: written by it, and of files that it maps; zeros if it has ended."""
+    """Resident bytes of a process, as (private pages, pages of mapped files); zeros if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -64,7 +64,7 @@ def _sizes(pid: int) -> tuple[float, float]:
 
 
 def main() -> dict[str, Any]:
-    """One `optimize` as a user calls it (T 64); its peak by stage."""
+    """Result for the figures: peak memory of one `optimize` (64 tokens), by stage."""
     layers = 2 if QUICK else 18
     folder = gemma(layers)
     weights = sum(f.stat().st_size for f in folder.glob("*.safetensors"))

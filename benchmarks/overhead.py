@@ -1,4 +1,6 @@
-"""What calling a program costs beyond its kernels: 200 small NumPy kernels, and one C kernel, against the same calls by hand."""
+"""Overhead of calling a program, beyond its kernels: 200 small NumPy kernels, and one C kernel, beside the same calls
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SIZE = 16
 
 
 def chain() -> Graph:
-    """x → tanh → + x → … of 200 small kernels."""
+    """Graph of 200 small kernels in a chain: x → tanh → + x → …"""
     x = t.input("x", (SIZE,))
     y = x
     for _ in range(KERNELS // 2):
@@ -35,7 +37,7 @@ def chain() -> Graph:
 
 
 def by_hand(x: Any) -> Callable[[], None]:
-    """The same ufunc calls in a loop-free closure written by hand: names, buffers and nothing else."""
+    """Function that makes the same ufunc calls without a loop, on preallocated buffers."""
     out = np.empty_like(x)
     lines = ["def run(x):", "    np.tanh(x, out=out)", "    np.add(out, x, out=out)"]
     for _ in range(KERNELS // 2 - 1):
@@ -47,7 +49,9 @@ def by_hand(x: Any) -> Callable[[], None]:
 
 
 def overhead_us(rounds: int = 400) -> dict[str, float]:
-    """Fastest µs of both per call, and the overhead per kernel; the two are timed in turn."""
+    """Fastest µs per call of the program and of the handwritten calls, timed in turn, and their difference per
+    kernel.
+    """
     x = np.linspace(-1, 1, SIZE, dtype=np.float32)
     with tempfile.TemporaryDirectory() as folder:
         program = load_program(Program(direct_plan(chain(), [backend("numpy")])).save(Path(folder) / "chain"))
@@ -68,8 +72,10 @@ def fastest(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
 
 
 def one_kernel_us(rounds: int = 400) -> dict[str, float]:
-    """Fastest µs of a call of one C kernel, tanh of 8 x 64 floats: of its program with tensors and with arrays, inputs at new
-    addresses; of the kernel alone, called at fixed addresses; and of eager PyTorch's operator.
+    """Fastest µs per call of one C kernel, tanh of 8 x 64 floats, in four forms.
+
+    Its program called with tensors and with arrays at new addresses, the kernel alone at fixed addresses, and eager
+    PyTorch's operator.
     """
     import torch
 
@@ -90,7 +96,7 @@ def one_kernel_us(rounds: int = 400) -> dict[str, float]:
 
 
 def main() -> dict[str, Any]:
-    """The overhead per kernel and per call: fastest call of each, since nothing but disturbance makes one slower."""
+    """Result for the figures: overhead per kernel and per call, of the fastest calls (disturbances only add time)."""
     found = overhead_us()
     each = found["overhead_per_kernel"]
     one = one_kernel_us()

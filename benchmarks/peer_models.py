@@ -93,7 +93,7 @@ class Gpt2(nn.Module):
 
 # ---------------------------------------------------------------- Gemma 3
 class RmsNorm(nn.Module):
-    """In float32, gain 1 + weight."""
+    """RMS norm computed in float32, with gain 1 + weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -121,7 +121,9 @@ class GemmaLayer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *kept: Tensor, at: Tensor | None = None
     ) -> Tensor:
-        """`kept` are the keys and values of earlier positions, into which those `at` others are written."""
+        """Output of the layer; `kept`: keys and values of earlier positions, into which new ones are written at
+        positions `at`.
+        """
         batch, length, _ = x.shape
         y = self.before1(x)
         q, k, v = (p(y).view(batch, length, -1, self.size).transpose(1, 2) for p in (self.q, self.k, self.v))
@@ -142,7 +144,9 @@ def _turned(x: Tensor) -> Tensor:
 
 
 class Gemma(nn.Module):
-    """Gemma-3-270M's layers: tokens in, hidden states out (its head of 262,144 words would hide the rest)."""
+    """Layers of Gemma-3-270M: tokens in, hidden states out, without the head (its 262,144 columns would dominate the
+    time).
+    """
 
     def __init__(
         self,
@@ -160,7 +164,7 @@ class Gemma(nn.Module):
         self.register_buffer("frequencies", 10000.0 ** (-torch.arange(0, size, 2).float() / size), persistent=False)
 
     def turns(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of rotary positions."""
+        """(cosines, sines) of rotary embeddings at positions."""
         angles = places.float()[:, None] * self.frequencies.float()
         angles = torch.cat((angles, angles), -1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -218,7 +222,7 @@ class ResNet50(nn.Module):
 
 # ---------------------------------------------------------------- NasRNN
 class NasRnn(nn.Module):
-    """The cell of Zoph & Le 2017 over five steps with weights of their own."""
+    """NAS recurrent cell (Zoph & Le 2017) over five steps, each with its own weights."""
 
     def __init__(self, steps: int = 5, width: int = 512) -> None:
         super().__init__()
@@ -239,7 +243,7 @@ class NasRnn(nn.Module):
 
 
 def trained(module: nn.Module) -> None:
-    """Batch norms as after training: means and variances that are not 0 and 1."""
+    """Give batch norms random statistics as after training, instead of means 0 and variances 1."""
     for m in module.modules():
         if isinstance(m, nn.BatchNorm2d):
             m.running_mean.normal_(0, 0.05)
@@ -268,7 +272,7 @@ MODELS: dict[str, Callable[[bool], Made]] = {
 
 
 def build(title: str, *, quick: bool = False, seed: int = 0) -> Made:
-    """A module in inference mode and its inputs, the same for the same seed."""
+    """(module in inference mode, its inputs) of a model by title; reproducible by `seed`. `quick`: small sizes."""
     torch.manual_seed(seed)
     module, inputs = MODELS[title](quick)
     with torch.no_grad():

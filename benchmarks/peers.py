@@ -1,7 +1,8 @@
 """Latency beside eager PyTorch, `torch.compile` and ONNX Runtime: the same module for all, two threads, rounds in turn.
 
-ONNX Runtime's pool must not spin: it would take the cores from whoever comes next in the round. `torch.compile` runs
-with its default mode and with `max-autotune`; the faster one counts. Errors are against a float64 run of the module.
+ONNX Runtime's threads must not spin, because they would take the cores from the next implementation in the round.
+`torch.compile` runs in its default mode and with `max-autotune`; the faster one counts. Errors are against a float64
+run of the module.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SEEN = {  # ms of eager / compile / ONNX Runtime in the requirement, from anothe
 
 
 def main() -> dict[str, Any]:
-    """One row a model."""
+    """Result for the figures: one row per model."""
     set_threads()
     rows, details = [], {}
     for title in MODELS:
@@ -61,7 +62,7 @@ def _row(title: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(title: str) -> dict[str, Any]:
-    """Everyone who works on this model: made ready, checked, timed in turn. Who fails is named."""
+    """Latencies of all implementations of a model, checked and timed in turn; failures are named."""
     module, inputs = build(title, quick=QUICK)
     exact = _exact(module, inputs)
     calls: dict[str, Callable[[], Any]] = {}
@@ -135,7 +136,7 @@ def _onnxruntime(module: Any, inputs: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 class _ours:
-    """Our program as a call, with its report."""
+    """Our program as a callable, with its report."""
 
     def __init__(self, module: Any, inputs: tuple[Any, ...]) -> None:
         self.program = tg.optimize(module, inputs, budget=4 * BUDGET if not QUICK else BUDGET)

@@ -41,7 +41,9 @@ GPU = ("transformer, 12 layers", "ResNet-50", "DiT, 4 blocks", "NasRNN")
 
 
 def measure(graph: Graph, backends: Sequence[Backend]) -> dict[str, Any]:
-    """The whole plan of a model, and each of its unique blocks alone."""
+    """Whether the whole plan of a model is proved optimal, and each of its unique blocks alone, with costs and
+    bounds.
+    """
     pricer = stated_prices()
     found = run(graph, pricer=pricer, solve_seconds=SECONDS, backends=backends)
     whole = found.choice.extraction
@@ -62,7 +64,7 @@ def measure(graph: Graph, backends: Sequence[Backend]) -> dict[str, Any]:
 
 
 def main() -> dict[str, Any]:
-    """One row a model, and the share of all blocks."""
+    """Result for the figures: one row per model, and the share of all blocks."""
     rows, details = [], {}
     cpu, gpu = select("auto"), [backend("torch_cuda"), backend("triton")]
     asked = [(name, name, cpu) for name in list(MODELS)[:FIRST]]

@@ -30,7 +30,7 @@ FORMS = ("plain", "int4", "int8", "fp8")
 
 
 def case(shape: str, rows: int, form: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one product."""
+    """Figures of one product: x[rows, K] with the weight `shape` in `form`."""
     columns, size = SHAPES[shape]
     rng = np.random.default_rng(0)
     x = tg.input("x", (rows, size), options.dtype)
@@ -57,7 +57,7 @@ def case(shape: str, rows: int, form: str, options: argparse.Namespace) -> dict[
 
 
 def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row a case; `times` compares with the plain weight of the same shape and rows."""
+    """Yields one row per case; its field `times` is relative to the plain weight of the same shape and rows."""
     plain: dict[tuple[str, int], float] = {}
     for rows in options.rows:
         for shape in options.only:

@@ -50,7 +50,9 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 
 
 def plans(graph: Graph, costdb: str) -> tuple[Explorer, list[Choice]]:
-    """Different plans in rising estimated cost, all their kernels measured where ROUNDS allow."""
+    """(explorer, different plans in order of estimated cost), with all their kernels measured as far as ROUNDS
+    allow.
+    """
     store = Store(costdb)
     measurer = CpuMeasurer(store)
     try:
@@ -73,7 +75,7 @@ def plans(graph: Graph, costdb: str) -> tuple[Explorer, list[Choice]]:
 
 
 def banned(choice: Choice, store: Store) -> list[Choice]:
-    """The best plans without the template that takes longest, without that and the next, …, as long as there are any."""
+    """The best plans without the kernel that takes longest, then without that and the next longest, and so on."""
     pricer, kernels, kept = CostPricer(store), choice.hypergraph, set[str]()
     plans: list[Choice] = []
     while len(plans) < BANS:
@@ -97,13 +99,15 @@ def banned(choice: Choice, store: Store) -> list[Choice]:
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """The median of a - b round by round, and what of it may be noise: NOISE standard errors of a median."""
+    """(median of a - b, its noise): samples are compared round by round; the noise is NOISE standard errors of the
+    median.
+    """
     gaps = [x - y for x, y in zip(a, b, strict=True)]
     return median(gaps), NOISE * 1.2533 * 1.4826 * mad(gaps) / math.sqrt(len(gaps))
 
 
 def tau(cost: Sequence[float], samples: Sequence[Sequence[float]]) -> tuple[float, float, int]:
-    """Kendall's tau over all ranked pairs, over those told apart by measuring, and the number of the latter."""
+    """Kendall's tau as (over all ranked pairs, over pairs that measuring distinguishes, number of the latter)."""
     pairs = [
         (i, j) for i, j in combinations(range(len(cost)), 2) if abs(cost[i] - cost[j]) > TIE * min(cost[i], cost[j])
     ]
@@ -115,7 +119,7 @@ def tau(cost: Sequence[float], samples: Sequence[Sequence[float]]) -> tuple[floa
 
 
 def measure(graph: Graph) -> dict[str, Any]:
-    """The plans of one graph: estimated and measured µs, and how far they rank alike."""
+    """The plans of one graph: estimated and measured µs, and Kendall's tau."""
     with tempfile.TemporaryDirectory() as folder:
         found, choices = plans(graph, folder)
     programs = [Program(replace(plan_of(c, found.work), graph=found.work)) for c in choices]
@@ -134,7 +138,7 @@ def measure(graph: Graph) -> dict[str, Any]:
 
 
 def main() -> dict[str, Any]:
-    """One row a graph."""
+    """Result for the figures: one row per graph."""
     set_threads()
     rows, details = [], {}
     for name, make in list(GRAPHS.items())[: 1 if QUICK else None]:

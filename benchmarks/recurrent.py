@@ -1,4 +1,4 @@
-"""Recurrent layers whose steps are written out, as exporters write them: variants beside those of `variants.py`."""
+"""Recurrent layers with unrolled steps, as exporters write them: further variants for `variants.py`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from benchmarks.variants import Inputs, Of, brain, single, variant
 
 
 class Gru(nn.Module):
-    """A GRU over sequences; of each step, the state's product waits for the step before."""
+    """GRU over sequences, unrolled; the products with the state depend on the step before."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
         self.cell = nn.GRUCell(d, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        """All states."""
+        """The states of all steps."""
         cell, state, states = self.cell, torch.zeros_like(x[:, 0]), []
         for t in range(x.shape[1]):
             ir, iz, i_n = F.linear(x[:, t], cell.weight_ih, cell.bias_ih).chunk(3, -1)

@@ -1,10 +1,10 @@
-"""Equations between small terms, found as TASO finds its rules: `python -m benchmarks.rule_equations --count N [--derive]`.
+"""Equations between small terms, enumerated as TASO does: `python -m benchmarks.rule_equations --count N [--derive]`.
 
-A world is a few variables with shapes, constants with sizes and the ways in which each operator is used. Terms are built by the
-number of their operators, on one term of each value; what has one value in all draws, by the evaluator of rule_fuzz.py, is an
-equation. One that another one says already, with other terms for its variables, is left out. With one operator all terms are
-looked at, with more `--sample` of them. An equation that `rules check` refutes holds at these sizes only. Prints those that it
-does not refute, or with `--derive` how many of them `rules derive` proves, and which it does not.
+A world is a few variables with shapes, constants with sizes, and operators with parameters. Terms are built by number
+of operators, over one term of each value; two terms with equal values in all random draws (by the evaluator of
+rule_terms.py) are an equation. Instances of other equations are dropped. Terms with one operator are all enumerated; of
+those with more, `--sample` random ones are. An equation that `rules check` refutes holds only at these sizes. Prints
+the equations that are not refuted, or with `--derive` how many of them `rules derive` proves, and which it does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from tensor_graphs.rules.files import rule_file
 
-from .rule_fuzz import Evaluator, Ill, Term, Value, match, show, size, variables
+from .rule_terms import Evaluator, Ill, Term, Value, match, show, size, variables
 
 DIGITS = 9
 DRAWS = 3
@@ -29,7 +29,10 @@ DRAWS = 3
 
 @dataclass
 class World:
-    """Shapes of variables, constants with their sizes, operators with parameters, along which axes halves are taken."""
+    """Operands and operators of an enumeration: variables with shapes, constants with sizes, operators with parameters.
+
+    `splits`: axes along which terms are split into halves.
+    """
 
     inputs: dict[str, tuple[int, ...]]
     constants: list[tuple[Term, tuple[int, ...]]]
@@ -73,7 +76,7 @@ WORLDS = {
 
 
 class Book:
-    """The terms of a world by size, one for each value, and equations as they show up."""
+    """The terms of a world by number of operators, one per value, and the equations found between them."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.rng, arrays = world, random.Random(seed), np.random.default_rng(seed)
@@ -89,7 +92,10 @@ class Book:
             self.enter(0, term, tuple(Evaluator({}, shapes)(term) for _ in range(DRAWS)))
 
     def key(self, values: tuple[Value, ...]) -> bytes:
-        """The same for equal values: three numbers, rounded, with the shape. Cuts are no part of a value."""
+        """Key of a term's values, equal for equal values: shape and rounded random projections.
+
+        Where axes were concatenated (`Value.cuts`) does not count.
+        """
         shape = values[0].array.shape
         if shape not in self.dots:
             self.dots[shape] = self.arrays.standard_normal(shape)
@@ -97,7 +103,7 @@ class Book:
         return repr((shape, [f"{d + 0.0:.{DIGITS}g}" if abs(d) > 1e-9 else "0" for d in dots])).encode()
 
     def enter(self, level: int, term: Term, values: tuple[Value, ...]) -> tuple[Term, Term] | None:
-        """Keep a term of a new value; the equation with the one that has its value already."""
+        """Add a term if its value is new; otherwise return the equation with the term that has this value."""
         if not all(np.isfinite(v.array).all() for v in values):
             return None
         key = self.key(values)
@@ -111,7 +117,7 @@ class Book:
         return (first, term) if first != term else None
 
     def grown(self, level: int, limit: int | None) -> Iterator[tuple[Term, Term]]:
-        """Equations with the terms of so many operators, all or so many of them drawn."""
+        """Equations of terms with `level` operators: all such terms, or a random `limit` of them."""
         options = list(self.options(level))
         if limit is not None and len(options) > limit:
             options = self.rng.sample(options, limit)
@@ -130,7 +136,7 @@ class Book:
                 yield found
 
     def options(self, level: int) -> Iterator[tuple[Any, ...]]:
-        """(head, operands …) of terms with so many operators."""
+        """(head, operands …) of the terms with `level` operators."""
         world, below = self.world, self.levels[level - 1]
         splits = [(op, ("split", axis)) for op in ("split_0", "split_1") for axis in world.splits]
         for head, x in itertools.product([*world.unary, *splits], below):
@@ -144,7 +150,7 @@ class Book:
 
 
 def _sensible(head: tuple[Any, ...], first: Any, second: Any = None) -> bool:
-    """Whether images are in the place of images and kernels in that of kernels; constants are pooled too, as in TASO."""
+    """Whether images are used as images and kernels as kernels; constants may be pooled too, as in TASO."""
     shape, *others = (x[1][0].array.shape for x in (first, second) if x)
     if head[0] == "conv2d":
         return shape[0] % 3 == 0 and others[0][0] % 3 != 0
@@ -160,7 +166,7 @@ def _made(head: tuple[Any, ...], operands: list[Term]) -> Term:
 
 
 def instance(general: tuple[Term, Term], left: Term, right: Term) -> bool:
-    """Whether an equation follows from another one by terms for its variables."""
+    """Whether an equation is an instance of a more general one."""
     for a, b in (general, general[::-1]):
         bound: dict[str, Term] = {}
         if match(a, left, bound) and match(b, right, bound):
@@ -169,7 +175,7 @@ def instance(general: tuple[Term, Term], left: Term, right: Term) -> bool:
 
 
 def equations(name: str, seed: int = 0, depth: int = 3, sample: int = 20_000) -> Iterator[tuple[Term, Term]]:
-    """The equations of a world, smallest first, none of which another one says."""
+    """The equations of a world, smallest first, without instances of others."""
     book = Book(WORLDS[name](), seed)
     kept: dict[Any, list[tuple[Term, Term]]] = {}
     for level in range(1, depth + 1):
@@ -188,18 +194,18 @@ def _head(term: Term) -> str:
 
 
 def _wider(heads: tuple[str, str]) -> Iterable[tuple[str, str]]:
-    """The heads that an equation that says more may have."""
+    """Pairs of operators of the sides of equations that may be more general."""
     return {(a, b) for p, q in (heads, heads[::-1]) for a in (p, "?") for b in (q, "?")}
 
 
 def drawn(name: str, seed: int, depth: int, sample: int, count: int | None) -> list[str]:
-    """So many of a world's equations as text, drawn among all."""
+    """A random `count` of a world's equations (None: all), as text."""
     found = [f"{show(b)}=>{show(a)}" for a, b in equations(name, seed, depth, sample)]
     return found if count is None or count >= len(found) else random.Random(seed).sample(found, count)
 
 
 def judged(texts: list[str], derive: bool) -> tuple[str, list[str]]:
-    """Counts by verdict, and of those derived; the equations that are not refuted, or those that are not derived."""
+    """(counts by verdict, and with `derive` of derived equations; equations that are not refuted, or not derived)."""
     from tensor_graphs.egraph.saturate.worker import Pool
     from tensor_graphs.rules.files import derive_file
 
@@ -218,7 +224,7 @@ def judged(texts: list[str], derive: bool) -> tuple[str, list[str]]:
 
 
 def main() -> None:
-    """Print the equations, or a table and what is not derived."""
+    """Print the equations, or with `--derive` a table and the equations that are not derived."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", choices=list(WORLDS), action="append")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,10 +1,11 @@
-"""Right and wrong rules that nobody wrote, judged: `python -m benchmarks.rule_fuzz COUNT [--seed N] [--forms] [--derive]`.
+"""Verdicts on random right and wrong rules: `python -m benchmarks.rule_fuzz COUNT [--seed N] [--forms] [--derive]`.
 
-A right rule is a random typed term and what one to four steps by `rule_axioms.txt` make of it; some are pairs of lines, which
-merge two operators. A wrong one is a right one with one thing changed: operands, an axis, an activation, a stride, a padding, a
-kernel, a side of a split, a variable, an operator dropped or moved. What is true is decided here, by evaluation in float64 at
-shapes that fit: nothing of the package is used but its verdicts. Rules at which both sides never have a type together count as
-untyped. `--forms` adds those of rules/forms.txt, whose truth is stated there. Prints one table of kinds by verdict, and every disagreement.
+A right rule is a random typed term and the result of one to four applications of identities in `rule_axioms.txt`; some
+rules are pairs of lines, which merge two operators. A wrong rule is a right one with one thing changed: operands, an
+axis, an activation, a stride, a padding, a kernel, a side of a split, a variable, an operator dropped or moved. The
+truth is decided here, by evaluation in float64 at shapes that fit, with nothing of the package. Rules whose sides never
+have a type together count as untyped. `--forms` adds the handwritten rules of rules/forms.txt, which state their truth.
+Prints a table of kinds by verdict, and every disagreement.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,259 +21,48 @@ from typing import Any
 
 import numpy as np
 
-Term = Any  # a variable, a number, or a tuple of an operator and its arguments
-Pairs = list[tuple[Term, Term]]
-ACTIVATIONS = [lambda x: x, lambda x: 1 / (1 + np.exp(-x)), lambda x: np.maximum(x, 0), np.tanh]
-UNARY = {"sigmoid": 1, "relu": 2, "tanh": 3}
-CONSTANTS = ("Imatmul", "Iewmul", "Iconv", "Cpool")
+from benchmarks.rule_terms import (
+    UNARY,
+    Pairs,
+    Term,
+    Value,
+    compared,
+    filled,
+    line,
+    match,
+    names,
+    parse,
+    positions,
+    put,
+    size,
+    variables,
+)
+
 SIZE = 34  # of a term that a step makes
 
 
-class Ill(Exception):
-    """A term without a value at these shapes."""
-
-
 class Retry(Exception):
-    """A term with too many variables."""
-
-
-# ---------------------------------------------------------------- text
-def parse(text: str) -> Term:
-    """An S-expression."""
-    stack: list[list[Term]] = [[]]
-    for token in re.findall(r"[()]|[^\s()]+", text):
-        if token == "(":
-            stack.append([])
-        elif token == ")":
-            done = tuple(stack.pop())
-            stack[-1].append(done)
-        else:
-            stack[-1].append(int(token) if re.fullmatch(r"-?\d+", token) else token)
-    return stack[0][0]
-
-
-def show(term: Term) -> str:
-    """The term as text."""
-    return f"({' '.join(map(show, term))})" if isinstance(term, tuple) else str(term)
-
-
-def line(pairs: Pairs) -> str:
-    """A rule as one line, or one per pair."""
-    return "\n".join(f"{show(a)}=>{show(b)}" for a, b in pairs)
-
-
-def positions(term: Term, at: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Term]]:
-    """All subterms with where they are."""
-    yield at, term
-    if isinstance(term, tuple):
-        for i, x in enumerate(term[1:], 1):
-            if isinstance(x, tuple | str):
-                yield from positions(x, (*at, i))
-
-
-def put(term: Term, at: tuple[int, ...], new: Term) -> Term:
-    """The term with another subterm."""
-    return new if not at else tuple(put(x, at[1:], new) if i == at[0] else x for i, x in enumerate(term))
-
-
-def variables(term: Term) -> list[str]:
-    """Variables in order of use."""
-    return [s for _, s in positions(term) if isinstance(s, str) and s.startswith("?")]
-
-
-def constants(term: Term) -> list[str]:
-    """Constants in the order in which they are evaluated."""
-    if not isinstance(term, tuple):
-        return []
-    return [term[0]] if term[0] in CONSTANTS else [c for x in term[1:] for c in constants(x)]
-
-
-def size(term: Term) -> int:
-    """Operators and leaves."""
-    return 1 + sum(map(size, term[1:])) if isinstance(term, tuple) else 1
-
-
-# ---------------------------------------------------------------- meaning
-class Value:
-    """An array, and where each axis was last put together (None: nowhere, -1: at two places)."""
-
-    def __init__(self, array: Any, cuts: Any = ()) -> None:
-        self.array, self.cuts = array, list(cuts) or [None] * array.ndim
-
-
-def _either(p: int | None, q: int | None) -> int | None:
-    return q if p is None else p if q is None or p == q else -1
-
-
-def _windows(x: Any, kernel: tuple[int, int], strides: tuple[int, int], pad: int, fill: float) -> Any:
-    if pad == 0:
-        low = [(k - 1) // 2 for k in kernel]
-        rims = [(p, k - 1 - p) for p, k in zip(low, kernel)]
-        x = np.pad(x, ((0, 0), (0, 0), *rims), constant_values=fill)
-    if x.shape[2] < kernel[0] or x.shape[3] < kernel[1]:
-        raise Ill
-    found = np.lib.stride_tricks.sliding_window_view(x, kernel, (2, 3))
-    return found[:, :, :: strides[0], :: strides[1]]
-
-
-class Evaluator:
-    """Terms at arrays for the variables; `sizes` are shapes for the constants, one after the other."""
-
-    def __init__(self, env: dict[str, Value], sizes: Any) -> None:
-        self.env, self.sizes = env, iter(sizes)
-
-    def __call__(self, term: Term) -> Value:
-        """The value, or Ill."""
-        if isinstance(term, str):
-            return self.env[term]
-        op, *rest = term
-        if op in UNARY:
-            x = self(rest[0])
-            return Value(ACTIVATIONS[UNARY[op]](x.array), x.cuts)
-        law = getattr(self, f"_{re.sub(r'[345]$', '', op)}")
-        found: Value = law(op, *rest)
-        return found
-
-    def _matmul(self, op: str, act: int, left: Term, right: Term) -> Value:
-        a, b = self(left), self(right)
-        if a.array.ndim != b.array.ndim or a.array.ndim < 2 or a.array.shape[:-2] != b.array.shape[:-2]:
-            raise Ill
-        if a.array.shape[-1] != b.array.shape[-2]:
-            raise Ill
-        lead = map(_either, a.cuts[:-2], b.cuts[:-2])
-        return Value(ACTIVATIONS[act](a.array @ b.array), [*lead, a.cuts[-2], b.cuts[-1]])
-
-    def _ewadd(self, op: str, left: Term, right: Term) -> Value:
-        a, b = self(left), self(right)
-        if a.array.shape != b.array.shape:
-            raise Ill
-        return Value(a.array + b.array if op == "ewadd" else a.array * b.array, map(_either, a.cuts, b.cuts))
-
-    _ewmul = _ewadd
-
-    def _smul(self, op: str, left: Term, right: Term) -> Value:
-        a, b = self(left), self(right)
-        if b.array.ndim:
-            raise Ill
-        return Value(a.array * b.array, a.cuts)
-
-    def _transpose(self, op: str, inner: Term) -> Value:
-        x = self(inner)
-        if x.array.ndim != 2:
-            raise Ill
-        return Value(x.array.T, x.cuts[::-1])
-
-    def _concat(self, op: str, axis: int, rank: int, *parts: Term) -> Value:
-        found, *others = map(self, parts)
-        for other in (found, *others):
-            if other.array.ndim != rank or axis >= rank:
-                raise Ill
-        for other in others:
-            a, b = found.array, other.array
-            if any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
-                raise Ill
-            cuts = [a.shape[axis] if i == axis else _either(found.cuts[i], other.cuts[i]) for i in range(rank)]
-            found = Value(np.concatenate((a, b), axis), cuts)
-        return found
-
-    def _split_0(self, op: str, pair: Term) -> Value:
-        x, axis = self(pair[2]), pair[1]
-        cut = x.cuts[axis] if axis < x.array.ndim else None
-        if cut is None or cut < 0:
-            raise Ill
-        part = np.split(x.array, [cut], axis)[op == "split_1"]
-        return Value(part, [None if i == axis else c for i, c in enumerate(x.cuts)])
-
-    _split_1 = _split_0
-
-    def _conv2d(self, op: str, sh: int, sw: int, pad: int, act: int, image: Term, kernel: Term) -> Value:
-        x, w = self(image), self(kernel)
-        if x.array.ndim != 4 or w.array.ndim != 4 or x.array.shape[1] != w.array.shape[1]:
-            raise Ill
-        read = _windows(x.array, w.array.shape[2:], (sh, sw), pad, 0.0)
-        found = np.einsum("nchwij,ocij->nohw", read, w.array)
-        return Value(ACTIVATIONS[act](found), [x.cuts[0], w.cuts[0], None, None])
-
-    def _poolavg(self, op: str, kh: int, kw: int, sh: int, sw: int, pad: int, image: Term) -> Value:
-        x = self(image)
-        if x.array.ndim != 4:
-            raise Ill
-        read = _windows(x.array, (kh, kw), (sh, sw), pad, 0.0 if op == "poolavg" else -np.inf)
-        return Value(read.mean((4, 5)) if op == "poolavg" else read.max((4, 5)), [*x.cuts[:2], None, None])
-
-    _poolmax = _poolavg
-
-    def _enlarge(self, op: str, kh: int, kw: int, kernel: Term) -> Value:
-        w = self(kernel)
-        if w.array.ndim != 4 or w.array.shape[2] > kh or w.array.shape[3] > kw:
-            raise Ill
-        more = [k - n for k, n in zip((kh, kw), w.array.shape[2:])]
-        rims = [(m // 2, m - m // 2) for m in more]
-        return Value(np.pad(w.array, ((0, 0), (0, 0), *rims)), [*w.cuts[:2], None, None])
-
-    def _Imatmul(self, op: str) -> Value:
-        return Value(np.eye(next(self.sizes)[0]))
-
-    def _Iewmul(self, op: str) -> Value:
-        return Value(np.ones(next(self.sizes)))
-
-    def _Iconv(self, op: str, kh: int, kw: int) -> Value:
-        n = next(self.sizes)[0]
-        found = np.zeros((n, n, kh, kw))
-        if op == "Iconv":
-            found[range(n), range(n), (kh - 1) // 2, (kw - 1) // 2] = 1
-        else:
-            found[range(n), range(n)] = 1 / (kh * kw)
-        return Value(found)
-
-    _Cpool = _Iconv
-
-
-def values(term: Term, env: dict[str, Value], rng: random.Random) -> list[Any]:
-    """What a term may be: a constant has whatever size fits."""
-    dims = sorted({d for v in env.values() for d in v.array.shape} | {1})
-    shapes = sorted({v.array.shape for v in env.values() if v.array.ndim >= 2})
-    options = [shapes if c == "Iewmul" else [(d,) for d in dims] for c in constants(term)]
-    chosen = list(itertools.islice(itertools.product(*options), 4000))
-    rng.shuffle(chosen)
-    found = []
-    for sizes in chosen[:400]:
-        try:
-            found.append(Evaluator(env, sizes)(term).array)
-        except Ill:
-            continue
-    return found
-
-
-def compared(left: Term, right: Term, env: dict[str, Value], rng: random.Random) -> str:
-    """equal, differ, shape (they differ), or untyped."""
-    a, b = values(left, env, rng), values(right, env, rng)
-    if not a or not b:
-        return "untyped"
-    same = [(x, y) for x in a for y in b if x.shape == y.shape]
-    if not same:
-        return "shape"
-    near = all(
-        np.all(np.abs(x - y) <= 1e-8 * max(1.0, np.abs(x).max(initial=0), np.abs(y).max(initial=0))) for x, y in same
-    )
-    return "equal" if near else "differ"
+    """Raised when a random term needs too many variables."""
 
 
 # ---------------------------------------------------------------- typed terms
 class Maker:
-    """Random terms of a type: a shape is a tuple of sizes, each a tuple of atoms, which are drawn later. The two spatial
-    axes of an image are one entry: the operators that shrank it."""
+    """Generator of random terms of a type.
+
+    A shape is a tuple of sizes; a size is a sum of named atoms, which get numbers later (`shapes`). The two spatial
+    axes of an image are one entry, the windows that reduced them.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.kinds, self.atoms = rng, dict[str, tuple[str, Any]](), itertools.count()
         self.free = {"matrix": list(range(1, 7)), "image": [7, 8, 9], "kernel": list(range(10, 19))}
 
     def size(self) -> tuple[str, ...]:
-        """A size of one atom or two."""
+        """A size of one or two new atoms."""
         return tuple(f"d{next(self.atoms)}" for _ in range(self.rng.choice((1, 1, 1, 2))))
 
     def leaf(self, kind: str, shape: Any) -> str:
-        """A variable of a shape, old or new."""
+        """A variable of a kind and shape, new or used before. Raises Retry if there are too many variables."""
         same = [n for n, known in self.kinds.items() if known == (kind, shape)]
         if same and (self.rng.random() < 0.45 or not self.free[kind]):
             return self.rng.choice(same)
@@ -284,13 +73,13 @@ class Maker:
         return name
 
     def scalar(self) -> str:
-        """A scalar variable."""
+        """A scalar variable, new or used before."""
         name = self.rng.choice(("?input_20", "?input_20", "?input_21"))
         self.kinds[name] = ("scalar", ())
         return name
 
     def term(self, kind: str, shape: Any, depth: int) -> Term:
-        """A term of a type."""
+        """A random term of a kind and shape, of at most `depth` nested operators."""
         more = {"matrix": ["matmul"] * 4 + ["transpose"] * 2, "image": ["conv"] * 4 + ["pool"] * 2,
                 "kernel": ["enlarge", "constant", "leaf", "leaf"]}  # fmt: skip
         op = self.rng.choice(["pointwise"] * 2 + ["smul", "unary"] + ["concat"] * 2 + more[kind]) if depth else "leaf"
@@ -364,7 +153,7 @@ class Maker:
                 self.term("kernel", (shape[1], channels, *kernel), depth))  # fmt: skip
 
     def start(self) -> Term:
-        """A term of a random type."""
+        """A random term of a random kind and shape."""
         kind, depth = self.rng.choice(("matrix", "matrix", "image", "image", "kernel")), self.rng.choice((1, 2, 2, 3))
         sizes = (self.size(), self.size())
         if kind == "matrix":
@@ -377,7 +166,7 @@ class Maker:
         return self.term(kind, (*sizes, self.rng.choice(shrunk)), depth)
 
     def shapes(self, square: bool) -> dict[str, tuple[int, ...]] | None:
-        """Shapes of the variables."""
+        """Random shapes of the variables; None if some size would be below 1. `square`: all sizes are equal."""
         drawn: dict[str, int] = {}
 
         def number(atom: str) -> int:
@@ -398,7 +187,7 @@ class Maker:
 
 
 def sorted_shape(name: str, rng: random.Random, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """A random shape of a variable by its number, as TASO numbers them."""
+    """A random shape for a variable, whose number says its kind as in TASO (matrix, image, kernel, scalar)."""
     number = int(name[7:])
     sizes = (rng.choice(pool), rng.choice(pool))
     if number < 7 or number > 19:
@@ -407,7 +196,7 @@ def sorted_shape(name: str, rng: random.Random, pool: tuple[int, ...]) -> tuple[
 
 
 def truth(pairs: Pairs, maker: Maker, arrays: np.random.Generator) -> str:
-    """right, wrong, or untyped: by evaluation at the shapes that the rule was made for and at random ones."""
+    """ "right", "wrong" or "untyped", by evaluation at random shapes, first those for which the rule was made."""
     rng, names = maker.rng, list(dict.fromkeys(v for a, b in pairs for v in variables(a) + variables(b)))
     seen: Counter[str] = Counter()
     for i in range(100):
@@ -429,41 +218,17 @@ def truth(pairs: Pairs, maker: Maker, arrays: np.random.Generator) -> str:
 
 # ---------------------------------------------------------------- right rules
 def axioms() -> list[tuple[Term, Term]]:
-    """The identities, both ways."""
+    """The identities of rule_axioms.txt, each in both directions."""
     text = (Path(__file__).parent / "rule_axioms.txt").read_text(encoding="utf-8")
     found = [tuple(map(parse, each.split(" == "))) for each in text.splitlines() if not each.startswith("#")]
     return [pair for a, b in found for pair in ((a, b), (b, a))]
 
 
-def match(pattern: Term, term: Term, bound: dict[str, Term]) -> bool:
-    """Whether a pattern fits, with what it binds."""
-    if isinstance(pattern, str) and pattern[0] in "?$":
-        if (pattern[0] == "$") != isinstance(term, int):
-            return False
-        return bool(bound.setdefault(pattern, term) == term)
-    if not isinstance(pattern, tuple):
-        return bool(pattern == term)
-    return (
-        isinstance(term, tuple) and len(term) == len(pattern) and all(match(p, t, bound) for p, t in zip(pattern, term))
-    )
-
-
-def filled(pattern: Term, bound: dict[str, Term]) -> Term:
-    """A pattern's instance."""
-    if isinstance(pattern, tuple):
-        return tuple(filled(p, bound) for p in pattern)
-    return bound[pattern] if isinstance(pattern, str) and pattern[0] in "?$" else pattern
-
-
-def names(pattern: Term) -> set[str]:
-    """Variables of a pattern."""
-    if isinstance(pattern, tuple):
-        return set().union(*map(names, pattern))
-    return {pattern} if isinstance(pattern, str) and pattern[0] in "?$" else set()
-
-
 def steps(term: Term, rng: random.Random, laws: list[tuple[Term, Term]]) -> list[Term]:
-    """What one step by an axiom makes of a term. From a mere variable few are taken: they fit everywhere."""
+    """The terms that one application of an axiom to some subterm gives.
+
+    Axioms whose left side is a variable match everywhere and are applied rarely.
+    """
     found = []
     for (at, inner), (left, right) in itertools.product(positions(term), laws):
         bound: dict[str, Term] = {}
@@ -477,7 +242,10 @@ def steps(term: Term, rng: random.Random, laws: list[tuple[Term, Term]]) -> list
 
 
 def single(rng: random.Random, laws: list[tuple[Term, Term]]) -> tuple[Maker, Pairs] | None:
-    """A rule of one line, right unless an axiom for matrices met an image."""
+    """A random rule of one pair; right, unless an axiom about matrices was applied to an image.
+
+    None if no step applies.
+    """
     maker = Maker(rng)
     first = last = maker.start()
     for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
@@ -490,7 +258,7 @@ def single(rng: random.Random, laws: list[tuple[Term, Term]]) -> tuple[Maker, Pa
 
 
 def merged(rng: random.Random) -> tuple[Maker, Pairs]:
-    """Two operators that become one, as a pair of lines."""
+    """A random rule of two pairs: two equal operators on different operands become one on their concatenation."""
     maker, axis = Maker(rng), rng.choice((0, 1))
     stride, pad, act = rng.choice((1, 2)), rng.choice((0, 1)), rng.choice((0, 0, 2, 3))
     rank = rng.choice((2, 4))
@@ -536,7 +304,7 @@ def merged(rng: random.Random) -> tuple[Maker, Pairs]:
 
 # ---------------------------------------------------------------- wrong rules
 def changed(term: Term) -> Iterator[tuple[str, Term]]:
-    """What may go wrong at the top of a term, by kind."""
+    """Yields (kind of error, term) for wrong variants of a term's outermost operator."""
     op, *rest = term
     other = {
         "ewadd": "ewmul",
@@ -575,7 +343,7 @@ def changed(term: Term) -> Iterator[tuple[str, Term]]:
 
 
 def mutants(pairs: Pairs) -> Iterator[tuple[str, Pairs]]:
-    """The rule with one thing changed, by kind."""
+    """Yields (kind of error, rule) for variants of a rule with one thing changed."""
     for k, side in itertools.product(range(len(pairs)), (0, 1)):
         known = sorted(set(variables(pairs[k][side])))
         for at, inner in positions(pairs[k][side]):
@@ -590,7 +358,7 @@ def mutants(pairs: Pairs) -> Iterator[tuple[str, Pairs]]:
 
 
 def rules(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """(kind, truth, text) of so many rules."""
+    """Yields (kind, truth, text) of `count` random rules."""
     rng, arrays, laws = random.Random(seed), np.random.default_rng(seed), axioms()
     seen: set[str] = set()
     made = 0
@@ -619,7 +387,7 @@ def rules(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
 
 
 def forms() -> Iterator[tuple[str, str, str]]:
-    """(kind, truth, text) of the rules of `rules/forms.txt`, which somebody wrote for what is not made here."""
+    """Yields (kind, truth, text) of the handwritten rules of rules/forms.txt, for forms that are not generated here."""
     text = (Path(__file__).parent / "rules/forms.txt").read_text(encoding="utf-8")
     for section in text.split("\n## ")[1:]:
         heading, *lines = section.split("\n")
@@ -630,7 +398,7 @@ def forms() -> Iterator[tuple[str, str, str]]:
 
 # ---------------------------------------------------------------- tables
 def check(found: list[tuple[str, str, str]]) -> None:
-    """The verdicts by kind and truth, and where they disagree."""
+    """Print the verdicts by kind and truth, and the disagreements."""
     from tensor_graphs.rules.files import rule_file
 
     table: dict[tuple[str, str], Counter[str]] = {}
@@ -654,7 +422,7 @@ def check(found: list[tuple[str, str, str]]) -> None:
 
 
 def derive(found: list[tuple[str, str, str]]) -> None:
-    """How many right rules are derived, and which are not."""
+    """Print how many right rules are derived, and those that are not."""
     from tensor_graphs.egraph.saturate.worker import Pool
     from tensor_graphs.rules.files import derive_file, rule_file
 
@@ -670,7 +438,7 @@ def derive(found: list[tuple[str, str, str]]) -> None:
 
 
 def main() -> None:
-    """Make rules and judge them."""
+    """Generate rules, and print the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int, help="rules to make, right and wrong ones")
     parser.add_argument("--seed", type=int, default=0)

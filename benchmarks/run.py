@@ -34,7 +34,7 @@ FIGURES = {
 
 
 def machine() -> str:
-    """Processor, cores, memory: what a reader needs to compare."""
+    """Processor, cores and memory of this machine, as text."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -49,14 +49,14 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit measured, with a + if files were changed since."""
+    """Hash of the measured commit, with a + if files were changed since."""
     git = lambda *a: subprocess.run(["git", *a], capture_output=True, text=True, cwd=HERE).stdout.strip()
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)benchmarks/results")
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 
 def measure(name: str, limit: float) -> dict[str, Any]:
-    """A figure's result from a process of its own; a failure is a result too."""
+    """A figure's result from a process of its own; a failure or timeout is a result too."""
     target = RAW / f".{name}.part"
     target.unlink(missing_ok=True)
     start = time.monotonic()
@@ -96,13 +96,13 @@ def _plain(value: Any) -> Any:
 
 
 def stored(name: str) -> dict[str, Any] | None:
-    """The last result of a figure."""
+    """The stored result of a figure; None if there is none."""
     path = RAW / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def render() -> str:
-    """The table of all stored results."""
+    """The table of all stored results as Markdown."""
     lines = ["# Figures on the CPU", "", "| figure | required | measured | |", "|---|---|---|---|"]
     notes = ["", "| measured by | date | machine | commit | took | load before |", "|---|---|---|---|---|---|"]
     for name in FIGURES:
@@ -129,7 +129,7 @@ def render() -> str:
 
 
 def main() -> int:
-    """Measure, write, print; the number of figures that failed to run."""
+    """Measure figures, write the results and the table; returns how many figures failed to run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(FIGURES), default=list(FIGURES), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: does everything run?")

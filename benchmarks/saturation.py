@@ -31,14 +31,14 @@ Result = TypeVar("Result")
 
 
 def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """A result and the seconds that it took."""
+    """(result, wall-clock seconds) of a function."""
     begin = time.perf_counter()
     found = work()
     return found, time.perf_counter() - begin
 
 
 def chain(n: int) -> Graph:
-    """About n nodes, each operation on the one before."""
+    """Graph of about `n` nodes in a chain."""
     x = t.input("x", (4, 4))
     for i in range(n // 3):
         x = t.tanh(x) + t.full((1, 1), float(i))
@@ -46,7 +46,7 @@ def chain(n: int) -> Graph:
 
 
 def loading(n: int) -> str:
-    """One line: seconds to make the tables, and to load them with shapes and costs."""
+    """Line of the table: seconds to make the tables of `n` nodes, and to load them with shapes and costs."""
     graph, engine = chain(n), Engine()
     program = make_program([graph], (), Roofline(), 0)
     engine.declare(program.declaration)
@@ -65,7 +65,7 @@ def stack(layers: int) -> Blocks:
 
 
 def saturation(blocks: Blocks) -> list[str]:
-    """Lines: saturating all unique blocks twice (cold, warm workers), and gluing."""
+    """Lines of the table: saturating all unique blocks twice (workers cold, then warm), and gluing."""
     graphs = [b.graph for b in blocks.unique]
     _, cold = timed(lambda: saturate_blocks(graphs, ALL))
     views, warm = timed(lambda: saturate_blocks(graphs, ALL))

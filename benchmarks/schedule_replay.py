@@ -1,9 +1,10 @@
-"""How close a schedule search comes to the best there is: `python -m benchmarks.schedule_replay [measure CASE ...]`.
+"""How close a schedule search comes to the best schedule: `python -m benchmarks.schedule_replay [measure CASE ...]`.
 
-With `measure`, on a GPU: schedules of each case, its guesses and what lies around them, are timed as a search times them, and
-results/raw/schedules.json keeps (schedule, µs). Without, anywhere: the search runs against that table, in which it finds the
-time of what it proposes; what is not in the table does not exist. Printed is how much longer than the table's best the best
-takes after 1, 3 (a first look), 5, 8, 16 (a search) schedules and more, and how many are asked for where time is left for all.
+With `measure`, on a GPU: schedules of each case (the ranked candidates and their neighbours) are timed as in a search,
+and results/raw/schedules.json stores (schedule, µs). Without, on any machine: the search is replayed on this table,
+which gives the times of the proposed schedules; schedules that it lacks count as illegal. Printed is how much slower
+than the table's best schedule the best one is after 1, 3 (a first look), 5, 8, 16 (a search) and more schedules, and
+how many schedules a search without a time limit tries.
 """
 
 from __future__ import annotations
@@ -38,19 +39,21 @@ Times = dict[Key, float]
 
 
 def x(name: str, *shape: int) -> Tensor:
-    """An operand."""
+    """A bfloat16 operand of a term."""
     return t.input(name, shape, "bfloat16")
 
 
 def decode(batch: int, heads: int, own: int, keys: int, width: int) -> Tensor:
-    """One step of attention: queries of `heads` heads over `own` heads of keys."""
+    """Attention of one decode step: `heads` query heads over `own` key-value heads, `keys` positions, head size
+    `width`.
+    """
     q = t.reshape(x("q", batch, heads, 1, width), (batch, own, heads // own, 1, width))
     k, v = (t.reshape(x(n, batch, own, keys, width), (batch, own, 1, keys, width)) for n in "kv")
     return t.reshape(c.attention(q, k, v, scale=width**-0.5), (batch, heads, 1, width))
 
 
 def cell(rows: int, width: int) -> Tensor:
-    """Eight products of one side with weights of their own, joined as in a NasRNN cell."""
+    """Eight products of one operand with different weights, combined as in a NasRNN cell."""
     a = t.concat([x("a", rows, width), x("h", rows, width)], 1)
     s, th, r = c.sigmoid, t.tanh, c.relu
     g = [t.matmul(a, x(f"w{i}", 2 * width, width)) for i in range(8)]
@@ -59,18 +62,18 @@ def cell(rows: int, width: int) -> Tensor:
 
 
 def linear(rows: int, length: int, columns: int) -> Tensor:
-    """A product."""
+    """Product of [rows, length] with a weight."""
     return t.matmul(x("a", rows, length), x("w", length, columns))
 
 
 def gated(rows: int, width: int) -> Tensor:
-    """Two products and a gate."""
+    """Gated feed-forward: two products and a gate."""
     a = x("a", rows, width)
     return c.silu(t.matmul(a, x("w", width, width))) * t.matmul(a, x("u", width, width))
 
 
 def normed(rows: int, width: int) -> Tensor:
-    """A product of rows that are scaled to norm one."""
+    """Product of rows that are scaled to norm one."""
     a = x("a", rows, width)
     return t.matmul(a, x("w", width, width)) * t.rsqrt(t.mean(a * a, axis=1, keepdims=True) + 1e-6)
 
@@ -93,13 +96,16 @@ CASES: dict[str, tuple[Any, tuple[str, ...], Callable[[], Tensor]]] = {
 
 
 def kernel(case: str) -> tuple[Template, Call]:
-    """A case's template, and the call of it."""
+    """(template, call) of a case."""
     emitter, laid, term = CASES[case]
     return kernel_of(emitter, laid, term())
 
 
 def kernel_of(emitter: Any, laid: tuple[str, ...], root: Tensor) -> tuple[Template, Call]:
-    """An emitter's kernel of a term of bfloat16, weights `laid` out anew as it likes, and the call of it."""
+    """(template, call) of an emitter's kernel for a term in bfloat16.
+
+    `laid`: names of the weights that the kernel may repack.
+    """
     template: Template = emitter.generated(root, laid)
     leaves = {str(n.attr("name")): n for n in topological([root]) if n.op == "input"}
     place = lambda n: Operand(Type(n.shape, "bfloat16"), contiguous(n.shape))
@@ -109,7 +115,7 @@ def kernel_of(emitter: Any, laid: tuple[str, ...], root: Tensor) -> tuple[Templa
 def around(
     ranked: Sequence[Schedule], fits: Callable[[Schedule], bool], moves: Moves, count: int = COUNT
 ) -> list[Schedule]:
-    """The guesses, their legal neighbours, the neighbours' and so on: at most `count`, the same each time."""
+    """The ranked schedules, then their legal neighbours, and neighbours of these: at most `count`, reproducibly."""
     found: dict[Key, Schedule] = {key_of_schedule(s): s for s in ranked}
     ring, draw = list(ranked), random.Random(7)
     while ring and len(found) < count:
@@ -133,7 +139,7 @@ def with_schedules(template: Any, wanted: Sequence[Mapping[str, int]]) -> Any:
 
 # ---------------------------------------------------------------- the table
 def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", count: int = COUNT) -> None:
-    """Time the schedules of some cases on this machine's GPU, side by side, and put them into the table."""
+    """Time the schedules of some cases on this machine's GPU, and write them to the table."""
     from tensor_graphs.backends.tuning.measure_cpu import SinkBase
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
     from tensor_graphs.costdb.store.schema import TimingRow
@@ -159,7 +165,7 @@ def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", c
 
 
 def write(tables: Mapping[str, Times], path: Path) -> None:
-    """Cases as columns: names of parameters once, then rows of numbers, 0 for a parameter that is not there, and µs."""
+    """Write the tables: per case the parameter names, then rows of their values (0: parameter not set) and µs."""
     lines = []
     for case, times in tables.items():
         names = sorted({name for key in times for name, _ in key})
@@ -170,7 +176,7 @@ def write(tables: Mapping[str, Times], path: Path) -> None:
 
 
 def read(path: Path = TABLE) -> dict[str, Times]:
-    """The times of each case."""
+    """The stored times in µs by schedule key, for each case."""
     found = json.loads(path.read_text())
     return {
         case: {tuple((n, v) for n, v in zip(one["names"], row) if v): row[-1] for row in one["rows"]}
@@ -180,7 +186,7 @@ def read(path: Path = TABLE) -> dict[str, Times]:
 
 # ---------------------------------------------------------------- replaying
 def searched(template: Template, call: Call) -> tuple[list[Schedule], Callable[[Schedule], bool], Moves]:
-    """The candidate schedules of a kernel, its legality and the moves of its search."""
+    """(candidate schedules of a kernel, its legality test, the neighbour function of its search)."""
     assert template.space is not None and template.fits is not None and template.moves is not None
     fits = template.fits
     return [dict(s) for s in template.space(call)], lambda s: fits(replace(call, schedule=s)), template.moves
@@ -189,7 +195,7 @@ def searched(template: Template, call: Call) -> tuple[list[Schedule], Callable[[
 def replayed(
     times: Times, ranked: Sequence[Schedule], moves: Moves, make: Callable[..., ScheduleSearch] = ScheduleSearch
 ) -> list[float]:
-    """µs of the schedules that a search proposes, in order, where only the schedules of a table are legal."""
+    """µs of the schedules that a search proposes, in order; only schedules of the table are legal."""
     exists = lambda s: key_of_schedule(s) in times
     search, asked = make([s for s in ranked if exists(s)], exists, moves=moves), []
     while wanted := search.more():
@@ -200,7 +206,7 @@ def replayed(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure some cases, or replay all."""
+    """Measure the cases named on the command line, or replay all."""
     parser = argparse.ArgumentParser(description="Replay searches over recorded times, or measure such times on a GPU.")
     parser.add_argument("action", nargs="?", choices=("replay", "measure"), default="replay")
     parser.add_argument("cases", nargs="*", help="of those to measure; all by default")

@@ -1,11 +1,12 @@
-"""What a search does with its seconds, without a GPU: `python -m benchmarks.search_rehearsal WORKLOAD [--seconds 26] [--backend gpu]
-[--device 1] [--slow 1] [--times STORE ...]`.
+"""What a search does with its seconds, without a GPU: `python -m benchmarks.search_rehearsal WORKLOAD [--seconds 26]
+[--backend gpu] [--device 1] [--slow 1] [--times STORE ...]`.
 
-The search, its plans and the order of what it measures are the real ones; compilers and the device only wait, as long as they were seen
-to take on an H200 with 32 cores. A kernel takes what the given cost stores know of it on whatever GPU, else a time made up from its
-bound and its name. Printed is what each round asked for and when, then the plan, and how many schedules of which kernels were
-measured. `--device 3`: the device takes three times as long for everything, as it seems to where others use it; `--slow 2`: a second
-lasts two, so that on a busy machine the thinking takes no larger part than elsewhere.
+The search, its plans and the order of its measurements are real; compilers and the device are replaced by waits of the
+durations that were observed on an H200 with 32 cores. The time of a kernel is that of the given cost stores, on any
+GPU, else it is made up from its roofline and its name. Printed is what each round requested and when, then the plan,
+and how many schedules of which kernels were measured. `--device 3`: the device takes three times as long for
+everything, as when others use it; `--slow 2`: all waits take twice as long, so that on a busy machine the host's work
+has no larger share than elsewhere.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ Known = dict[tuple[str, ...], float]
 
 
 class Compilers:
-    """Compilers that only wait."""
+    """Stand-in for the compile workers: waits as long as compilers take."""
 
     workers, starting = WORKERS, False
 
@@ -76,14 +77,14 @@ class Compilers:
         self._threads, self._numbers, self._lock = ThreadPoolExecutor(WORKERS), itertools.count(), Lock()
 
     def start(self) -> None:
-        """Nothing is needed."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """End them."""
+        """Shut down the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, text: Any, call: Call) -> Future[dict[str, Any]]:
-        """The resources of a text: it fits, and is like no other."""
+        """Future of a compiled kernel's resources: it fits, and its digest is unique."""
         with self._lock:
             self.busy += 1
         return self._threads.submit(self._compiled, COMPILE_S["triton" if "import triton" in text.text else "nvrtc"])
@@ -96,23 +97,23 @@ class Compilers:
 
 
 class Silent:
-    """A process with the device that is asked nothing but to forget."""
+    """Stand-in for a process with the device; it acknowledges every request."""
 
     alive, ended = True, None
 
     def start(self) -> None:
-        """Nothing is needed."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing was."""
+        """Does nothing."""
 
     def ask(self, job: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
-        """It is done."""
+        """Acknowledgement of a request."""
         return {"ok": True}
 
 
 class Times:
-    """µs of kernels: what stores know, else made up from what bounds them in a `store`."""
+    """Kernel times in µs: those known to `stores`, else made up from rooflines of `store`."""
 
     def __init__(self, stores: Sequence[Path], store: Store) -> None:
         self.rooflines, self.known, self.made_up = store.predictor("cold").rooflines, Known(), 0
@@ -123,7 +124,7 @@ class Times:
                     self.known[_place(row)] = found.us
 
     def of(self, template: Template, call: Call) -> float:
-        """Of a kernel in a schedule."""
+        """Time in µs of a kernel with the schedule of the call."""
         key = key_of(template, call)
         place = _place(key.columns)
         if place in self.known:
@@ -136,12 +137,15 @@ class Times:
 
 
 def _place(columns: Any) -> tuple[str, ...]:
-    """A kernel in a schedule, wherever it runs."""
+    """Key of a kernel with a schedule, independent of the device."""
     return tuple(str(columns[name]) for name in ("kernel", "shapes", "strides", "schedule"))
 
 
 class Rehearsed(GpuMeasurer):
-    """The measurer, whose compilers and device only wait. `device`: times what is usual that the device takes."""
+    """The GPU measurer with compilers and a device that only wait.
+
+    `device`: factor on the device's usual durations. `slow`: factor on all durations.
+    """
 
     def __init__(self, store: Store, times: Times, device: float, slow: float) -> None:
         super().__init__(store, device="cpu", workers=0, worker=Silent())  # type: ignore[arg-type]
@@ -174,7 +178,7 @@ class Rehearsed(GpuMeasurer):
 
 
 def hypergraph_of(workload: str, backend: str) -> Hypergraph:
-    """The candidates of a workload, or of a module of benchmarks/small_budget.py."""
+    """The candidate kernels of a workload, or of a module of benchmarks/small_budget.py."""
     if workload in WORKLOADS:
         given, weights = WORKLOADS[workload].arguments("cpu")
         module, inputs = WORKLOADS[workload].module(weights), tuple(given)
@@ -194,7 +198,7 @@ def hypergraph_of(workload: str, backend: str) -> Hypergraph:
 
 
 def main() -> None:
-    """Parse, search, print."""
+    """Parse the command line, run the search, print its rounds and plan."""
     parser = argparse.ArgumentParser(description="What a search does with its seconds, without a GPU.")
     parser.add_argument("workload")
     parser.add_argument("--seconds", type=float, default=26.0)

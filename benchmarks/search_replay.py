@@ -84,8 +84,10 @@ class VirtualTime:
 
 
 class TrueTimes:
-    """Kernel times in µs: of the first store in `stores` that knows the kernel in the schedule, else made up, equal for equal
-    (seed, kernel, schedule)."""
+    """Kernel times in µs: from the first store in `stores` that has the kernel with this schedule, else made up.
+
+    Made-up times are reproducible for (seed, kernel, schedule).
+    """
 
     def __init__(self, store: Store, seed: int, stores: Sequence[Path] = ()) -> None:
         self.rooflines, self.seed = store.predictor("cold").rooflines, seed
@@ -115,8 +117,10 @@ class TrueTimes:
 
 @dataclass
 class CheapSearch(ScheduleSearch):
-    """A schedule search whose neighbours are those with known times, or made up where there are none: the real ones are checked by
-    emitting kernels, which takes longer than a replay."""
+    """A schedule search whose neighbours are the schedules with known times, or made-up ones if there are none.
+
+    Real neighbours are checked by emitting kernels, which takes longer than a replay.
+    """
 
     others: Sequence[dict[str, int]] = ()
 
@@ -126,13 +130,13 @@ class CheapSearch(ScheduleSearch):
 
 
 class Schedules:
-    """Schedule searches of a workload's kernels: the real guesses, other neighbours."""
+    """Schedule searches of a workload's kernels: real candidate schedules, replaced neighbours."""
 
     def __init__(self) -> None:
         self.times: TrueTimes | None = None
 
     def search_of(self, template: Template, call: Call, most: int, snapshot: Any) -> ScheduleSearch | None:
-        """As `trials.search_of`."""
+        """The schedule search of a kernel, in place of `trials.search_of`."""
         found = trials.search_of(template, call, most, snapshot)
         if found is None or self.times is None:
             return found
@@ -145,16 +149,16 @@ class Schedules:
 
 
 class NoThread:
-    """Stands in for the measurer's background thread; the replay advances its work itself."""
+    """Stand-in for the measurer's background thread, whose work the replay advances itself."""
 
     def __init__(self, target: Any = None, args: Sequence[Any] = (), **_: Any) -> None:
         self.worth = args[0] if args else None
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Does nothing."""
 
     def join(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing."""
 
 
 class VirtualMeasurer(GpuMeasurer):
@@ -172,7 +176,7 @@ class VirtualMeasurer(GpuMeasurer):
         self.numbers = itertools.count()
 
     def close(self) -> None:
-        """There are no processes to close."""
+        """Does nothing: there are no processes."""
 
     def _push(self, at: float, event: Event) -> None:
         heappush(self.queue, (at, next(self.numbers), event))
@@ -224,7 +228,7 @@ class VirtualMeasurer(GpuMeasurer):
         return event
 
     def advance(self, seconds: float) -> None:
-        """Let virtual time pass, in which measurements in flight continue."""
+        """Advance the virtual clock, during which measurements in flight continue."""
         until = self.time_.now + seconds
         while self._behind is not None and self._under_way:
             self._hand_out()
@@ -241,8 +245,10 @@ def replay(
     graph: Hypergraph, seconds: float, seed: int, pricer: CostPricer, schedules: Schedules, starter: bool = False,
     stores: Sequence[Path] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """One search: true cost of its plan, counts, and the virtual seconds used. starter: above the starter rows in use. stores:
-    with times of kernels, as far as they are known."""
+    """One search: true cost of its plan, counts, and the virtual seconds used.
+
+    `starter`: use the shipped starter rows. `stores`: cost stores with known kernel times.
+    """
     time = VirtualTime()
     solve_ = plan_solver._solve
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -292,7 +298,7 @@ def replay(
 
 
 def main() -> None:
-    """Parse, replay, print."""
+    """Parse the command line, replay the searches, print the results."""
     parser = argparse.ArgumentParser(description="Searches on a virtual clock.")
     parser.add_argument("workloads", nargs="+")
     parser.add_argument("--seconds", type=float, nargs="*", default=[4.0, 20.0])

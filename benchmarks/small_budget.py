@@ -78,7 +78,7 @@ def search(name: str, device: str, budget: float, store: Path, to: Path) -> None
     import tensor_graphs as tg
 
     if device == "cuda":
-        from .gpu import share_the_gpu
+        from .gpu_case import share_the_gpu
 
         share_the_gpu()
         torch.zeros(1, device="cuda")  # a caller's process has used the device
@@ -92,7 +92,7 @@ def search(name: str, device: str, budget: float, store: Path, to: Path) -> None
 
 
 def timed(name: str, device: str, folders: Sequence[Path], seconds: float) -> dict[str, list[float]]:
-    """Samples in µs of saved programs, in turn."""
+    """Samples in µs of the saved programs, called in turn for `seconds`."""
     import torch
 
     from tensor_graphs.backends.program.saved_program import load_program
@@ -115,7 +115,7 @@ def timed(name: str, device: str, folders: Sequence[Path], seconds: float) -> di
 
 # ---------------------------------------------------------------- the processes
 class Run:
-    """One run of the benchmark: its folder, its end, and what was found so far."""
+    """One run of the benchmark: its folder, its deadline, and the results so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.to, self.until = options, options.to, time.monotonic() + options.seconds
@@ -125,11 +125,11 @@ class Run:
 
     @property
     def left(self) -> float:
-        """Seconds left."""
+        """Seconds until the deadline."""
         return self.until - time.monotonic()
 
     def keep(self, name: str, part: str, value: Any) -> None:
-        """Write a result."""
+        """Write the result `value` of a part of a module."""
         with self.lock:
             self.found.setdefault(name, {})[part] = value
             self.file.write_text(json.dumps(self.found, indent=1) + "\n")
@@ -147,7 +147,7 @@ class Run:
         return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["failed"])[-1][:300]
 
     def searched(self, name: str, label: str, budget: float, starter: Path | None, store: Path | None = None) -> None:
-        """One search of a module, unless the time is up."""
+        """Run one search of a module in a process, unless the deadline has passed."""
         if self.left < budget + START_S + (TIMING_S if "time" in self.options.steps else 0.0):
             return
         folder = self.to / "programs" / name / label
@@ -172,13 +172,13 @@ class Run:
 
     # ------------------------------------------------------------ steps
     def cold(self) -> None:
-        """Every budget with an empty store."""
+        """Search at every budget with an empty store."""
         for name in self.options.only:
             for budget in self.options.budgets:
                 self.searched(name, f"cold-{budget:g}", budget, None)
 
     def fill(self) -> None:
-        """Long searches, several side by side."""
+        """Run the long searches, several side by side; their measurements become starter rows."""
         each = sum(self.options.budgets) + START_S
         reserve = len(self.options.only) * each + TIMING_S if self.options.reserve else 0.0
         names = [n for n in (*self.options.only, *self.options.filling) if "fill" not in self.found.get(n, {})]
@@ -192,7 +192,7 @@ class Run:
             list(threads.map(one, names))
 
     def starter(self) -> None:
-        """Every budget with the starter rows of other modules."""
+        """Search at every budget with the starter rows of the other modules."""
         for name in self.options.only:
             for budget in self.options.budgets:
                 if self.left > budget + START_S:
@@ -200,7 +200,7 @@ class Run:
                         self.searched(name, f"starter-{budget:g}", budget, rows)
 
     def time(self) -> None:
-        """Time all programs, in one process."""
+        """Time all programs of each module in one process."""
         target, folders = self.to / "us.json", [self.to / "programs" / name for name in self.options.only]
         target.unlink(missing_ok=True)
         failed = self.child(["--time", str(target), *(str(f) for f in folders if f.is_dir())], self.left, {})
@@ -230,7 +230,7 @@ def without(to: Path, name: str) -> Path | None:
 
 
 def table(found: Results) -> str:
-    """µs of each module's programs over its fastest, and geometric means."""
+    """The table: µs of each module's programs relative to its fastest one, and geometric means."""
     ratios = {
         name: {label: us / min(parts["us"].values()) for label, us in parts["us"].items()}
         for name, parts in found.items() if parts.get("us")
@@ -246,7 +246,7 @@ def table(found: Results) -> str:
 
 
 def main() -> None:
-    """Parse, run the steps, print the table."""
+    """Parse the command line, run the steps, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(JUDGED), metavar="NAME", help="modules that are compared")
     parser.add_argument("--filling", nargs="*", default=list(FILLING), metavar="NAME", help="modules that only fill")

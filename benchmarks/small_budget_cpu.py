@@ -58,7 +58,7 @@ def made(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def slowdown() -> float:
-    """Wall-clock seconds of 0.3 s of CPU time, over that."""
+    """Slowdown by other processes: wall-clock seconds for 0.3 s of CPU time, divided by 0.3 s."""
     begin, own = time.perf_counter(), time.thread_time()
     while time.thread_time() - own < 0.3:
         pass
@@ -90,7 +90,7 @@ def search(name: str, budget: float, to: Path, busy: bool) -> None:
 
 
 def timed(name: str, folders: list[Path], busy: bool) -> dict[str, float]:
-    """µs that a tenth of the calls of each program reach; programs are called in turn."""
+    """First decile of µs per call of each program; the programs are called in turn."""
     import torch
 
     import tensor_graphs as tg
@@ -125,7 +125,7 @@ def child(arguments: list[str], starter: str, seconds: float) -> str:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Ratios of each module's programs to its fastest, and their geometric means."""
+    """The table: times of each module's programs relative to its fastest one, and their geometric means."""
     lines = [f"| module | fastest, µs | {' | '.join(LABELS)} |", "|---" * (2 + len(LABELS)) + "|"]
     ratios: dict[str, list[float]] = {label: [] for label in LABELS}
     for name, parts in found.items():
@@ -140,7 +140,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Parse, run the searches, time the programs, print the table."""
+    """Parse the command line, run the searches, time the programs, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=WORK / "small_budget_cpu")
     parser.add_argument("--only", nargs="+", default=[*OWN, *JUDGED])

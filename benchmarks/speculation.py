@@ -28,7 +28,7 @@ LATE = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # what a layer adds 
 
 
 def pair(layers: int, drafted: int, late: float) -> tuple[Folder, Folder]:
-    """A model, and a draft of its first layers; what later layers add is scaled by `late`."""
+    """(model, draft made of its first layers); the contribution of the model's later layers is scaled by `late`."""
     config = {**CONFIGS["small"], "num_hidden_layers": layers, "tie_word_embeddings": False}
     weights = {name: w.load() for name, w in random_checkpoint(config).items()}
     first = {f"layers.{i}." for i in range(drafted)}
@@ -40,7 +40,7 @@ def pair(layers: int, drafted: int, late: float) -> tuple[Folder, Folder]:
 
 
 def token_ms(made: Generator, prompt: list[int]) -> tuple[float, float, list[int]]:
-    """CPU and wall-clock ms of a token after the first one, and the tokens."""
+    """(CPU ms, wall-clock ms) per token after the first one, and the generated tokens."""
     tokens, begun = list[int](), (0.0, 0.0)
     for piece in made.stream(prompt, NEW):
         begun = begun if tokens else (time.process_time(), time.perf_counter())
@@ -50,7 +50,7 @@ def token_ms(made: Generator, prompt: list[int]) -> tuple[float, float, list[int
 
 
 def speculation(folder: Folder, draft: Folder, counts: list[int], options: dict[str, Any]) -> None:
-    """Rows of the times of a token, plain and with drafts."""
+    """Print times per token of plain decoding and of speculative decoding with each number of proposals."""
     prompt = [int(v) for v in np.random.default_rng(0).integers(0, CONFIGS["small"]["vocab_size"], PROMPT)]
     plain = Generator(folder, **options)
     for count in counts:
@@ -70,7 +70,9 @@ def speculation(folder: Folder, draft: Folder, counts: list[int], options: dict[
 
 
 def reuse(folder: Folder, options: dict[str, Any], held: int = 700, further: int = 14) -> None:
-    """CPU and wall-clock seconds until the first token of a prompt of which all but the last tokens are in the caches."""
+    """Print the seconds until the first token of a prompt: computed as a whole, and with its first `held` tokens in the
+    caches.
+    """
     random, words = np.random.default_rng(1), CONFIGS["small"]["vocab_size"]
     found: dict[str, Any] = {"held": held, "further": further}
     for name, kept in (("whole", False), ("reused", True)):

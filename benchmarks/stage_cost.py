@@ -1,13 +1,13 @@
 """Cost of a stage in a chain of matrix-vector products: kernels of a CUDA graph beside one persistent kernel.
 
-`python -m benchmarks.stage_cost [--layers 18]` on a GPU of compute capability 9.0. A chain has the products of a decode step of
-Gemma-3-270M (cold weights, or with `small` one product whose weights stay in L2). Ways to run it:
+`python -m benchmarks.stage_cost [--layers 18]` on a GPU of compute capability 9.0. A chain has the products of a decode
+step of Gemma-3-270M (cold weights, or with `small` one product whose weights stay in L2). Variants:
 
-- `graph`: one kernel a product; `pdl_plain`: with programmatic dependent launch; `pdl_warm`: with a prefetch of weights into
+- `graph`: one kernel per product; `pdl_plain`: with programmatic dependent launch; `pdl_warm`: with a prefetch of weights into
   L2 before the wait; `pdl`: with weights loaded into registers before the wait;
 - `counters`: one persistent kernel, a counter of finished blocks per stage; `prefetch`: also the weights of the next stage to L2;
 - `flags`: one persistent kernel whose values carry the number of the launch, so that a reader polls the data itself;
-- `..._ring`: weights of further stages are on their way to shared memory while a stage waits.
+- `..._ring`: weights of further stages are copied to shared memory while a stage waits.
 
 Prints µs of the chain and of a stage, and the largest difference of results from those of `graph`.
 """
@@ -278,7 +278,7 @@ class Kernels:
 
 
 def timed(run: Any) -> float:
-    """Least of the medians of µs of a graph's replays, the L2 cache flushed before each."""
+    """µs of a CUDA graph's replay with a flushed L2 cache: the least of several medians."""
     flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     run()
     torch.cuda.synchronize()
@@ -358,7 +358,7 @@ def chain(
 
 
 def main() -> None:
-    """Print a JSON row per chain."""
+    """Print one JSON row per chain."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=18)
     options = parser.parse_args()

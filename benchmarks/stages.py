@@ -36,7 +36,7 @@ from .common import timed
 
 @dataclass
 class Run:
-    """What the stages made, and the seconds of each."""
+    """Results of the pipeline's stages, and the seconds of each stage."""
 
     view: EGraphView
     views: list[EGraphView]
@@ -46,7 +46,7 @@ class Run:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """The run as JSON-compatible figures: seconds, sizes, kernels, cost, bound."""
         return {
             "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
             "total": round(sum(self.seconds.values()), 3),
@@ -76,8 +76,11 @@ def run(
     solve_seconds: float = 2.5,
     backends: Sequence[Backend] | None = None,
 ) -> Run:
-    """The pipeline's stages with one's own limits, block size (None: no cutting), prices (default: the store's) and
-    backends (default: all that can be used here)."""
+    """Run the pipeline's stages on a graph, without measuring and verification.
+
+    `max_nodes`: size of blocks (None: the graph is not cut). `pricer`: default is the store's prices. `backends`:
+    default is all that can be used here.
+    """
     session = Session(Options(limits=limits or Limits(), measure=False, verify=False, budget=600.0))
     seconds: dict[str, float] = {}
     backends = select("auto") if backends is None else backends
@@ -125,7 +128,9 @@ print(json.dumps({"priced": report.priced, "stopped": report.search_stopped, "me
 
 
 def warm_store(path: Path, sizes: Mapping[str, int], seconds: float) -> str:
-    """Measure what a model's best plans need, in a process of its own; what it said at the end."""
+    """Measure the kernels of a model's best plans in a process of its own; returns the last 300 characters of its
+    output.
+    """
     import json
 
     found = subprocess.run(

@@ -13,7 +13,7 @@ from .common import QUICK, row
 
 
 def seconds(command: list[str]) -> list[float]:
-    """Of several runs, after one that fills the page cache."""
+    """Wall-clock seconds of several runs of a command, after one that fills the page cache."""
     found = []
     for turn in range(4 if QUICK else 11):
         start = time.perf_counter()
@@ -24,7 +24,7 @@ def seconds(command: list[str]) -> list[float]:
 
 
 def main() -> dict[str, Any]:
-    """Wall-clock seconds of the whole process; an empty Python process is given for comparison."""
+    """Result for the figures: seconds of the whole process, with those of an empty Python process for comparison."""
     script = Path(sys.executable).with_name("tensor-graphs")
     bare = seconds([sys.executable, "-c", "pass"])
     imported = seconds([sys.executable, "-c", "import tensor_graphs"])

@@ -1,6 +1,7 @@
-"""Programs under measurement on a GPU, each in a process of its own: run until the time is up, every result written at once.
+"""Benchmarks of a table of programs on a GPU (`gpu_variants.py`, `gpu_models.py`, `gpu_odd_sizes.py`).
 
-What `gpu_variants.py` and `gpu_models.py` share. A run begins with what was measured longest ago.
+Each program runs in a process of its own, until the time is up; each result is written at once. A run begins with the
+programs measured longest ago.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import Case, Record, recorded, share_the_gpu, started, waited
+from benchmarks.gpu import recorded, started, waited
+from benchmarks.gpu_case import Case, Record, share_the_gpu
 from benchmarks.variants import Variant
 
 HERE = Path(__file__).parent
@@ -26,8 +28,12 @@ LAST_S = 25.0  # least seconds to begin one with
 
 @dataclass
 class Suite:
-    """A table of programs, the same at small sizes, how one is measured, and what is kept and shown of its record. `name` is the
-    module's and that of its results."""
+    """A benchmark of a table of programs: how one is measured, which fields of its record are stored, how they are
+    shown.
+
+    `full` and `tiny`: the programs at their own and at small sizes. `name`: that of the benchmark's module and of its
+    result files. `shortened`: a record without the fields that are not stored.
+    """
 
     name: str
     full: Mapping[str, Variant]
@@ -47,7 +53,7 @@ class Suite:
         self.records, self.table = HERE / f"results/raw/{self.name}.json", HERE / f"results/{self.name}.md"
 
     def child(self, options: argparse.Namespace) -> None:
-        """Measure one of them in this process."""
+        """Measure one program in this process."""
         faulthandler.dump_traceback_later(4 * options.budget + 20)  # says where what is stopped hung
         share_the_gpu()
         full = self.full[options.child]
@@ -66,7 +72,7 @@ class Suite:
         case.write()
 
     def run_one(self, name: str, options: argparse.Namespace, seconds: float) -> Record:
-        """One record: what its process wrote, and how it ended."""
+        """Measure a program in a process of its own; returns its record, with the reason if the process failed."""
         target = options.work / f"{name}.json"
         target.unlink(missing_ok=True)
         arguments = ["--child", name, "--budget", str(options.budget), "--work", str(options.work), "--store", str(options.store),
@@ -74,11 +80,11 @@ class Suite:
         return recorded(name, target, waited(started(arguments, options, f"benchmarks.{self.name}"), seconds))
 
     def stored(self) -> dict[str, Record]:
-        """The last results by name."""
+        """The stored records by name."""
         return json.loads(self.records.read_text()) if self.records.exists() else {}
 
     def keep(self, found: Sequence[Record]) -> None:
-        """Write new records and the table."""
+        """Store new records, and write the table."""
         with self._writing:
             records = {**self.stored(), **{r["name"]: r for r in found}}
             self.records.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +92,10 @@ class Suite:
             self.table.write_text(self.render(records))
 
     def run(self, options: argparse.Namespace) -> int:
-        """Measure the stalest first until the time is up; how many failed."""
+        """Measure programs, those measured longest ago first, until the time is up; returns how many failed.
+
+        Raises SystemExit for an unknown name.
+        """
         options.work.mkdir(parents=True, exist_ok=True)
         if unknown := set(options.only or ()) - set(self.full):
             raise SystemExit(f"nothing is called {sorted(unknown)}; there are {', '.join(self.full)}")
@@ -109,7 +118,7 @@ class Suite:
             return sum(threads.map(one, names))
 
     def merge(self, paths: Sequence[Path]) -> None:
-        """Take newer records from files of other machines."""
+        """Store newer records from result files of other machines."""
         old = self.stored()
         newer = [
             r
@@ -120,7 +129,10 @@ class Suite:
         self.keep(sorted(newer, key=lambda r: r["date"]))
 
     def main(self, doc: str) -> int:
-        """Parse, run, render; how many failed."""
+        """Parse the command line, measure, write the table; returns how many failed.
+
+        `doc`: the description for `--help`.
+        """
         parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--only", nargs="+", metavar="NAME")
         parser.add_argument("--slice", default="0/1", metavar="I/N", help="every N-th from the I-th on")

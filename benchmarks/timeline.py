@@ -1,8 +1,9 @@
-"""What an optimization does when: `python -m benchmarks.timeline NAME [--budget 40] [--store FOLDER] [--backend gpu] [--json FILE]`.
+"""Timeline of an optimization: `python -m benchmarks.timeline NAME [--budget 40] [--store FOLDER] [--backend gpu]
+[--json FILE]`.
 
-NAME is a workload (`workloads.py`), a variant (`variants.py`) or a whole model (`whole_models.py`). It is optimized once from the store
-that is given, or from an empty one, as a user would do it in a fresh process; what is printed is the report, and for each
-process what it did when. The first kernel's time is known when the first span of a device's `try` ends.
+NAME is a workload (`workloads.py`), a variant (`variants.py`) or a whole model (`whole_models.py`). It is optimized
+once from the given store, or from an empty one, as in a fresh process. Printed are the report and the activities of
+each process over time. The first kernel's time is known when the first span of a device's `try` ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 
 def made(name: str) -> tuple[Any, tuple[Any, ...], float | None]:
-    """A module by name, example inputs, and its tolerance."""
+    """(module, example inputs, tolerance) by the name of a workload, variant or whole model."""
     from benchmarks.variants import VARIANTS
     from benchmarks.whole_models import MODELS
     from benchmarks.workloads import WORKLOADS
@@ -27,7 +28,7 @@ def made(name: str) -> tuple[Any, tuple[Any, ...], float | None]:
 
 
 def main() -> None:
-    """Parse, optimize, print."""
+    """Parse the command line, optimize the module, print the report and the timeline."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--budget", type=float, default=40.0)

@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 
 class Net(nn.Module):
-    """A module of a function and named submodules."""
+    """Module of a function, which gets the module and the inputs, and of named submodules."""
 
     def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()
@@ -22,35 +22,35 @@ class Net(nn.Module):
             setattr(self, name, part)
 
     def forward(self, *args: Any) -> Any:
-        """The function of this module and the arguments."""
+        """The function's result for this module and the inputs."""
         return self.function(self, *args)
 
 
 def conv(
     a: int, b: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: type[nn.Module] = nn.ReLU
 ) -> nn.Module:
-    """Convolution, batch norm, activation."""
+    """Convolution from `a` to `b` channels, batch norm, activation."""
     plain = nn.Conv2d(a, b, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(plain, nn.BatchNorm2d(b), act())
 
 
 def residual(*layers: nn.Module) -> nn.Module:
-    """x + layers(x)."""
+    """Module that computes x + layers(x)."""
     return Net(lambda m, x: x + m.body(x), body=nn.Sequential(*layers))
 
 
 def branches(*paths: nn.Module) -> nn.Module:
-    """Results of paths, concatenated by channel."""
+    """Module that concatenates the results of several paths by channel."""
     return Net(lambda m, x: torch.cat([p(x) for p in m.paths], 1), paths=nn.ModuleList(paths))
 
 
 def head(channels: int) -> list[nn.Module]:
-    """Global mean and a classifier."""
+    """Layers of a classifier of 10 classes after a global mean."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
 
 
 def excite(channels: int) -> nn.Module:
-    """Squeeze and excitation."""
+    """Squeeze-and-excitation gate on channels."""
     gate = nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, 4, 1), nn.SiLU(), nn.Conv2d(4, channels, 1), nn.Sigmoid()
     )
@@ -61,12 +61,12 @@ class LayerNorm2d(nn.LayerNorm):
     """Layer norm over the channels of images."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See above."""
+        """x[N, C, H, W] with the channels normed at each position."""
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def mobile(a: int, b: int, stride: int, act: type[nn.Module] = nn.ReLU6, se: bool = False) -> nn.Module:
-    """Inverted bottleneck."""
+    """Inverted bottleneck (MobileNet) from `a` to `b` channels; `se`: with squeeze and excitation."""
     gate = [excite(2 * a)] if se else []
     body = [
         conv(a, 2 * a, 1, act=act),
@@ -93,7 +93,7 @@ def shuffle(m: Any, x: Tensor) -> Tensor:
 
 
 def dense(m: Any, x: Tensor) -> Tensor:
-    """Densely connected layers."""
+    """Densely connected layers: each reads the results of all before."""
     found = [x]
     for layer in m.layers:
         found.append(layer(torch.cat(found, 1)))
@@ -108,7 +108,7 @@ def fire(a: int, b: int) -> nn.Module:
 
 
 def unet(m: Any, x: Tensor) -> Tensor:
-    """Two levels down and up."""
+    """U-Net of two levels with skip connections."""
     a = m.down1(x)
     b = m.down2(F.max_pool2d(a, 2))
     c = m.middle(F.max_pool2d(b, 2))
@@ -146,14 +146,14 @@ def maxvit(m: Any, x: Tensor) -> Tensor:
 
 
 def mixer(m: Any, x: Tensor) -> Tensor:
-    """MLP-Mixer."""
+    """MLP-Mixer block."""
     x = m.patches(x).flatten(2).transpose(1, 2)
     x = x + m.tokens(m.norm1(x).transpose(1, 2)).transpose(1, 2)
     return m.head((x + m.channels(m.norm2(x))).mean(1))
 
 
 def tagger(m: Any, ids: Tensor) -> Tensor:
-    """Tags of a sequence."""
+    """Class scores for each token of a sequence, by a recurrent layer."""
     return m.out(m.rnn(m.embed(ids))[0])
 
 
@@ -187,13 +187,13 @@ def variational(m: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def kolmogorov(m: Any, x: Tensor) -> Tensor:
-    """Layer of radial basis functions."""
+    """Kolmogorov-Arnold layer with radial basis functions."""
     basis = torch.exp(-((x[..., None] - torch.linspace(-1, 1, 8, device=x.device, dtype=x.dtype)) ** 2) * 4)
     return m.mix(basis.flatten(1)) + m.base(F.silu(x))
 
 
 def recommender(m: Any, ids: Tensor, x: Tensor) -> Tensor:
-    """DLRM-like: embeddings, dot products of all pairs, MLP."""
+    """DLRM-like recommender: embeddings, dot products of all pairs, MLP."""
     found = torch.cat([m.table(ids), m.bottom(x)[:, None]], 1)
     pairs = found @ found.transpose(1, 2)
     rows, columns = torch.tril_indices(found.shape[1], found.shape[1], -1)
@@ -201,17 +201,17 @@ def recommender(m: Any, ids: Tensor, x: Tensor) -> Tensor:
 
 
 def inputs(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
-    """Operands: one random tensor."""
+    """Maker of the operands: one random tensor of this shape."""
     return lambda: (torch.randn(shape),)
 
 
 def ids(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
-    """Operands: one tensor of random token ids."""
+    """Maker of the operands: one tensor of random token ids."""
     return lambda: (torch.randint(0, 50, shape),)
 
 
 def graph(nodes: int = 12, edges: int = 40) -> Callable[[], tuple[Tensor, ...]]:
-    """Operands: features of nodes and pairs of nodes."""
+    """Maker of the operands: features of nodes, and pairs of nodes (edges)."""
     return lambda: (torch.randn(nodes, 16), torch.randint(0, nodes, (2, edges)))
 
 
@@ -219,7 +219,7 @@ Make = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]
 
 
 def rnn(kind: type[nn.Module], **options: Any) -> Make:
-    """A tagger with a recurrent layer."""
+    """Maker of a tagger with a recurrent layer, and of its operands."""
     wide = 2 if options.get("bidirectional") else 1
     return (
         lambda: Net(
@@ -233,7 +233,7 @@ def rnn(kind: type[nn.Module], **options: Any) -> Make:
 
 
 def layer(width: int = 32, **options: Any) -> nn.Module:
-    """A transformer encoder layer."""
+    """A transformer encoder layer of torch.nn."""
     return nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True, **options)
 
 

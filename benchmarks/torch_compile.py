@@ -77,7 +77,7 @@ class Pointwise(nn.Module):
 
 
 def cases(gpu: bool, device: str | None = None) -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
-    """Module and inputs by name, at the sizes for a GPU or a CPU, on that device unless another one is named."""
+    """Name -> (module, inputs), at sizes for a GPU or a CPU, on that device unless `device` names another one."""
     half = torch.float16 if gpu else torch.float32
     small = {} if gpu else {"width": 256, "inner": 1024}
     layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
@@ -93,7 +93,7 @@ def cases(gpu: bool, device: str | None = None) -> dict[str, tuple[nn.Module, tu
 
 
 def call_us(call: Callable[[], Any], gpu: bool, times: int) -> float:
-    """µs of one of `times` calls."""
+    """µs per call, over `times` calls; on a GPU until the results are there."""
     begin = time.perf_counter()
     for _ in range(times):
         call()
@@ -105,7 +105,7 @@ def call_us(call: Callable[[], Any], gpu: bool, times: int) -> float:
 def measured(
     name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...], budget: float, gpu: bool
 ) -> dict[str, Any]:
-    """One row."""
+    """One row of the table: times of a module's calls in each way."""
     forms: dict[str, Callable[[], Any]] = {"bare module": lambda: module(*inputs)}
     compiled = torch.compile(module)
     forms["torch.compile"] = lambda: compiled(*inputs)
@@ -140,7 +140,7 @@ def measured(
 
 
 def main() -> None:
-    """See above."""
+    """Measure all modules and the training step; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="cases; all if none is given")
     parser.add_argument("--budget", type=float, default=20.0)

@@ -43,7 +43,9 @@ NOISE = 0.03  # share by which calls may be slower than the module's own: no dif
 
 
 def architectures() -> dict[str, Make]:
-    """All architectures; those of the package transformers if it can be imported."""
+    """Name -> (builder of the module, builder of its operands), with those of the package transformers if it can be
+    imported.
+    """
     try:
         import transformers as _  # noqa: F401
     except ImportError:
@@ -52,14 +54,14 @@ def architectures() -> dict[str, Make]:
 
 
 class Times:
-    """Replacement of `judge.timed` that keeps measured times and lets programs win."""
+    """Replacement of `judge.timed` that records the measured times and returns times by which programs win."""
 
     def __init__(self) -> None:
         self.faster: list[bool] = []
         self._timed: Callable[..., dict[str, list[float]]] = judge.timed
 
     def __call__(self, *args: Any) -> dict[str, list[float]]:
-        """Invented times; the decision from the real ones is in `faster`."""
+        """Times by which programs win; the decision from the real times is in `faster`."""
         found = self._timed(*args)
         self.faster.append(median(found["program"]) < (1 - judge.NOISE) * median(found["eager"]))
         return {"eager": [2.0] * 5, "program": [1.0] * 5}
@@ -128,7 +130,10 @@ def recorded(name: str, make: Make, **options: Any) -> dict[str, Any]:
 
 
 def whole_calls(make: Make, **options: Any) -> dict[str, Any]:
-    """Times of calls as `tg.compile` decides beside calls of the module: `time_ratio`, `eager_us` (CPU time), `calls` (what it chose)."""
+    """Times of calls under `tg.compile`, after its decision, beside calls of the module.
+
+    `time_ratio`, `eager_us` (CPU time), and `calls` (which form it chose).
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = make[0]().eval()
@@ -160,7 +165,7 @@ def whole_row(name: str, make: Make, **options: Any) -> dict[str, Any]:
 
 
 def in_child(name: str, work: Callable[[], dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The row that `work` returns, computed in a forked process with limits."""
+    """The row that `work` returns, computed in a forked process with limits of memory and `seconds`."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -202,7 +207,7 @@ def in_child(name: str, work: Callable[[], dict[str, Any]], seconds: float) -> d
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The record in Markdown."""
+    """The rows as Markdown."""
     right = sum(r["right"] for r in rows)
     operators, inside = (sum(r.get(k, 0) for r in rows) for k in ("operators", "in_programs"))
     whole = sum(r.get("operators", 0) == r.get("in_programs", -1) for r in rows)
@@ -233,18 +238,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _chosen(row: dict[str, Any]) -> str:
-    """Where whole calls of a row go: to programs or to the module itself."""
+    """What whole calls of a row run: programs or the module itself."""
     said = str(row.get("calls", ""))
     return "programs" if said.startswith("go to the compiled") else "module" if "time_ratio" in row else ""
 
 
 def _compared(row: dict[str, Any]) -> list[str]:
-    """What a row's errors refer to, where that is not float64."""
+    """The reference of a row's errors, if it is not eager in float64."""
     return [] if row.get("reference", "float64") == "float64" else [f"compared with {row['reference']}"]
 
 
 def main() -> None:
-    """See above."""
+    """Run the architectures named on the command line, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="architectures; all if none is given")
     parser.add_argument("--results", required=True, help="JSON lines")

@@ -47,7 +47,9 @@ def _calls() -> dict[str, _Call]:
 
 
 def _padded(node: Tensor, x: Any, call: Callable[[Any, tuple[int, int]], Any], fill: float = 0.0) -> Any:
-    """A windowed call with its pads where both sides are equal, else over an input padded beforehand."""
+    """A windowed op: called with its pads if both sides are equal, else on an input that is padded beforehand with
+    `fill`.
+    """
     import torch.nn.functional as F
 
     top, left, bottom, right = node.attr("pads")
@@ -57,9 +59,9 @@ def _padded(node: Tensor, x: Any, call: Callable[[Any, tuple[int, int]], Any], f
 
 
 def eager(graph: Graph, dtype: Any = None) -> Callable[..., list[Any]]:
-    """A function of the graph's inputs, in order, as torch tensors. `dtype` is that of the weights (default: their own).
+    """A function of the graph's inputs, in order, as torch tensors; returns the outputs.
 
-    KeyError names an op that is not known here.
+    `dtype`: dtype of the weights (default: their own). Raises KeyError with the name of an op that is not known here.
     """
     import torch
 

@@ -93,7 +93,7 @@ def _inputs(name: str) -> Callable[[], tuple[torch.Tensor, ...]]:
 
 
 class Called(torch.nn.Module):
-    """A model called with the keywords that its kind needs."""
+    """A model called with the keyword arguments that its kind needs."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

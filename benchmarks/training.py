@@ -43,12 +43,12 @@ BEGUN = time.monotonic()
 
 
 def say(text: str) -> None:
-    """Print what is known by now."""
+    """Print a result as soon as it is known."""
     print(f"{time.monotonic() - BEGUN:6.1f} s  {text}", flush=True)
 
 
 class TimeUp(BaseException):
-    """The time of the whole run has passed; not an Exception, which searches catch."""
+    """Raised when the time of the whole run has passed; no Exception, because searches catch these."""
 
 
 GRACE_S = 4.0  # after which the process ends, if it is in a backward pass: a search there sees no signal
@@ -56,7 +56,10 @@ GRACE_S = 4.0  # after which the process ends, if it is in a backward pass: a se
 
 @contextmanager
 def bounded(until: float, last: Callable[[], None]) -> Iterator[None]:
-    """Context that ends with TimeUp when the monotonic clock reaches `until`; the process ends after `last()`, if it cannot."""
+    """Context manager that raises TimeUp when the monotonic clock reaches `until`.
+
+    If the exception cannot be delivered, `last()` is called and the process ends.
+    """
     if until == math.inf:
         yield
         return
@@ -111,7 +114,7 @@ class Layer(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Language model with tied embeddings; gives the mean loss of predicting each next token."""
+    """Language model with tied embeddings; returns the mean loss of predicting each next token."""
 
     def __init__(self, vocabulary: int, width: int, heads: int, layers: int, context: int) -> None:
         super().__init__()
@@ -208,7 +211,7 @@ def cases(scale: str) -> dict[str, Case]:
 
 @contextmanager
 def always() -> Iterator[None]:
-    """Context in which programs win every comparison of times, and whole calls go to them."""
+    """Context manager in which programs win every comparison of times, and whole calls run them."""
 
     def won(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
         for call in calls.values():
@@ -253,7 +256,7 @@ def gradients(call: Callable[..., Any], module: nn.Module, batch: Sequence[torch
 
 
 def errors(call: Callable[..., Any], module: nn.Module, batch: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """Relative errors of the gradients against eager's in float64: of `call`, and of eager."""
+    """(error of `call`, error of eager): relative errors of all gradients against eager in float64."""
     wide = copy.deepcopy(module).double()
     exact = gradients(wide, wide, [x.double() if x.is_floating_point() else x for x in batch])
     found = [gradients(c, module, batch) for c in (call, module)]
@@ -269,7 +272,7 @@ def wide(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def operands(
     name: str, scale: str, device: str, dtype: torch.dtype, count: int
 ) -> tuple[nn.Module, list[list[torch.Tensor]]]:
-    """A model with reproducible weights, and some batches."""
+    """(a model with reproducible weights, `count` batches of its operands)."""
     torch.manual_seed(0)
     make, batch = cases(scale)[name]
     module = make().to(device, dtype)
@@ -348,7 +351,10 @@ def trained(
 def timed(
     name: str, *, scale: str, device: str, dtype: torch.dtype, peer: bool = True, row: dict[str, Any], **options: Any
 ) -> dict[str, Any]:
-    """µs of a training step: eager, under `torch.compile` as it is (with `peer`), and under `tg.compile` as it decides."""
+    """µs of a training step: eager, `torch.compile` (with `peer`), and `tg.compile` with its own decision.
+
+    The times are written into `row` when they are measured.
+    """
     torch._dynamo.reset()
     module, (batch,) = operands(name, scale, device, dtype, 1)
     forms: dict[str, Callable[..., Any]] = {"us": tg.compile(module, wait=True, **options)}
@@ -380,7 +386,7 @@ COLUMNS = (
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows in Markdown; a part of a row that failed or was left out is empty, its error follows the name."""
+    """The rows as Markdown; parts that failed or were omitted are empty, and the error follows the name."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
         cells: list[Any] = [" ".join([row["case"], *row.get("failed", ())])]
@@ -407,7 +413,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Curves of all models, then times of all: what there is after each part is kept."""
+    """Measure the curves of all models, then the times of all; results are kept after each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="gpt2, resnet18, vit_s; all if none is given")
     parser.add_argument("--steps", type=int, default=50)

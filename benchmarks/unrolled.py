@@ -1,5 +1,7 @@
-"""Programs of very many small operations, as they are found in simulations, losses, optimizers and samplers: what one or few
-kernels can compute. Functions of tensors; the sizes are those of the inputs.
+"""Programs of very many small operations, as in simulations, losses, optimizers and samplers, which one or a few
+kernels can compute.
+
+Functions of tensors, with the shapes of their inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Shape, ...], tuple[Shape, ..
 
 
 def program(full: tuple[Shape, ...], small: tuple[Shape, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Put a function into the table."""
+    """Decorator that adds a function to the table; `full` and `small` are shapes of its inputs."""
 
     def put(call: Callable[..., Any]) -> Callable[..., Any]:
         PROGRAMS[call.__name__] = call, full, small
@@ -28,7 +30,7 @@ def program(full: tuple[Shape, ...], small: tuple[Shape, ...]) -> Callable[[Call
 
 @program(((8, 32, 1024), (8, 32, 1024), (8, 1024)), ((2, 5, 16), (2, 5, 16), (2, 16)))
 def gated_recurrence(f: Tensor, z: Tensor, h: Tensor) -> Tensor:
-    """A minimal gated recurrent network, its states stacked."""
+    """Minimal gated recurrent network; its states are stacked."""
     states = []
     for t in range(f.shape[1]):
         gate = torch.sigmoid(f[:, t])
@@ -56,7 +58,7 @@ def runge_kutta(state: Tensor) -> Tensor:
 
 @program(((200000,),) * 4, ((50,),) * 4)
 def option_prices(s: Tensor, k: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Black and Scholes' prices of options, and how they change."""
+    """Black-Scholes prices of options, and their derivatives."""
     s, k, t, v, r = s.abs() + 1, k.abs() + 1, t.abs() + 0.1, v.abs() + 0.1, 0.03
     below = lambda x: 0.5 * (1 + torch.erf(x / math.sqrt(2)))
     density = lambda x: torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
@@ -70,7 +72,7 @@ def option_prices(s: Tensor, k: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, .
 
 @program(((1000, 1000),), ((7, 9),))
 def chebyshev_series(x: Tensor) -> Tensor:
-    """Forty terms of a series by its recurrence."""
+    """Forty terms of a Chebyshev series by its recurrence."""
     a, b = torch.ones_like(x), x
     y = 0.5 * a + 0.3 * b
     for i in range(2, 40):
@@ -86,7 +88,7 @@ def chebyshev_series(x: Tensor) -> Tensor:
 def color_jitter(
     image: Tensor, brightness: Tensor, saturation: Tensor, greyness: Tensor, mean: Tensor, deviation: Tensor
 ) -> Tensor:
-    """Brightness, saturation and hue of pictures, then the usual normalisation."""
+    """Changes of brightness, saturation and hue of images, then normalisation."""
     x = torch.clamp(torch.sigmoid(image) * (1 + 0.2 * brightness), 0, 1)
     grey = (x * torch.sigmoid(greyness)).sum(1, keepdim=True) / 2
     r, g, b = (x := torch.clamp(grey + (1 + 0.2 * saturation) * (x - grey), 0, 1)).unbind(1)
@@ -108,7 +110,7 @@ def color_jitter(
 
 @program(((50000, 4), (50000, 4)), ((40, 4), (40, 4)))
 def box_loss(boxes: Tensor, targets: Tensor) -> Tensor:
-    """The generalised intersection over union of boxes, as a loss."""
+    """Loss from the generalised intersection over union of boxes."""
 
     def corners(box: Tensor) -> tuple[Tensor, ...]:
         x, y, w, h = box.unbind(-1)
@@ -126,7 +128,7 @@ def box_loss(boxes: Tensor, targets: Tensor) -> Tensor:
 
 @program(((1024, 1024),) * 4 + ((4096, 256),) * 4 + ((1024,),) * 4, ((8, 8),) * 4 + ((4, 16),) * 4 + ((8,),) * 4)
 def adamw_step(*arguments: Tensor) -> tuple[Tensor, ...]:
-    """An update of three parameters with weight decay."""
+    """AdamW update of three parameters."""
     results: list[Tensor] = []
     for i in range(0, len(arguments), 4):
         p, g, m, v = arguments[i : i + 4]
@@ -139,7 +141,7 @@ def adamw_step(*arguments: Tensor) -> tuple[Tensor, ...]:
 
 @program(((16, 32000), (16, 32000)), ((2, 50), (2, 50)))
 def nucleus_scores(logits: Tensor, noise: Tensor) -> Tensor:
-    """Temperature, the nucleus of most probability by bisection instead of sorting, and Gumbel noise."""
+    """Scores for nucleus sampling: temperature, threshold by bisection instead of sorting, Gumbel noise."""
     p = torch.softmax(logits / 0.8, -1)
     low, high = torch.zeros_like(p[:, :1]), p.amax(-1, keepdim=True)
     for _ in range(12):
@@ -152,7 +154,7 @@ def nucleus_scores(logits: Tensor, noise: Tensor) -> Tensor:
 
 @program(((512, 512), (512, 512)), ((8, 9), (8, 9)))
 def escape_times(re: Tensor, im: Tensor) -> Tensor:
-    """Fifty steps of the Mandelbrot iteration, as a count."""
+    """Fifty steps of the Mandelbrot iteration; the result counts the steps before escape."""
     x, y, count = torch.zeros_like(re), torch.zeros_like(re), torch.zeros_like(re)
     for _ in range(50):
         x, y = (x * x - y * y + re).clamp(-10, 10), (2 * x * y + im).clamp(-10, 10)
@@ -162,7 +164,7 @@ def escape_times(re: Tensor, im: Tensor) -> Tensor:
 
 @program(((65536, 4), (65536, 3)), ((30, 4), (30, 3)))
 def quaternion_turns(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotation matrices of quaternions, and vectors turned by them."""
+    """(rotation matrices of quaternions, vectors rotated by them)."""
     w, x, y, z = (q / q.norm(dim=-1, keepdim=True)).unbind(-1)
     rows = (
         1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w),
@@ -175,7 +177,7 @@ def quaternion_turns(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @program(((4096, 2), (4096, 4), (4096, 8)), ((20, 2), (20, 4), (20, 3)))
 def kalman_filter(state: Tensor, covariance: Tensor, seen: Tensor) -> Tensor:
-    """Place and speed from noisy places, each step of the filter written out."""
+    """Kalman filter of position and speed from noisy positions, unrolled."""
     (x, v), (a, b, c, d), states = state.unbind(-1), covariance.unbind(-1), []
     for t in range(seen.shape[1]):
         x, a, b, c, d = x + 0.1 * v, a + 0.1 * (b + c) + 0.01 * d + 0.01, b + 0.1 * d, c + 0.1 * d, d + 0.01

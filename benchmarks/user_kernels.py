@@ -32,7 +32,7 @@ def beyond(x, out, N: tl.constexpr):
 
 
 def check(path: str) -> dict[str, Any]:
-    """The verdicts on a file."""
+    """The verdicts on the user kernels of a file."""
     from tensor_graphs.backends.admission.use import verdicts_of
     from tensor_graphs.backends.user.files import kernel_file
 
@@ -40,7 +40,7 @@ def check(path: str) -> dict[str, Any]:
 
 
 def search(name: str, budget: float) -> dict[str, Any]:
-    """One search with a user kernel beside all others."""
+    """Figures of one search in which a user kernel competes with all others."""
     import tensor_graphs as tg
 
     x, y = tg.input("x", (4096, 2048), "float16"), tg.input("y", (4096, 2048), "float16")
@@ -72,13 +72,13 @@ def search(name: str, budget: float) -> dict[str, Any]:
 
 
 def started(step: list[str], seconds: float) -> subprocess.Popen[str]:
-    """A step in its own process, ended by `timeout`."""
+    """Start a step in its own process, which `timeout` ends after `seconds`."""
     command = ["timeout", str(seconds), sys.executable, "-m", "benchmarks.user_kernels", "--step", *step]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finished(process: subprocess.Popen[str], began: float) -> dict[str, Any]:
-    """The result of a step, or what went wrong."""
+    """The result of a step, or why it failed; `began`: its start on the monotonic clock."""
     out, err = process.communicate()
     try:
         return {**json.loads(out.splitlines()[-1]), "seconds": time.monotonic() - began}

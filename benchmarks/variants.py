@@ -1,8 +1,9 @@
-"""What the GPU benchmark's workloads become in other programs: other sizes (odd ones too), dtypes, batches and spellings, and
-blocks of other models. A variant is a module with its parameters, as it would be found in somebody's model; nothing here is
-written for the optimizer.
+"""Variants of the GPU benchmark's workloads: other sizes (odd ones too), dtypes, batches and ways to write them, and
+blocks of other models.
 
-Blocks of Hugging Face's models need `transformers`; where that is not installed, theirs fail with its name.
+A variant is a module with its parameters, written as in a user's model and not for the optimizer.
+
+Blocks of Hugging Face's models need `transformers`; without it, they fail with its name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Make = Callable[..., tuple[nn.Module, Inputs]]
 
 @dataclass(frozen=True)
 class Below:
-    """An input of random integers below a bound."""
+    """An integer input of random numbers below a bound."""
 
     shape: Shape
     bound: int
@@ -35,8 +36,10 @@ class Below:
 
 @dataclass(frozen=True)
 class Variant:
-    """A module and its inputs at a size and dtype: what `gpu.Case` needs to time it. `listed` is false where a call does not
-    read all its weights, which makes a limit from bytes wrong."""
+    """A module and its inputs at some sizes and a dtype, as `gpu.Case` measures them.
+
+    `listed`: whether a call reads all weights; if not, there is no limit from bytes.
+    """
 
     name: str
     make: Make
@@ -63,11 +66,11 @@ class Variant:
 
     @property
     def inputs(self) -> Inputs:
-        """Shapes by name."""
+        """Shapes of the inputs by name."""
         return self._made[1]
 
     def arguments(self, device: str, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs, and the module's parameters and buffers."""
+        """(random inputs, the module's parameters and buffers) on a device."""
         module, inputs = self._made
         generator = torch.Generator().manual_seed(seed)
         drawn = [
@@ -90,7 +93,7 @@ class Variant:
         return torch.func.functional_call(module, weights, arguments[: len(inputs)])
 
     def module(self, weights: list[Tensor]) -> nn.Module:
-        """The module itself, with these weights."""
+        """A copy of the module with these weights."""
         module = deepcopy(self._made[0])
         with torch.no_grad():
             for own, given in zip(self._weights(module).values(), weights, strict=True):
@@ -110,12 +113,12 @@ class Variant:
 
     @property
     def bytes(self) -> float:
-        """Arguments read once and results written once."""
+        """Compulsory traffic in bytes: arguments read once, results written once; 0 if unknown."""
         return self._counted[0] if self.listed else 0.0
 
     @property
     def flops(self) -> float:
-        """Of products, convolutions and attention as they are written."""
+        """Flops of products, convolutions and attention as they are written."""
         return self._counted[1]
 
 
@@ -129,7 +132,10 @@ TINY: Table = {}
 def variant(
     name: str, dtype: torch.dtype, full: str, tiny: str, into: tuple[Table, Table] = (VARIANTS, TINY), **more: Any
 ) -> Callable[[Make], Make]:
-    """Put a module into a table at its own sizes and into one at small sizes, each a text as "d=896 t=1000"."""
+    """Decorator that adds a module to two tables: at its own sizes (`full`) and at small ones (`tiny`).
+
+    Sizes are texts such as "d=896 t=1000". `more`: further fields of `Variant`.
+    """
 
     def read(text: str) -> dict[str, int]:
         return {k: int(v) for k, v in (part.split("=") for part in text.split())}
@@ -146,7 +152,7 @@ half, brain, single = torch.float16, torch.bfloat16, torch.float32
 
 
 class Of(nn.Module):
-    """A function of inputs and of random weights of these shapes."""
+    """Module of a function of inputs and of random weights with the given shapes."""
 
     def __init__(self, call: Callable[..., Any], **shapes: Shape) -> None:
         super().__init__()
@@ -162,7 +168,7 @@ class Of(nn.Module):
 
 # ---------------------------------------------------------------- products and norms
 class NormLinear(nn.Module):
-    """A norm and linear layers, whose weights are [out, in]."""
+    """A norm followed by linear layers with weights [out, in]."""
 
     def __init__(self, d: int, *outs: int, bias: bool = False) -> None:
         super().__init__()
@@ -170,7 +176,7 @@ class NormLinear(nn.Module):
         self.layer = nn.Linear(d, sum(outs), bias=bias)
 
     def forward(self, x: Tensor) -> Any:
-        """One result, or as many as there are sizes."""
+        """The layers' results: one tensor, or one per layer."""
         y = self.layer(self.norm(x))
         return y if len(self.outs) == 1 else y.split(self.outs, -1)
 
@@ -183,12 +189,12 @@ def norm_linear(b: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
 
 @variant("norm_qkv_bias_b64", brain, "b=64 d=896 kv=128", "b=3 d=24 kv=8")
 def norm_qkv(b: int, d: int, kv: int) -> tuple[nn.Module, Inputs]:
-    """Queries, keys and values by one layer with bias, split."""
+    """RMS norm, then one linear layer with bias for queries, keys and values, split."""
     return NormLinear(d, d, kv, kv, bias=True), {"x": (b, d)}
 
 
 class Gated(nn.Module):
-    """A whole gated MLP; with its two gates' weights in one layer or two."""
+    """Gated MLP; the weights of gate and up projection are in one layer or two."""
 
     def __init__(self, d: int, n: int, packed: bool) -> None:
         super().__init__()
@@ -206,14 +212,14 @@ class Gated(nn.Module):
 @variant("gated_mlp_896_b32", brain, "b=32 d=896 n=4864 packed=0", "b=3 d=24 n=40 packed=0")
 @variant("packed_mlp_fp16_b64", half, "b=64 d=3072 n=8192 packed=1", "b=3 d=24 n=40 packed=1")
 def gated(b: int, d: int, n: int, packed: int) -> tuple[nn.Module, Inputs]:
-    """SwiGLU of a small model, and of a larger one with packed weights."""
+    """SwiGLU MLP, with packed gate and up weights if `packed`."""
     return Gated(d, n, bool(packed)), {"x": (b, d)}
 
 
 @variant("lora_fp32_b4", single, "b=4 d=2048 r=8", "b=2 d=24 r=4")
 @variant("lora_tf32_t512", single, "b=512 d=2048 r=8", "b=2 d=24 r=4", tolerance=1e-3)
 def lora(b: int, d: int, r: int) -> tuple[nn.Module, Inputs]:
-    """A linear layer with a low-rank update that is scaled."""
+    """Linear layer with a scaled low-rank update."""
     return Of(lambda x, w, a, b: F.linear(x, w) + 2.0 * F.linear(F.linear(x, a), b), w=(d, d), a=(r, d), b=(d, r)), {
         "x": (b, d)
     }
@@ -222,34 +228,34 @@ def lora(b: int, d: int, r: int) -> tuple[nn.Module, Inputs]:
 @variant("linear_fp32_b16", single, "b=16 d=2048 n=4096", "b=3 d=24 n=40")
 @variant("linear_tf32_b64", single, "b=64 d=2048 n=4096", "b=3 d=24 n=40", tolerance=1e-3)
 def skinny(b: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
-    """A linear layer with bias and ReLU over few rows."""
+    """Linear layer with bias and ReLU over few rows."""
     return nn.Sequential(nn.Linear(d, n), nn.ReLU()), {"x": (b, d)}
 
 
 @variant("einsum_chain_fp32", single, "m=4 d=3000", "m=2 d=20")
 @variant("einsum_chain_tf32", single, "m=512 d=3000", "m=2 d=20", tolerance=1e-3)
 def chain(m: int, d: int) -> tuple[nn.Module, Inputs]:
-    """Three factors, the large ones first, by einsum; sizes that are no multiple of 16."""
+    """Product of three matrices by einsum, the large ones first; sizes are no multiples of 16."""
     call = lambda a, b, c: torch.einsum("ij,jl->il", a, torch.einsum("jk,kl->jl", b, c))
     return Of(call, b=(d, d), c=(d, d)), {"a": (m, d)}
 
 
 @variant("normalised_update_fp16", half, "n=1000 d=3072", "n=5 d=24")
 def update(n: int, d: int) -> tuple[nn.Module, Inputs]:
-    """A normalised transformer's residual step with F.normalize."""
+    """Residual step of a normalised transformer, with F.normalize."""
     call = lambda h, y, alpha: F.normalize(h + alpha * (F.normalize(y, dim=-1) - h), dim=-1)
     return Of(call, alpha=(d,)), {"h": (n, d), "y": (n, d)}
 
 
 @variant("softmax_odd_fp16", half, "n=1001 d=32001", "n=3 d=65")
 def softmax(n: int, d: int) -> tuple[nn.Module, Inputs]:
-    """Rows of an odd length, which no vector load fits."""
+    """Softmax along rows of odd length, to which no vector load is aligned."""
     return Of(lambda x: torch.softmax(x / 0.7, -1)), {"x": (n, d)}
 
 
 @variant("pointwise_odd_fp32", single, "a=7 b=1001 c=777", "a=2 b=5 c=7")
 def pointwise(a: int, b: int, c: int) -> tuple[nn.Module, Inputs]:
-    """A chain with broadcasts along each axis."""
+    """Chain of elementwise ops with broadcasts along each axis."""
     call = lambda x, y, z: F.gelu(x * y + z, approximate="tanh") * y + torch.sigmoid(z) * x
     return Of(call), {"x": (a, b, c), "y": (b, 1), "z": (a, 1, c)}
 
@@ -270,7 +276,7 @@ def lstm(b: int, d: int) -> tuple[nn.Module, Inputs]:
 
 
 class Residual(nn.Module):
-    """x + inner(norm(x)), or norm(x + inner(x))."""
+    """Residual block: x + inner(norm(x)), or norm(x + inner(x))."""
 
     def __init__(self, norm: nn.Module, inner: nn.Module, after: bool = False) -> None:
         super().__init__()
@@ -290,7 +296,7 @@ def mlp(d: int, n: int, approximate: str = "none") -> nn.Sequential:
 @variant("layernorm_mlp_tf32_t1000", single, "t=1000 d=896 after=0", "t=5 d=24 after=0", tolerance=1e-3)
 @variant("bert_mlp_fp16_t1000", half, "t=1000 d=768 after=1", "t=5 d=24 after=1")
 def norm_mlp(t: int, d: int, after: int) -> tuple[nn.Module, Inputs]:
-    """A GPT's MLP block, and BERT's, whose norm comes last."""
+    """MLP block of a GPT (norm first), or of BERT (norm last, with `after`)."""
     return Residual(nn.LayerNorm(d), mlp(d, 4 * d), bool(after)), {"x": (t, d)}
 
 
@@ -309,7 +315,7 @@ def gqa(b: int, h: int, g: int, t: int, d: int) -> tuple[nn.Module, Inputs]:
 
 
 def attention(kind: str) -> Callable[..., Tensor]:
-    """Causal attention step by step, with what models add to the scores."""
+    """Builder of causal attention written step by step, with additions to the scores by `kind`."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads, t, d = q.shape[-3:]
@@ -347,7 +353,7 @@ _attention("plain", "naive_attention_tf32", single, "b=1 h=12 t=500 d=64", toler
 
 @variant("multihead_fp16_b4", half, "b=4 t=197 d=768 h=12", "b=2 t=7 d=16 h=2")
 def multihead(b: int, t: int, d: int, h: int) -> tuple[nn.Module, Inputs]:
-    """Torch's own module of self-attention."""
+    """Self-attention by torch.nn.MultiheadAttention."""
 
     class Self(nn.Module):
         def __init__(self) -> None:
@@ -382,7 +388,7 @@ class Attend(nn.Module):
 @variant("gpt2_block_t1000", brain, "b=1 t=1000 d=768 h=12 causal=1", "b=1 t=9 d=16 h=2 causal=1")
 @variant("vit_block_fp16_b8", half, "b=8 t=197 d=768 h=12 causal=0", "b=2 t=9 d=16 h=2 causal=0")
 def block(b: int, t: int, d: int, h: int, causal: int) -> tuple[nn.Module, Inputs]:
-    """Attention and MLP, each with its norm before it."""
+    """Transformer block: attention and MLP, each with a norm before it."""
     parts = Attend(d, h, bool(causal)), mlp(d, 4 * d, "tanh" if causal else "none")
     return nn.Sequential(*(Residual(nn.LayerNorm(d), part) for part in parts)), {"x": (b, t, d)}
 
@@ -399,7 +405,7 @@ def _llama(d: int, h: int, g: int, n: int, how: str = "sdpa") -> Any:
 
 @variant("hf_llama_mlp_fp16_t64", half, "t=64 d=2048 n=5632", "t=5 d=16 n=24")
 def llama_mlp(t: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
-    """LlamaRMSNorm and LlamaMLP with the residual."""
+    """Hugging Face's LlamaRMSNorm and LlamaMLP with the residual."""
     from transformers.models.llama import modeling_llama as llama
 
     return Residual(llama.LlamaRMSNorm(d), llama.LlamaMLP(_llama(d, 2, 2, n))), {"x": (1, t, d)}
@@ -407,7 +413,7 @@ def llama_mlp(t: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
 
 @variant("hf_llama_layer_t128", brain, "t=128 d=896 h=14 g=2 n=4864", "t=5 d=32 h=4 g=2 n=40")
 def llama_layer(t: int, d: int, h: int, g: int, n: int) -> tuple[nn.Module, Inputs]:
-    """A whole LlamaDecoderLayer with its rotary embedding."""
+    """Hugging Face's LlamaDecoderLayer with its rotary embedding."""
     from transformers.models.llama import modeling_llama as llama
 
     class Layer(nn.Module):
@@ -425,7 +431,7 @@ def llama_layer(t: int, d: int, h: int, g: int, n: int) -> tuple[nn.Module, Inpu
 
 @variant("hf_llama_attention_t1000", brain, "t=1000 d=2048 h=32 g=8", "t=5 d=32 h=4 g=2")
 def llama_attention(t: int, d: int, h: int, g: int) -> tuple[nn.Module, Inputs]:
-    """LlamaAttention of the "eager" kind with a mask of numbers."""
+    """Hugging Face's LlamaAttention ("eager") with an additive mask."""
     from transformers.models.llama import modeling_llama as llama
 
     class Layer(nn.Module):
@@ -455,20 +461,20 @@ class ConvNext(nn.Module):
         self.gamma = nn.Parameter(torch.ones(c))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Channels first, as it comes in."""
+        """The block's value; x has channels first."""
         h = self.mlp(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))
         return x + (self.gamma * h).permute(0, 3, 1, 2)
 
 
 @variant("convnext_block_fp16_b8", half, "b=8 c=96 s=56", "b=1 c=8 s=9")
 def convnext(b: int, c: int, s: int) -> tuple[nn.Module, Inputs]:
-    """The smallest one's first stage."""
+    """Block of the first stage of ConvNeXt-T."""
     return ConvNext(c), {"x": (b, c, s, s)}
 
 
 @variant("inverted_residual_b16", brain, "b=16 c=32 n=192 s=28", "b=1 c=4 n=8 s=7")
 def inverted(b: int, c: int, n: int, s: int) -> tuple[nn.Module, Inputs]:
-    """MobileNet's block: out, depthwise, and back, with batch norms."""
+    """MobileNet's inverted bottleneck with batch norms."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -489,7 +495,7 @@ def inverted(b: int, c: int, n: int, s: int) -> tuple[nn.Module, Inputs]:
 @variant("groupnorm_conv_fp32", single, "b=2 c=96 s=33", "b=1 c=8 s=5")
 @variant("groupnorm_conv_tf32", single, "b=2 c=96 s=33", "b=1 c=8 s=5", tolerance=1e-3)
 def groupnorm(b: int, c: int, s: int) -> tuple[nn.Module, Inputs]:
-    """A group norm, SiLU and a convolution on an odd picture."""
+    """Group norm, SiLU and a convolution on images of odd size."""
     return nn.Sequential(nn.GroupNorm(8, c), nn.SiLU(), nn.Conv2d(c, c, 3, padding=1)), {"x": (b, c, s, s)}
 
 
@@ -506,7 +512,7 @@ def _scan(x: Tensor, delta: Tensor, b: Tensor, c: Tensor, a: Tensor) -> Tensor:
 
 @variant("selective_scan_fp32_t16", single, "b=4 t=16 d=512 n=16", "b=1 t=3 d=8 n=4")
 def scan(b: int, t: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
-    """Mamba's recurrence, step by step."""
+    """Mamba's selective scan, unrolled."""
     return Of(_scan, a=(d, n)), {"x": (b, t, d), "delta": (b, t, d), "b": (b, t, n), "c": (b, t, n)}
 
 
@@ -519,13 +525,13 @@ def _experts(x: Tensor, router: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @variant("experts_top2_t64", brain, "t=64 d=896 n=1024 e=8", "t=5 d=16 n=24 e=4")
 def experts(t: int, d: int, n: int, e: int) -> tuple[nn.Module, Inputs]:
-    """A mixture of experts, the two best for each token, all of them computed."""
+    """Mixture of experts, top 2 for each token, all of them computed."""
     return Of(_experts, router=(d, e), up=(e, d, n), down=(e, n, d)), {"x": (t, d)}
 
 
 @variant("embedding_layernorm", brain, "b=4 t=1000 v=32000 d=896", "b=2 t=5 v=50 d=16", listed=False)
 def embedding(b: int, t: int, v: int, d: int) -> tuple[nn.Module, Inputs]:
-    """BERT's embedding: words and places, then a norm."""
+    """BERT's embedding: word and position embeddings, then a norm."""
 
     class Embed(nn.Module):
         def __init__(self) -> None:
@@ -541,14 +547,14 @@ def embedding(b: int, t: int, v: int, d: int) -> tuple[nn.Module, Inputs]:
 
 @variant("cross_entropy_32000", brain, "t=1000 v=32000", "t=5 v=50")
 def entropy(t: int, v: int) -> tuple[nn.Module, Inputs]:
-    """The loss of each token over a vocabulary."""
+    """Cross entropy of each token over a vocabulary."""
     call = lambda logits, ids: F.cross_entropy(wide(logits), ids, reduction="none")
     return Of(call), {"logits": (t, v), "ids": Below((t,), v)}
 
 
 @variant("lm_head_log_softmax_fp16_b16", half, "b=16 d=896 v=32000", "b=2 d=16 v=50")
 def head(b: int, d: int, v: int) -> tuple[nn.Module, Inputs]:
-    """Logits and their logarithms of probabilities."""
+    """Language-model head: log-probabilities of the vocabulary."""
     return Of(lambda x, w: F.log_softmax(wide(F.linear(x, w)), -1), w=(v, d)), {"x": (b, d)}
 
 

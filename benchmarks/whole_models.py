@@ -1,5 +1,7 @@
-"""Whole models with random weights, as they are found: what `gpu_models.py` times. Those of peer_models.py at their own depth, decode
-steps with a cache, pictures, sound, and classes of Hugging Face's `transformers`; where that is not installed, these fail with its name.
+"""Whole models with random weights, for `gpu_models.py`.
+
+The models of peer_models.py at their own depth, decode steps with a cache, image and audio models, and classes of
+Hugging Face's `transformers`; without that package, these fail with its name.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ TINY: Table = {}
 
 
 def model(name: str, dtype: torch.dtype, full: str, tiny: str, **more: Any) -> Callable[[Make], Make]:
-    """Put a model into the tables."""
+    """Decorator that adds a model to the tables (`variants.variant`)."""
     return variant(name, dtype, full, tiny, (MODELS, TINY), **more)
 
 
 # ---------------------------------------------------------------- language
 @model("gemma3_270m_t128", brain, "layers=18 t=128 vocab=262144", "layers=2 t=8 vocab=50", unread=("embed.weight",))
 def gemma(layers: int, t: int, vocab: int) -> Made:
-    """Prefill: tokens in, hidden states out."""
+    """Prefill of Gemma: tokens in, hidden states out."""
     return peers.Gemma(layers, vocab=vocab), {"tokens": Below((1, t), vocab)}
 
 
 class GemmaStep(peers.Gemma):
-    """One token more, with the keys and values of `context` positions: logits out."""
+    """Decode step of Gemma over caches of `context` positions: logits out."""
 
     def __init__(self, context: int, layers: int, vocab: int) -> None:
         super().__init__(layers, vocab=vocab)
@@ -45,7 +47,7 @@ class GemmaStep(peers.Gemma):
             self.register_buffer(f"values{i}", torch.randn(1, 1, context, size))
 
     def forward(self, tokens: Tensor, at: Tensor | None = None) -> Tensor:
-        """`at`: the token's position, of shape (1,)."""
+        """Logits of the next token; `at`: position of the token, of shape (1,)."""
         assert at is not None
         x = self.embed(tokens) * self.width**0.5
         cos, sin = self.turns(at, x.dtype)
@@ -58,14 +60,14 @@ class GemmaStep(peers.Gemma):
 
 @model("gemma3_270m_decode", brain, "c=1024 layers=18 vocab=262144", "c=8 layers=2 vocab=50")
 def gemma_step(c: int, layers: int, vocab: int) -> Made:
-    """A decode step with cache and language-model head."""
+    """Decode step of Gemma with caches and language-model head."""
     return GemmaStep(c, layers, vocab), {"tokens": Below((1, 1), vocab), "at": Below((1,), c)}
 
 
 @model("gpt2_t128", brain, "layers=12 t=128 vocab=50257", "layers=2 t=8 vocab=50")
 @model("gpt2_t1000", brain, "layers=12 t=1000 vocab=50257", "layers=2 t=9 vocab=50")
 def gpt2(layers: int, t: int, vocab: int) -> Made:
-    """GPT-2 of 124 million weights with its language-model head."""
+    """GPT-2 (124 million weights) with its language-model head."""
     return peers.Gpt2(layers, vocab=vocab), {"tokens": Below((1, t), vocab)}
 
 
@@ -90,7 +92,7 @@ def bert(layers: int, b: int, t: int, vocab: int) -> Made:
     unread=("tokens.weight",),
 )
 def bert_onnx(layers: int, b: int, t: int, vocab: int) -> Made:
-    """The same for one text; ours is made of an ONNX file."""
+    """BERT-base for one text; ours is made from an ONNX file."""
     return bert(layers, b, t, vocab)
 
 
@@ -141,7 +143,7 @@ def llama_step(layers: int, d: int, n: int, c: int, vocab: int) -> Made:
     unread=("inner.shared.weight",),
 )
 def t5(layers: int, t: int, vocab: int) -> Made:
-    """T5's encoder with its biases of relative positions."""
+    """T5's encoder with relative position biases."""
     from transformers import T5Config, T5EncoderModel
 
     found = T5EncoderModel(T5Config(vocab_size=vocab, num_layers=layers))
@@ -156,7 +158,7 @@ def t5(layers: int, t: int, vocab: int) -> Made:
     unread=("inner.embeddings.weight",),
 )
 def mamba(layers: int, t: int, d: int, vocab: int) -> Made:
-    """Mamba, its recurrence step by step."""
+    """Mamba, its recurrence unrolled."""
     from transformers import MambaConfig, MambaModel
 
     found = MambaModel(MambaConfig(vocab_size=vocab, hidden_size=d, num_hidden_layers=layers, use_cache=False))
@@ -164,7 +166,7 @@ def mamba(layers: int, t: int, d: int, vocab: int) -> Made:
 
 
 class First(nn.Module):
-    """The first result of a model."""
+    """Module that returns the first result of a model."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -186,7 +188,7 @@ def vit(layers: int, b: int) -> Made:
 
 @model("whisper_base_encoder_fp16", half, "layers=6 t=1500", "layers=1 t=8")
 def whisper(layers: int, t: int) -> Made:
-    """Whisper's encoder of 30 seconds of sound."""
+    """Whisper's encoder for 30 seconds of sound."""
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -199,7 +201,7 @@ def whisper(layers: int, t: int) -> Made:
 @model("resnet50_fp16_b1", half, "b=1 blocks=3463", "b=1 blocks=1111", layout=torch.channels_last)
 @model("resnet50_fp16_b32", half, "b=32 blocks=3463", "b=2 blocks=1111", layout=torch.channels_last)
 def resnet50(b: int, blocks: int) -> Made:
-    """ResNet-50 of 224 x 224 pictures; peers' have their channels last."""
+    """ResNet-50 for 224 x 224 images; peers run channels last."""
     found = peers.ResNet50(blocks=tuple(map(int, str(blocks))))
     with torch.no_grad():
         peers.trained(found)
@@ -224,7 +226,7 @@ class UNet(nn.Module):
         self.last = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1))
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """`x`: (batch, 4, height, width); `time`: its embedding, (batch, width)."""
+        """Output of the U-Net for `x` (batch, 4, height, width) and `time`, the time embedding (batch, width)."""
         t, x, skips = self.time(time), self.stem(x), []
         for i, block in enumerate(self.down):
             x = block(self.smaller[i - 1](x) if i else x, t)
@@ -238,7 +240,7 @@ class UNet(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """Norm, SiLU, convolution, twice; the time is added between."""
+    """Residual block: norm, SiLU, convolution, twice; the time embedding is added in between."""
 
     def __init__(self, before: int, after: int, time: int) -> None:
         super().__init__()
@@ -254,7 +256,7 @@ class ResBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Over all places of a picture, with its norm and residual."""
+    """Self-attention over all positions of an image, with norm and residual."""
 
     def __init__(self, width: int, heads: int = 8) -> None:
         super().__init__()
@@ -271,5 +273,5 @@ class Attention(nn.Module):
 
 @model("unet_fp16_b2", half, "b=2 width=128 s=64", "b=1 width=16 s=8", layout=torch.channels_last)
 def unet(b: int, width: int, s: int) -> Made:
-    """Latent pictures of 64 x 64, three levels."""
+    """Diffusion U-Net of three levels for latent images of 64 x 64."""
     return UNet(width), {"x": (b, 4, s, s), "time": (b, width)}

@@ -1,8 +1,8 @@
 """The GPU benchmark's workloads in plain PyTorch: functions of inputs and weights, bf16, weights [in, out].
 
-A workload is written as its user would write it; what must be found (moving a norm behind a product, merging products that
-share an operand, another order of a chain) is left to be found. Statistics are computed in float32, or wider where the
-arguments are.
+A workload is written as its user would write it; rewrites (moving a norm behind a product, merging products that share
+an operand, reordering a chain) are left to the optimizer. Statistics are computed in float32, or in the arguments'
+dtype if it is wider.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Workload:
-    """A function of inputs and weights (in this order, by name), the arithmetic it cannot avoid, and what was seen and is
-    wanted in µs on an H200. `jax` names the same function in `jax_workloads`, where there is one. `states` are weights that a
-    call writes into, `tiny` shapes of all arguments for a first look where shrinking each by itself does not do."""
+    """A function of inputs and weights (in this order, by name), with its unavoidable flops.
+
+    `seen` and `wanted`: best time of peers seen before and wanted time, in µs on an H200. `jax`: name of the same
+    function in `jax_workloads`. `states`: weights that a call writes to. `tiny`: shapes of all arguments for `small`,
+    where shrinking each size by itself is invalid.
+    """
 
     name: str
     call: Callable[..., Any]
@@ -41,8 +44,11 @@ class Workload:
     def arguments(
         self, device: str, dtype: torch.dtype = torch.bfloat16, seed: int = 0
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Random inputs and weights: normal numbers, weights of products scaled by the root of what they sum over; places
-        (`at`) one after the other."""
+        """Random (inputs, weights) on a device: normal numbers, weights of products scaled by 1 / sqrt of the
+        contracted size.
+
+        Positions (`at`) are consecutive integers.
+        """
         generator = torch.Generator(device=device).manual_seed(seed)
 
         def draw(name: str, shape: Shape) -> Tensor:
@@ -65,7 +71,7 @@ class Workload:
 
     @property
     def bytes(self) -> float:
-        """Arguments read once and results written once."""
+        """Compulsory traffic in bytes: arguments read once, results written once."""
         return _bytes(self.name)
 
 
@@ -80,7 +86,7 @@ def _bytes(name: str) -> float:
 
 
 def flat(results: Any) -> list[Tensor]:
-    """One result or several, as a list."""
+    """Results of a call as a list."""
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
@@ -100,7 +106,7 @@ class _Module(nn.Module):
 
 # ---------------------------------------------------------------- parts
 def wide(x: Tensor) -> Tensor:
-    """In float32 where it is narrower."""
+    """x in float32, or unchanged if its dtype is wider."""
     return x.float() if x.itemsize < 4 else x
 
 
@@ -111,24 +117,24 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """x over its length along the last axis."""
+    """x scaled to length 1 along the last axis."""
     h = wide(x)
     return (h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True))).to(x.dtype)
 
 
 # ---------------------------------------------------------------- workloads
 def rmsnorm_linear(x: Tensor, gain: Tensor, w: Tensor) -> Tensor:
-    """A norm and a product."""
+    """RMS norm and a product."""
     return rms_norm(x, gain) @ w
 
 
 def gated_mlp_up(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """The first half of a gated MLP."""
+    """First half of a gated MLP: two products and the gate."""
     return F.silu(x @ w1) * (x @ w2)
 
 
 def rmsnorm_qkv(x: Tensor, gain: Tensor, wq: Tensor, wk: Tensor, wv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A norm and three products."""
+    """RMS norm and three products (queries, keys, values)."""
     h = rms_norm(x, gain)
     return h @ wq, h @ wk, h @ wv
 
@@ -139,7 +145,7 @@ def lora(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def gqa_decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One step of grouped-query attention over a cache."""
+    """Attention of one decode step over a cache, with grouped queries."""
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
@@ -151,7 +157,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def decode_step(
     x: Tensor, cos: Tensor, sin: Tensor, at: Tensor, gain: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, keys: Tensor, values: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Attention of one decoding step from the norm on: queries and keys rotated, keys and values written into caches."""
+    """Attention block of one decode step from the norm on: rotary embedding, and writes to the caches."""
     batch, tokens, _ = x.shape
     h = rms_norm(x, gain)
     q, k, v = ((h @ w).view(batch, tokens, -1, cos.shape[-1]).transpose(1, 2) for w in (wq, wk, wv))
@@ -161,13 +167,13 @@ def decode_step(
 
 
 def gemma_mlp(x: Tensor, gain: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
-    """Gemma's MLP with its norm and the residual."""
+    """Gemma's MLP with norm and residual."""
     h = rms_norm(x, 1 + gain)
     return x + (F.gelu(h @ w1, approximate="tanh") * (h @ w2)) @ w3
 
 
 def qknorm_attention(q: Tensor, k: Tensor, v: Tensor, gain_q: Tensor, gain_k: Tensor) -> Tensor:
-    """Norms of queries and keys, then causal attention step by step."""
+    """Causal attention written step by step, with norms of queries and keys."""
     q, k = rms_norm(q, gain_q), rms_norm(k, gain_k)
     scores = wide(q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     ahead = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
@@ -175,38 +181,38 @@ def qknorm_attention(q: Tensor, k: Tensor, v: Tensor, gain_q: Tensor, gain_k: Te
 
 
 def layernorm_mlp(x: Tensor, gain: Tensor, shift: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-    """An MLP block of a GPT-2-like model."""
+    """MLP block of a GPT-2-like model."""
     h = F.layer_norm(x, x.shape[-1:], gain, shift, 1e-5)
     return x + (F.gelu(h @ w1 + b1) @ w2 + b2)
 
 
 def normalised_update(h: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
-    """The residual step of a normalised transformer: towards a unit vector, back onto the sphere."""
+    """Residual step of a normalised transformer: towards a unit vector, then scaled back to length 1."""
     return unit(h + alpha * (unit(y) - h))
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Along rows."""
+    """Softmax along rows."""
     return torch.softmax(x, -1)
 
 
 def pointwise(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """A chain of pointwise steps."""
+    """Chain of elementwise ops."""
     return F.gelu(x * y + z, approximate="tanh") * y + torch.sigmoid(z) * x
 
 
 def matmul_chain(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Three factors, the large ones first."""
+    """Product of three matrices, the large ones first."""
     return a @ (b @ c)
 
 
 def shared_factor(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Two products with the same right side."""
+    """a @ x + b @ x: two products with one right operand."""
     return a @ x + b @ x
 
 
 def nasrnn(x: Tensor, h: Tensor, *weights: Tensor) -> Tensor:
-    """The recurrent cell that neural architecture search found: eight gates, then a tree."""
+    """NAS recurrent cell (Zoph & Le 2017): eight gates, combined in a tree."""
     g = [x @ weights[2 * i] + h @ weights[2 * i + 1] for i in range(8)]
     first = torch.relu(g[0]) + torch.sigmoid(g[3])
     second = torch.sigmoid(g[1]) + torch.tanh(g[2])
@@ -217,7 +223,7 @@ def nasrnn(x: Tensor, h: Tensor, *weights: Tensor) -> Tensor:
 
 
 def gated_mlp_block(x: Tensor, gain: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
-    """A whole gated MLP block with norm and residual."""
+    """Gated MLP block with norm and residual."""
     h = rms_norm(x, gain)
     return x + (F.silu(h @ w1) * (h @ w2)) @ w3
 
@@ -226,7 +232,7 @@ def dit_block(
     x: Tensor, c: Tensor, wm: Tensor, bm: Tensor, wqkv: Tensor, bqkv: Tensor, wo: Tensor, bo: Tensor, w1: Tensor, b1: Tensor,
     w2: Tensor, b2: Tensor,
 ) -> Tensor:  # fmt: skip
-    """A diffusion transformer's block: norms shifted, scaled and gated by a condition, attention, MLP."""
+    """Block of a diffusion transformer: norms shifted, scaled and gated by a condition, attention, MLP."""
     batch, tokens, width = x.shape
     modulation = (F.silu(c) @ wm + bm).reshape(batch, 6, 1, width)
     shift1, scale1, gate1, shift2, scale2, gate2 = (modulation[:, i] for i in range(6))
@@ -243,7 +249,7 @@ def _norm(x: Tensor, mean: Tensor, var: Tensor, gain: Tensor, shift: Tensor) -> 
 
 
 def bottleneck(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, *norms: Tensor) -> Tensor:
-    """A residual network's bottleneck in inference: convolutions with batch norms."""
+    """ResNet bottleneck in inference: convolutions with batch norms, and the shortcut."""
     h = torch.relu(_norm(F.conv2d(x, w1), *norms[0:4]))
     h = torch.relu(_norm(F.conv2d(h, w2, padding=1), *norms[4:8]))
     return torch.relu(x + _norm(F.conv2d(h, w3), *norms[8:12]))
@@ -253,7 +259,7 @@ def unet_resblock(
     x: Tensor, t: Tensor, gain1: Tensor, shift1: Tensor, w1: Tensor, b1: Tensor, wt: Tensor, bt: Tensor, gain2: Tensor,
     shift2: Tensor, w2: Tensor, b2: Tensor,
 ) -> Tensor:  # fmt: skip
-    """A latent diffusion U-Net's residual block with the embedding of its time step."""
+    """Residual block of a latent diffusion U-Net with the time embedding."""
     h = F.conv2d(F.silu(F.group_norm(x, 32, gain1, shift1)), w1, b1, padding=1)
     h = h + (F.silu(t) @ wt + bt)[:, :, None, None]
     return x + F.conv2d(F.silu(F.group_norm(h, 32, gain2, shift2)), w2, b2, padding=1)
@@ -261,7 +267,7 @@ def unet_resblock(
 
 # ---------------------------------------------------------------- the table
 def _norms(*widths: int) -> dict[str, Shape]:
-    """Mean, variance, gain and shift of batch norms."""
+    """Shapes of mean, variance, gain and shift of batch norms."""
     return {f"{part}{i}": (n,) for i, n in enumerate(widths) for part in ("mean", "var", "gain", "shift")}
 
 
@@ -335,7 +341,7 @@ WORKLOADS: dict[str, Workload] = {w.name: w for w in _table()}
 
 
 def small(work: Workload) -> Workload:
-    """The same workload with small sizes: does everything run?"""
+    """The workload with small sizes, for a quick check that everything runs."""
     limit = 64
 
     def shrunk(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -345,7 +351,7 @@ def small(work: Workload) -> Workload:
 
 
 def _shrunk(size: int, limit: int) -> int:
-    """A small size that keeps equal sizes equal and multiples multiples, as far as the workloads need it."""
+    """A small size in place of `size`; equal sizes stay equal, and multiples stay multiples where workloads need it."""
     known = {4096: 64, 14336: 96, 1024: 32, 8192: 64, 131072: 128, 2048: 48, 640: 32, 3072: 64, 768: 48, 256: 32, 56: 6}
     scaled = {1152: 32, 6912: 192, 3456: 96, 4608: 128, 320: 32, 1280: 40, 64: 8}
     return {**known, **scaled}.get(size, min(size, limit))

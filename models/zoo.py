@@ -95,7 +95,10 @@ def write_llama(
     intermediate: int = 8192, vocab: int = 128256, positions: int = 131072, dtype: str = "bfloat16", seed: int = 0,
     **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Llama checkpoint at the sizes of Llama-3.2-1B (1.2 B parameters)."""
+    """Write a Llama checkpoint at the sizes of Llama-3.2-1B (1.2 B parameters) and return its path.
+
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields.
+    """
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -111,7 +114,10 @@ def write_qwen3(
     head_dim: int = 128, intermediate: int = 3072, vocab: int = 151936, positions: int = 40960,
     dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Qwen3 checkpoint at the sizes of Qwen3-0.6B."""
+    """Write a Qwen3 checkpoint at the sizes of Qwen3-0.6B and return its path.
+
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields.
+    """
     config = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -127,7 +133,10 @@ def write_gemma3(
     head_dim: int = 256, intermediate: int = 2048, vocab: int = 262144, positions: int = 32768,
     window: int = 512, dtype: str = "bfloat16", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a Gemma 3 checkpoint at the sizes of gemma-3-270m (268,098,176 parameters, 536 MB in bfloat16)."""
+    """Write a Gemma 3 checkpoint at the sizes of gemma-3-270m (268,098,176 parameters) and return its path.
+
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields.
+    """
     config = {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": layers,
         "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
@@ -144,9 +153,10 @@ def write_bert(
     folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, intermediate: int = 3072,
     vocab: int = 30522, positions: int = 512, dtype: str = "float32", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a BERT-base checkpoint (109 M parameters).
+    """Write a BERT-base checkpoint (109 M parameters) and return its path.
 
-    `architectures` selects the task head, for example ["BertForMaskedLM"].
+    `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields, such as
+    `architectures` for the task head (["BertForMaskedLM"]).
     """
     config = {
         "model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": layers, "hidden_size": hidden,
@@ -279,7 +289,7 @@ def unet(
     *, batch: Dim = 1, image: int = 32, channels: int = 32, levels: int = 2, colours: int = 3, dtype: str = "float32",
     seed: int = 0,
 ) -> Graph:  # fmt: skip
-    """Return a small U-Net.
+    """Return a small U-Net of `levels` levels for images [batch, colours, image, image].
 
     Residual blocks, strided convolutions down, attention at the bottom, nearest-neighbour upsampling.
     """
@@ -295,12 +305,12 @@ def unet(
     flat = flat + net.attention("middle.attn", net.layer_norm("middle.ln", flat), 4, gain=0.5)
     x = t.reshape(t.swapaxes(flat, 1, 2), x.shape)
     for level in reversed(range(levels)):
-        x = _residual(net, f"up{level}", t.concat([larger(x), kept[level]], 1), channels << level)
+        x = _residual(net, f"up{level}", t.concat([upsampled(x), kept[level]], 1), channels << level)
     out = net.conv("last", c.silu(net.group_norm("last.gn", x)), colours, 3, bias=True)
     return net.graph(out, "unet")
 
 
-def larger(x: Tensor) -> Tensor:
+def upsampled(x: Tensor) -> Tensor:
     """Image x[N, C, H, W] upsampled by 2 in both directions (nearest neighbour)."""
     n, channels, high, wide = x.shape
     repeated = t.broadcast_to(t.reshape(x, (n, channels, high, 1, wide, 1)), (n, channels, high, 2, wide, 2))

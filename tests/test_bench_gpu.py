@@ -23,15 +23,25 @@ def bench(benchmark_module: Callable[[str], Any]) -> Any:
     return benchmark_module("gpu"), benchmark_module("workloads")
 
 
-def test_limits_are_what_the_workloads_need(bench: Any) -> None:
-    gpu, workloads = bench
+@pytest.fixture(scope="module")
+def case(benchmark_module: Callable[[str], Any]) -> Any:
+    return benchmark_module("gpu_case")
+
+
+@pytest.fixture(scope="module")
+def table(benchmark_module: Callable[[str], Any]) -> Any:
+    return benchmark_module("gpu_table")
+
+
+def test_limits_are_what_the_workloads_need(bench: Any, case: Any) -> None:
+    _, workloads = bench
     rates = {"copy_bytes_per_us": 4.23e6, "read_bytes_per_us": 4.08e6, "flops_per_us": 778e6}
     for name, limit in LIMITS.items():
-        assert gpu.limit_us(workloads.WORKLOADS[name], rates) == pytest.approx(limit, rel=0.03), name
+        assert case.limit_us(workloads.WORKLOADS[name], rates) == pytest.approx(limit, rel=0.03), name
 
 
-def test_small_workloads_run_and_halves_are_near_float64(bench: Any) -> None:
-    gpu, workloads = bench
+def test_small_workloads_run_and_halves_are_near_float64(bench: Any, case: Any) -> None:
+    _, workloads = bench
     for work in map(workloads.small, workloads.WORKLOADS.values()):
         inputs, weights = work.arguments("cpu")
         assert all(float(x.double().abs().min(-1).values.max()) > 0 for x in (*inputs, *weights)), work.name  # no zeros
@@ -41,7 +51,7 @@ def test_small_workloads_run_and_halves_are_near_float64(bench: Any) -> None:
         assert all(g.equal(a) and w.dtype == torch.float64 for g, a, w in zip(got, again, exact, strict=True)), (
             work.name
         )
-        assert max(gpu.error(g, w) for g, w in zip(got, exact)) < 3e-2, work.name
+        assert max(case.error(g, w) for g, w in zip(got, exact)) < 3e-2, work.name
 
 
 def record(**variants: Any) -> dict[str, Any]:
@@ -49,52 +59,51 @@ def record(**variants: Any) -> dict[str, Any]:
             "limit_us": 8.0, "variants": variants}  # fmt: skip
 
 
-def test_the_table_compares_with_the_best_peer(bench: Any) -> None:
-    gpu, _ = bench
+def test_the_table_compares_with_the_best_peer(table: Any) -> None:
     ours = {"us": 10.0, "cold_s": 30.0, "warm_s": 0.5, "error": 1e-3, "kernels": [{"kernel": "a"}, {"kernel": "a"}]}
     found = record(eager={"us": 30.0, "error": 2e-3}, default={"us": 16.0}, ours=ours)
-    row = gpu.line(found)
+    row = table.line(found)
     assert "| 80 % | 1.60 |" in row and "12 yes" in row and "30 / 0.5" in row and "a x2" in row
-    assert "**no**" in gpu.line(record(ours={**ours, "us": 13.0}))
-    assert "failed" in gpu.line(record(ours={"failed": "no plan"}))
+    assert "**no**" in table.line(record(ours={**ours, "us": 13.0}))
+    assert "failed" in table.line(record(ours={"failed": "no plan"}))
     rested = {
         "eager": {"rested_us": 15.0, "kept_from": "elsewhere"},
         "default": {"rested_us": 16.0},
         "ours": {"rested_us": 9.0},
     }
-    assert gpu.rested(rested) == "16.0 / 9.0" and gpu.rested({"ours": {"rested_us": 9.0}}) == ""
+    assert table.rested(rested) == "16.0 / 9.0" and table.rested({"ours": {"rested_us": 9.0}}) == ""
 
 
-def test_what_was_wanted_is_judged_in_both_states_where_power_holds_the_clock_down(bench: Any) -> None:
-    gpu, _ = bench
+def test_what_was_wanted_is_judged_in_both_states_where_power_holds_the_clock_down(table: Any) -> None:
     ours = {"us": 13.0, "rested_us": 11.0, "capped": 0.9, "rested_capped": 0.0}
-    assert gpu.reached(ours, 12.0) == " yes rested, **no** at the power limit"
-    assert gpu.reached({**ours, "us": 12.0}, 12.0) == " yes"
+    assert table.reached(ours, 12.0) == " yes rested, **no** at the power limit"
+    assert table.reached({**ours, "us": 12.0}, 12.0) == " yes"
     for other in ({"capped": 0.2}, {"rested_us": 12.5}, {"rested_capped": 0.9}):
-        assert gpu.reached({**ours, **other}, 12.0) == " **no**"
-    assert gpu.reached({"us": 13.0, "rested_us": 11.0}, 12.0) == " **no**", "a record that does not know is not excused"
+        assert table.reached({**ours, **other}, 12.0) == " **no**"
+    assert table.reached({"us": 13.0, "rested_us": 11.0}, 12.0) == " **no**", (
+        "a record that does not know is not excused"
+    )
 
 
-def test_the_table_says_how_a_plan_was_found(bench: Any) -> None:
-    gpu, _ = bench
+def test_the_table_says_how_a_plan_was_found(table: Any) -> None:
     kernels = [
         {"kernel": "triton.attention", "generated": True, "ways": ["DEFER", "ROLL"], "named": []},
         {"kernel": "cuda.mm", "generated": False, "ways": [], "named": []},
     ]
     found = record(ours={"us": 1.0, "kernels": kernels, "rules": ["merge-matmuls"]})
-    assert gpu.way(found) == (
+    assert table.way(found) == (
         "- rmsnorm_linear_b1: rules merge-matmuls; `triton.attention`: generated, of single operations, DEFER, ROLL; `cuda.mm`: library"
     )
-    assert gpu.way(record(ours={"us": 1.0, "kernels": [{"kernel": "a"}]})) == ""
+    assert table.way(record(ours={"us": 1.0, "kernels": [{"kernel": "a"}]})) == ""
 
 
-def test_peers_of_an_earlier_run_are_kept_and_marked(bench: Any) -> None:
+def test_peers_of_an_earlier_run_are_kept_and_marked(bench: Any, table: Any) -> None:
     gpu, _ = bench
     old = record(eager={"us": 30.0}, default={"us": 16.0}, ours={"us": 20.0})
     new = gpu.merged(old, record(ours={"us": 10.0}, eager={"us": 29.0}, default={"failed": "no"}))
     assert new["variants"]["ours"] == {"us": 10.0} and new["variants"]["eager"] == {"us": 29.0}
     assert new["variants"]["default"]["us"] == 16.0 and "torch=1" in new["variants"]["default"]["kept_from"]
-    assert "16.0†" in gpu.line(new)
+    assert "16.0†" in table.line(new)
     other = gpu.merged({**old, "machine": "another"}, record(ours={"us": 10.0}))
     assert set(other["variants"]) == {"ours"}
 
@@ -120,7 +129,7 @@ def test_a_case_fails_where_ours_did_and_results_may_go_elsewhere(
 
 
 def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Any
 ) -> None:
     """No GPU and no weights are needed for it, nor the program."""
     import tensor_graphs as tg
@@ -139,9 +148,11 @@ def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     assert gpu.explain_all(["lora_b16", "lora_b1"]) == 1
     ours = gpu.stored("lora_b16")["variants"]["ours"]
     assert "low-rank-folds" in ours["rules"] and ours["steps"]["verdict"] == "replayed" and ours["steps"]["count"] > 0
-    assert "low-rank-folds" in gpu.way(gpu.stored("lora_b16")) and "1 step, replayed" in gpu.way(gpu.stored("lora_b16"))
+    assert "low-rank-folds" in table.way(gpu.stored("lora_b16")) and "1 step, replayed" in table.way(
+        gpu.stored("lora_b16")
+    )
     (gpu.origin_in(tmp_path, "lora_b16") / "origin.safetensors").write_bytes(b"nonsense")
-    assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in gpu.way(gpu.stored("lora_b16"))
+    assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in table.way(gpu.stored("lora_b16"))
 
 
 def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
@@ -162,8 +173,8 @@ def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
     assert found_again(work.module(weights), inputs, [{**product, "kernel": "cuda.nothing"}]) is None
 
 
-def test_variants_run_at_small_sizes_and_are_near_float64(benchmark_module: Callable[[str], Any]) -> None:
-    gpu, variants, flat = benchmark_module("gpu"), benchmark_module("variants"), benchmark_module("workloads").flat
+def test_variants_run_at_small_sizes_and_are_near_float64(benchmark_module: Callable[[str], Any], case: Any) -> None:
+    variants, flat = benchmark_module("variants"), benchmark_module("workloads").flat
     benchmark_module("further")
     ours = [v for n, v in variants.TINY.items() if not n.startswith("hf_")]
     assert len(ours) > 25 and variants.TINY.keys() == variants.VARIANTS.keys()
@@ -174,7 +185,7 @@ def test_variants_run_at_small_sizes_and_are_near_float64(benchmark_module: Call
         assert all(g.equal(a) and w.dtype == torch.float64 for g, a, w in zip(got, again, exact, strict=True)), (
             work.name
         )
-        assert max(gpu.error(g, w) for g, w in zip(got, exact)) < 2e-2, work.name
+        assert max(case.error(g, w) for g, w in zip(got, exact)) < 2e-2, work.name
     norm = variants.TINY["norm_linear_fp16_b4"]
     assert norm.flops == 2 * 2 * 24 * 40 and norm.bytes == 2 * (2 * 24 + 24 + 24 * 40 + 2 * 40)
 
@@ -194,16 +205,16 @@ def test_the_table_of_variants_names_what_failed_and_what_is_slower(benchmark_mo
 
 @pytest.mark.parametrize("name", ["gemma3_270m_decode", "gpt2_t128", "bert_base_fp16_b8_t128", "unet_fp16_b2"])
 def test_whole_models_run_at_small_sizes_and_are_near_float64(
-    name: str, benchmark_module: Callable[[str], Any]
+    name: str, benchmark_module: Callable[[str], Any], case: Any
 ) -> None:
-    gpu, models, flat = benchmark_module("gpu"), benchmark_module("whole_models"), benchmark_module("workloads").flat
+    models, flat = benchmark_module("whole_models"), benchmark_module("workloads").flat
     assert models.TINY.keys() == models.MODELS.keys()
     work = models.TINY[name]
     inputs, weights = work.arguments("cpu")
     got, again = flat(work.call(*inputs, *weights)), flat(work.module(weights)(*inputs))
     exact = flat(work.call(*(x.double() if x.is_floating_point() else x for x in (*inputs, *weights))))
     assert all(g.equal(a) and w.dtype == torch.float64 for g, a, w in zip(got, again, exact, strict=True))
-    assert max(gpu.error(g, w) for g, w in zip(got, exact)) < 3e-2
+    assert max(case.error(g, w) for g, w in zip(got, exact)) < 3e-2
     names = [*work._weights(work._made[0])]
     assert {*work.unread} <= {*names}
     read = [x for n, x in zip(names, weights) if n not in work.unread]

@@ -28,7 +28,7 @@ from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir.graph import Graph, Tensor, constant
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.strips import axes_of, stretch
+from tensor_graphs.egraph.ir.strips import axes_of, interval_view
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import (
     ExportTimeError,
@@ -530,9 +530,11 @@ def test_a_strip_is_part_of_the_whole(name: str) -> None:
     data = {"x": x, **weights}
     for start, stop in ((0, 1), (1, axes.size)):
         strip = axes.strip(stop - start)
-        values = {n: stretch(data[str(leaf.attr("name"))], k, start, stop) for n, (leaf, k) in strip.reads.items()}
+        values = {
+            n: interval_view(data[str(leaf.attr("name"))], k, start, stop) for n, (leaf, k) in strip.reads.items()
+        }
         (part,) = evaluate([strip.term], {**data, **values}, params=weights)
-        np.testing.assert_allclose(part, stretch(whole, axes.axis, start, stop), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(part, interval_view(whole, axes.axis, start, stop), rtol=1e-5, atol=1e-6)
 
 
 def test_large_random_inputs_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

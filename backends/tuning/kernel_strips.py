@@ -14,7 +14,7 @@ import numpy as np
 
 from ...egraph.ir.graph import Graph, Tensor
 from ...egraph.ir.interpret import evaluate
-from ...egraph.ir.strips import Axes, axes_of, stretch
+from ...egraph.ir.strips import Axes, axes_of, interval_view
 from ..verification.rounding_noise import Disturbed
 
 Array = np.ndarray[Any, Any]
@@ -35,14 +35,14 @@ class KernelStrip:
 
     def of(self, value: Array) -> Array:
         """The strip of a whole output."""
-        found: Array = stretch(value, self.axes.axis, self.start, self.stop)
+        found: Array = interval_view(value, self.axes.axis, self.start, self.stop)
         return found
 
     def reference(self) -> tuple[Array, Disturbed]:
         """The strip in float64, and its sensitivity to rounding."""
         strip = self.axes.strip(self.stop - self.start)
         values = {
-            name: stretch(self.params[str(leaf.attr("name"))], axis, self.start, self.stop)
+            name: interval_view(self.params[str(leaf.attr("name"))], axis, self.start, self.stop)
             for name, (leaf, axis) in strip.reads.items()
         }
         graph = Graph.of([strip.term], params=self.params)

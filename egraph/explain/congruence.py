@@ -120,7 +120,7 @@ class Congruence:
 
     @property
     def terms(self) -> int:
-        """Number of terms."""
+        """Number of terms added so far."""
         return len(self._above)
 
     # ------------------------------------------------------------ inside

@@ -25,7 +25,7 @@ from ..view.match import Binding, Matcher
 from ..view.view import EGraphView
 from .congruence import Congruence, Equation, ShortProofs
 from .proof_steps import GAP, MOST_STEPS, TooDeep, position, unfold
-from .rule_instance import FAILURES, number_of
+from .rule_instance import FAILURES, op_key
 
 MANY_TERMS = 20_000  # from this number of terms on, proofs are shortened once instead of twice
 DEFINITION = "definition of "
@@ -157,12 +157,12 @@ def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)
-        own = ("leaf", id(leaf)) if leaf is not None else number_of(view.op[i], view.attrs[i])
+        own = ("leaf", id(leaf)) if leaf is not None else op_key(view.op[i], view.attrs[i])
         index.setdefault((own, *view.kids(i).tolist()), int(view.cls[i]))
     found, slices = dict(view.classes), _Slices(view)
     for node in topological(roots):
         if node not in found and all(a in found for a in node.args):
-            own = ("leaf", id(node)) if node.op in LEAVES else number_of(node.op, node.attrs)
+            own = ("leaf", id(node)) if node.op in LEAVES else op_key(node.op, node.attrs)
             cls = index.get((own, *(found[a] for a in node.args)))
             # kernels with several slice outputs write slices of slices as one slice
             if cls is None and node.op == "slice":

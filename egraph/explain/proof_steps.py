@@ -60,7 +60,10 @@ class Unfolding:
     depth: int = 0
 
     def chain(self, a: Tensor, b: Tensor) -> Chain:
-        """The chain of rewrite steps from `a` to `b`. Operands that are not proven equal become gaps."""
+        """The chain of rewrite steps from `a` to `b`. Operands that are not proven equal become gaps.
+
+        Raises TooDeep for a chain that is too long.
+        """
         chain = Chain([a])
         if a is b:
             return chain
@@ -215,7 +218,7 @@ def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, 
 
 
 def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Chain:
-    """The shorter of the strict and the lazy chain from `a` to `b`. TooDeep if both are too long."""
+    """The shorter of the strict and the lazy chain from `a` to `b`. Raises TooDeep if both are too long."""
     found = []
     for known in (rules, {}):
         try:

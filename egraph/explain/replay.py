@@ -16,7 +16,7 @@ from ..ir.recurrent import parts_of
 from ..ir.rule import Rule
 from .explain import DEFINITION, Explanation, ProofStep
 from .proof_steps import CONSTANT, GAP
-from .rule_instance import is_instance, number_of
+from .rule_instance import is_instance, op_key
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ReplayResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every step held, on values of which some were finite."""
+        """Whether no step is wrong and some value of the original term is finite."""
         return not self.wrong and self.finite
 
 
@@ -166,7 +166,7 @@ def _is_instance(step: ProofStep, rules: Mapping[str, Rule]) -> bool:
     if step.rule == GAP:
         return True  # makes no claim: checked by value only
     if step.rule == CONSTANT:
-        return number_of("full", before.attrs) == number_of("full", after.attrs)
+        return op_key("full", before.attrs) == op_key("full", after.attrs)
     if step.rule.startswith(DEFINITION):
         return before.op == step.rule.removeprefix(DEFINITION) and parts_of(before) is after
     rule = rules.get(step.rule)

@@ -21,7 +21,7 @@ BOUNDS = (
 )  # guards that bound the growth of the e-graph; a rule is true without them
 
 
-def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+def op_key(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
     """Hashable key of an op with its attributes; the value of a fill is first rounded to its dtype."""
     if op == "full":
         known = dict(attrs)
@@ -30,12 +30,11 @@ def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
 
 
 def is_instance(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
-    """Whether a rule rewrites `before` to `after`: its left side number `side` matches, and its right side gives
-    `after`.
+    """Whether a rule rewrites `before` to `after` under one binding of its variables.
 
-    Both under the same binding. For a rule with several left sides (a merge), variables that this left side leaves
-    unbound are bound by matching the right side against `after`. False when `before` and `after` do not bind all
-    variables.
+    Left side number `side` must match `before`, and the right side must then give `after`. For a rule with several left
+    sides (a merge), variables that this left side leaves unbound are bound by matching the right side against `after`.
+    False when `before` and `after` do not bind all variables.
     """
     binding: dict[str, Any] = {}
     attrs: dict[str, Any] = {}
@@ -76,7 +75,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if a is b:
         return True
     if a.op == b.op == "full":
-        return number_of("full", a.attrs) == number_of("full", b.attrs)
+        return op_key("full", a.attrs) == op_key("full", b.attrs)
     return a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0 and all(map(_same, a.args, b.args))
 
 
@@ -84,4 +83,4 @@ def _is_bound(guard: Attr) -> bool:
     return isinstance(guard, Apply) and guard.function in BOUNDS
 
 
-__all__ = ["FAILURES", "bind", "is_instance", "number_of"]
+__all__ = ["FAILURES", "bind", "is_instance", "op_key"]

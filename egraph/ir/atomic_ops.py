@@ -100,7 +100,7 @@ def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array
 
 
 def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """NumPy meaning of the op `conv`: matrix products of windows and weights, group by group.
+    """NumPy meaning of the op `conv` with these attributes: matrix products of windows and weights, group by group.
 
     16-bit floats accumulate in float32.
     """
@@ -233,32 +233,35 @@ leaf("iota", {"axis": "int", **_LEAF}, "Positions 0, 1, … along one axis.", _i
 
 
 def _text(text: str, **more: str) -> TargetText:
-    """One text for float operands in C, CUDA, Triton and JAX; `more` are fields of `TargetText`."""
+    """Target text of an op with one text in C, CUDA, Triton and JAX (floats); `more` are fields of `TargetText`."""
     return TargetText(**{"c": text, "cuda": text, "triton": text, "jax": text, **more})
 
 
 def _call(c: str, cuda: str, triton: str) -> TargetText:
-    """A function of one float. `c`: name in the C library; `cuda`: name in cuda_library.cuh and JAX; `triton`: text."""
+    """Target text of a function of one float.
+
+    `c`: name in the C library. `cuda`: name in cuda_library.cuh and JAX. `triton`: text.
+    """
     jax = f"jnp.{cuda}({{0}})"
     return TargetText(f"__builtin_{c}f({{0}})", f"{c}({{0}})", cuda=f"op::{cuda}({{0}})", triton=triton, jax=jax)
 
 
 def _vectorized(name: str, triton: str, module: str = "jnp") -> TargetText:
-    """A function of one float that backends/ir/c_math.py defines for float32.
+    """Target text of a function of one float that backends/ir/c_math.py defines for float32.
 
-    `triton`: text. `module`: that of the function in JAX.
+    `triton`: text. `module`: JAX module of the function.
     """
     jax = f"{module}.{name}({{0}})"
     return TargetText(f"{name}_f({{0}})", f"{name}({{0}})", cuda=f"op::{name}({{0}})", triton=triton, jax=jax)
 
 
 def _reduced(name: str, more: str) -> TargetText:
-    """A reduction of JAX by name, with further arguments."""
+    """Target text of a reduction in JAX; `name`: its function, `more`: text of further arguments."""
     return TargetText(jax=f"jnp.{name}({{0}}, axis={{axes}}, keepdims=True{more})")
 
 
 def _both(name: str, **more: Any) -> dict[str, Any]:
-    """A function that NumPy and Torch call the same; `more` are fields of `OutFunction`."""
+    """Fields of `Op` for a function with one name in NumPy and Torch; `more` are fields of `OutFunction`."""
     return {"numpy_function": OutFunction(name, **more), "torch_function": OutFunction(name, **more)}
 
 

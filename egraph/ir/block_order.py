@@ -75,9 +75,9 @@ class Listing:
         return Listing(order, fixed, set(roots), {n: i for i, n in enumerate(order)}, readers)
 
     def _shared(self, max_nodes: int) -> list[Tensor]:
-        """Values that several repeats read in the same way.
+        """Values that several repeats read in the same way (same op, same operand position).
 
-        At two distant indices of which one depends on the other, or far from the definition.
+        The reads are far apart, and the later ones depend on the first one or are far from the definition of the value.
         """
         found = []
         for value, reads in self.readers.items():
@@ -168,7 +168,7 @@ def _depths(nodes: list[Tensor], fixed: set[Tensor], early: Iterable[Tensor]) ->
 
 
 def _deep_first(roots: Sequence[Tensor], depth: dict[Tensor, int]) -> list[Tensor]:
-    """Topological order, deepest operand first: what only one repeat needs is listed when that repeat is reached."""
+    """Topological order, deepest operand first: nodes that only one repeat needs are listed just before this repeat."""
     order: list[Tensor] = []
     done: set[Tensor] = set()
     stack = [(r, False) for r in reversed(roots)]

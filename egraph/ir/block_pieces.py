@@ -17,7 +17,7 @@ MATCHED = 16
 
 
 def cut(listing: Listing, max_nodes: int) -> list[tuple[int, int]]:
-    """The order as consecutive intervals (start, end) of at most `max_nodes` nodes."""
+    """The listing as consecutive intervals (start, end) of at most `max_nodes` nodes."""
     widths, seams = _widths(listing, max_nodes // 2)
     n = len(listing.order)
     near = {j for i in seams for j in range(i - WINDOW, i + WINDOW + 1)}
@@ -123,8 +123,8 @@ def _piece(listing: Listing, names: dict[Any, int], start: int, end: int) -> Blo
 def merge(listing: Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[BlockPiece]:
     """Adjacent intervals merged where their kinds always occur together.
 
-    Strongly connected ones up to the limit, then weakly connected ones up to half the limit. Merged pieces are then
-    searched for in pieces that occur once, such as a layer's first part after the embedding.
+    Strongly connected ones are merged up to `max_nodes` nodes, then weakly connected ones up to half of that. Merged
+    pieces are then searched for in pieces that occur once, such as a layer's first part after the embedding.
     """
     names: dict[Any, int] = {}
     pieces = [_piece(listing, names, a, b) for a, b in stretches]

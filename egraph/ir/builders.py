@@ -41,7 +41,10 @@ def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
 
 
 def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
-    """A tensor filled with one number."""
+    """A tensor filled with one number.
+
+    Raises UsageError if the value is no number of the dtype (NaN as an int, say).
+    """
     dtype = dtypes.name_of(dtype)
     kind = dtypes.category(dtype)
     try:
@@ -346,7 +349,7 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
 
 # ---------------------------------------------------------------- contractions
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """NumPy's matmul for operands of rank >= 1."""
+    """NumPy's matmul for operands of rank >= 1. Raises ShapeError for rank 0 and for sizes that do not fit."""
     a, b = as_tensor(a), as_tensor(b)
     dtype = dtypes.promote(a.dtype, b.dtype)
     a, b = cast(a, dtype), cast(b, dtype)
@@ -376,7 +379,7 @@ def conv(
 
 # ---------------------------------------------------------------- views and layout
 def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Another shape with the same elements; one size may be -1."""
+    """Another shape with the same elements; one size may be -1. Raises ShapeError if the number of elements differs."""
     shape = tuple(shape)
     if builtins.any(isinstance(d, int) and d == -1 for d in shape):
         known = volume(tuple(d for d in shape if not (isinstance(d, int) and d == -1)))
@@ -439,7 +442,10 @@ def flip(x: Tensor, axis: int) -> Tensor:
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors joined along an existing axis; the other sizes must be equal. Dtypes are promoted."""
+    """Tensors joined along an existing axis; the other sizes must be equal. Dtypes are promoted.
+
+    Raises UsageError without tensors.
+    """
     parts = align_dtypes(*tensors)
     if not parts:
         raise UsageError("concat needs at least one tensor")
@@ -464,7 +470,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
-    """Split into consecutive pieces of the given sizes along an axis."""
+    """Split into consecutive pieces of the given sizes along an axis. Raises UsageError if `sizes` is an int."""
     if isinstance(sizes, int):
         raise UsageError(f"split takes the sizes of the pieces, not {sizes}", hint=f"[{sizes}, {sizes}, ...]")
     found: list[Tensor] = []
@@ -476,7 +482,7 @@ def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
 
 
 def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Tensor:
-    """Pad with a constant: (before, after) per axis."""
+    """x padded with a constant `value`; `widths`: (elements before, elements after) for each axis."""
     for axis, (lo, hi) in enumerate(widths):
         if (lo, hi) != (0, 0):
             x = make("pad", (x,), {"axis": axis, "lo": lo, "hi": hi, "value": value})

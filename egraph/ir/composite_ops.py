@@ -27,7 +27,7 @@ def composite(
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Decorator that registers a decomposition as a composite op and returns the builder of that op.
 
-    The first line of the decomposition's docstring documents the op.
+    The first line of the decomposition's docstring documents the op. The arguments, and `more`, are fields of `Op`.
     """
 
     def install(decompose: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -52,7 +52,7 @@ class DimExpr:
 
     @staticmethod
     def of(dim: Dim) -> DimExpr:
-        """Convert an int or a symbolic dimension to an `DimExpr`."""
+        """Convert an int or a symbolic dimension to a `DimExpr`."""
         if isinstance(dim, DimExpr):
             return dim
         return DimExpr((((), int(dim)),)) if dim else DimExpr(())
@@ -180,7 +180,8 @@ Shape: TypeAlias = tuple[Dim, ...]
 def dim(name: str, *, min: int = 1, max: int = 32768) -> DimExpr:
     """A symbolic dimension for sizes that are not fixed yet.
 
-    `min` and `max` bound the sizes that it may be bound to.
+    `min` and `max` bound the sizes that it may be bound to. Raises ShapeError unless `name` is an identifier and 0 <=
+    min <= max.
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")

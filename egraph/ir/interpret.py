@@ -68,7 +68,8 @@ def _in_float32(node: Tensor) -> Tensor:
 def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:
     """Evaluate one atomic node on concrete operands. With `float64`, all floats are float64 whatever the node's dtype.
 
-    `whole`: compute every matmul in one call instead of chunks; chunking may change the last bit.
+    `whole`: compute every matmul in one call instead of chunks; chunking may change the last bit. Raises UsageError for
+    a leaf without data.
     """
     attrs = dict(node.attrs)
     function = node.entry.numpy
@@ -113,8 +114,8 @@ def _widened_to(x: Array, w: Array, float64: bool) -> type[np.floating[Any]] | N
 def _matmul_in_pieces(x: Array, w: Array, wide: type[np.floating[Any]]) -> Array:
     """x @ w in a wider dtype, without a full widened copy of w: a sum over blocks of rows of each matrix.
 
-    Blocks of rows, since few long rows take a BLAS one step and columns take it many: with blocks of columns two busy cores
-    were ten times as slow. A block is as large as the partial results that are added up, at least CHUNK; at most PARTIAL.
+    Rows, because blocks of columns were ten times as slow (BLAS on two busy cores). A block of w has as many bytes as
+    the result, but at least CHUNK and at most PARTIAL.
     """
     inner, width = w.shape[-2:]
     out = np.zeros((*x.shape[:-1], width), wide)

@@ -29,13 +29,13 @@ class LawCase(NamedTuple):
 
 
 Cases = Iterator[LawCase]
-LawText = Callable[[Op, Sequence[int]], Cases]  # function of an op and the ranks that may occur
+LawText = Callable[[Op, Sequence[int]], Cases]  # function of an op and the ranks of values that may occur
 
 
 class TypeLaw(NamedTuple):
-    """A type law in both forms.
+    """A type law in Python (`infer`) and in egglog (`text`).
 
-    `least_rank`: of the first operand. `keeps_rank`: whether all operands have the result's rank.
+    `least_rank`: least rank of the first operand. `keeps_rank`: whether all operands have the result's rank.
     """
 
     infer: Law
@@ -82,22 +82,22 @@ def replace(shape: Shape, axis: int, size: Dim) -> Shape:
 
 
 def vec_get(vector: str, i: int | str) -> str:
-    """Egglog text of an element of a vector."""
+    """Egglog text of element `i` of a vector."""
     return f"(vec-get {vector} {i})"
 
 
 def vec_set(vector: str, i: str, value: str) -> str:
-    """Egglog text of a vector with one element replaced."""
+    """Egglog text of a vector with element `i` replaced by `value`."""
     return f"(vec-set {vector} {i} {value})"
 
 
 def has_rank(vector: str, rank: int) -> str:
-    """Egglog text of the condition that a vector has so many elements."""
+    """Egglog text of the condition that a vector has `rank` elements."""
     return f"(= {rank} (vec-length {vector}))"
 
 
 def vec_of(items: Iterable[str]) -> str:
-    """Egglog text of the vector of these elements."""
+    """Egglog text of the vector of the given elements."""
     return f"(vec-of {' '.join(items)})"
 
 
@@ -111,7 +111,7 @@ def broadcast_text(op: Op, dtype: str) -> Cases:
 
 
 def same_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog case of an op whose result has the type of its first operand."""
+    """Egglog case of an op whose result has the type of its first operand (for any ranks)."""
     yield LawCase(S0, D0)
 
 

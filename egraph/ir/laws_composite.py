@@ -28,7 +28,10 @@ from .ops import Attrs, Op, Type
 
 
 def norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: that of x; gain and shift have the rank-1 shape [x.shape[-1]]."""
+    """Result type: that of x; gain and shift have the rank-1 shape [x.shape[-1]].
+
+    Raises ShapeError otherwise.
+    """
     for t in types[1:]:
         if t.shape != types[0].shape[-1:]:
             raise ShapeError(f"gain or shift is {t.shape}, not {types[0].shape[-1:]}")
@@ -36,7 +39,10 @@ def norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def channel_norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: that of x[N, C, ...]; the other operands have the rank-1 shape [C]."""
+    """Result type: that of x[N, C, ...]; the other operands have the rank-1 shape [C].
+
+    Raises ShapeError otherwise.
+    """
     for t in types[1:]:
         if types[0].rank < 2 or t.shape != types[0].shape[1:2]:
             raise ShapeError(f"a channel value is {t.shape}, not {types[0].shape[1:2]}")
@@ -44,7 +50,10 @@ def channel_norm(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def linear(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of x[..., K] @ w[K, N] + b[N]."""
+    """Result type of x[..., K] @ w[K, N] + b[N].
+
+    Raises ShapeError if the operands do not fit.
+    """
     x, w, b = types
     if w.rank != 2 or x.rank < 2 or x.shape[-1] != w.shape[0] or b.shape != w.shape[1:]:
         raise ShapeError("linear needs x[..., K] of rank >= 2, w[K, N] and b[N]")
@@ -52,12 +61,15 @@ def linear(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def linear_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `linear`."""
+    """Egglog cases of the type law `linear`, given the ranks of values that may occur."""
     yield LawCase(vec_set(S0, f"(- (vec-length {S0}) 1)", vec_get(S1, 1)), D0)
 
 
 def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of attention: q[..., T, D], k[..., S, D], v[..., S, E] (mask[..., T, S]) of equal rank."""
+    """Result type of attention: q[..., T, D], k[..., S, D], v[..., S, E] (mask[..., T, S]) of equal rank.
+
+    Raises ShapeError otherwise.
+    """
     q, k, v = types[:3]
     if not q.rank == k.rank == v.rank >= 3 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShapeError("attention needs q[..., T, D], k[..., S, D], v[..., S, E] of equal rank >= 3")
@@ -70,7 +82,7 @@ def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def attention_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `attention`."""
+    """Egglog cases of the type law `attention`, given the ranks of values that may occur."""
     for r in ranks:
         if r >= 3:
             batch = [f"(max {vec_get(S0, i)} (max {vec_get(S1, i)} {vec_get(S2, i)}))" for i in range(r - 2)]
@@ -78,7 +90,10 @@ def attention_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def rope(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of x[..., D] with cos and sin that broadcast to it."""
+    """Result type of x[..., D] with cos and sin that broadcast to it.
+
+    Raises ShapeError if the operands do not fit.
+    """
     if broadcast(*(t.shape for t in types)) != types[0].shape:
         raise ShapeError("cos and sin must broadcast to x")
     if isinstance(types[0].shape[-1], int) and types[0].shape[-1] % 2:
@@ -87,7 +102,10 @@ def rope(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of logits[N, C] with integer target[N]: [N]."""
+    """Result type of logits[N, C] with integer target[N]: [N].
+
+    Raises ShapeError if the operands do not fit.
+    """
     logits, target = types
     check_index_dtype(target)
     if logits.rank != 2 or target.shape != logits.shape[:1] or not dtypes.is_float(logits.dtype):
@@ -96,14 +114,14 @@ def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def cross_entropy_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `cross_entropy`."""
+    """Egglog cases of the type law `cross_entropy`, given the ranks of values that may occur."""
     yield LawCase(S1, D0)
 
 
 def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type of `recurrent` over x[T, B, I]: a vector of T * B * directions * width outputs, then the last states.
 
-    Initial states and weights are vectors.
+    Initial states and weights are vectors. Raises ShapeError if the operands do not fit.
     """
     x, state, w = types
     hidden, width, count = attrs["hidden"], attrs["width"], attrs["layers"] * attrs["directions"]
@@ -128,13 +146,16 @@ def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def recurrent_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `recurrent`."""
+    """Egglog cases of the type law `recurrent`, given the ranks of values that may occur."""
     rows = f"(* {vec_get(S0, 0)} (* {vec_get(S0, 1)} (* a_directions a_width)))"
     yield LawCase(vec_of([f"(+ {rows} {vec_get(S1, 0)})"]), D0)
 
 
 def unpack(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of bytes that hold 8 // bits numbers each along one axis: the axis grows, dtype from the attribute."""
+    """Result type of bytes that hold 8 // bits numbers each along one axis: the axis grows, dtype from the attribute.
+
+    Raises ShapeError otherwise.
+    """
     (x,), bits, block = types, attrs["bits"], attrs["block"]
     axis, size = axis_of(attrs["axis"], x.rank), x.shape[attrs["axis"]]
     forms = ("unsigned", "signed", "e2m1") if bits == 4 else ("unsigned", "signed")
@@ -150,12 +171,15 @@ def unpack(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def unpack_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `unpack`."""
+    """Egglog cases of the type law `unpack`, given the ranks of values that may occur."""
     yield LawCase(vec_set(S0, "a_axis", f"(* {vec_get(S0, 'a_axis')} (/ 8 a_bits))"), "a_dtype")
 
 
 def dequantize(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of q with scales and zero points for blocks: shape of q, dtype of the scales."""
+    """Result type of q with scales and zero points for blocks: shape of q, dtype of the scales.
+
+    Raises ShapeError if the operands do not fit.
+    """
     q, scale, zero = types
     if not q.rank == scale.rank == zero.rank or not dtypes.is_float(scale.dtype):
         raise ShapeError("dequantize needs operands of equal rank and floating-point scales")
@@ -170,7 +194,7 @@ def dequantize(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def dequantize_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `dequantize`."""
+    """Egglog cases of the type law `dequantize`, given the ranks of values that may occur."""
     yield LawCase(S0, "(dt x1)")
 
 

@@ -11,7 +11,10 @@ from .ops import Attrs, Op, Type
 
 
 def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: contracts a's last axis with b's second-last; b has a's rank (leading sizes broadcast) or rank 2."""
+    """Result type: contracts a's last axis with b's second-last; b has a's rank (leading sizes broadcast) or rank 2.
+
+    Raises ShapeError if the operands do not fit.
+    """
     a, b = types
     if a.rank < 2 or b.rank not in (2, a.rank):
         raise ShapeError("matmul needs operands of rank >= 2, the second of equal rank or of rank 2")
@@ -23,7 +26,7 @@ def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def matmul_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `matmul`."""
+    """Egglog cases of the type law `matmul`, given the ranks of values that may occur."""
     last = f"(- (vec-length {S0}) 1)"
     yield LawCase(vec_set(S0, last, vec_get(S1, 1)), D0, (has_rank(S1, 2),))
     for r in ranks:
@@ -56,7 +59,10 @@ def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: i
 
 
 def conv(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of x[N, C, *S] with w[O, C/groups, *K]; pads = all low sides, then all high sides."""
+    """Result type of x[N, C, *S] with w[O, C/groups, *K]; pads = all low sides, then all high sides.
+
+    Raises ShapeError if the operands do not fit.
+    """
     x, w = types
     n = x.rank - 2
     if n < 1 or w.rank != x.rank:
@@ -97,7 +103,7 @@ def _windowed(spatial: int, kernel: Callable[[int], str]) -> list[str]:
 
 
 def conv_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `conv`."""
+    """Egglog cases of the type law `conv`, given the ranks of values that may occur."""
     for r in ranks:
         if r >= 3:
             space = _windowed(r - 2, lambda i: vec_get(S1, 2 + i))
@@ -105,7 +111,10 @@ def conv_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides."""
+    """Result type of x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides.
+
+    Raises ShapeError if the operands do not fit.
+    """
     x, kernel, pads = types[0], attrs["kernel"], attrs["pads"]
     n = len(kernel)
     if x.rank != n + 2 or len(attrs["strides"]) != n or len(attrs["dilations"]) != n or len(pads) != 2 * n:
@@ -118,7 +127,7 @@ def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def pool_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `pool`."""
+    """Egglog cases of the type law `pool`, given the ranks of values that may occur."""
     for r in ranks:
         if r >= 3:
             space = _windowed(r - 2, lambda i: vec_get("a_kernel", i))

@@ -30,40 +30,49 @@ def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def leaf_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `leaf`."""
+    """Egglog cases of the type law `leaf`, given the ranks of values that may occur."""
     yield LawCase("a_shape", "a_dtype")
 
 
 def pointwise(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: broadcast shape, common dtype."""
+    """Result type: broadcast shape, common dtype.
+
+    Raises ShapeError if the operands do not fit.
+    """
     return Type(broadcast(*(t.shape for t in types)), same_dtype(types))
 
 
 def pointwise_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `pointwise`."""
+    """Egglog cases of the type law `pointwise`, given the ranks of values that may occur."""
     yield from broadcast_text(op, D0)
 
 
 def compare(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: broadcast shape, bool."""
+    """Result type: broadcast shape, bool.
+
+    Raises ShapeError if the operands do not fit.
+    """
     same_dtype(types)
     return Type(broadcast(*(t.shape for t in types)), "bool")
 
 
 def compare_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `compare`."""
+    """Egglog cases of the type law `compare`, given the ranks of values that may occur."""
     yield from broadcast_text(op, str(DTYPE_ID["bool"]))
 
 
 def where(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: broadcast shape; the condition is bool and the other two operands share a dtype."""
+    """Result type: broadcast shape; the condition is bool and the other two operands share a dtype.
+
+    Raises ShapeError otherwise.
+    """
     if types[0].dtype != "bool":
         raise ShapeError(f"the condition is {types[0].dtype}, not bool")
     return Type(broadcast(*(t.shape for t in types)), same_dtype(types[1:]))
 
 
 def where_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `where`."""
+    """Egglog cases of the type law `where`, given the ranks of values that may occur."""
     yield from broadcast_text(op, "(dt x1)")
 
 
@@ -73,19 +82,25 @@ def cast(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def cast_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `cast`."""
+    """Egglog cases of the type law `cast`, given the ranks of values that may occur."""
     yield LawCase(S0, "a_dtype")
 
 
 def from_float8(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: same shape, the float dtype from the attribute; the operand is uint8."""
+    """Result type: same shape, the float dtype from the attribute; the operand is uint8.
+
+    Raises ShapeError otherwise.
+    """
     if types[0].dtype != "uint8" or not dtypes.is_float(attrs["dtype"]):
         raise ShapeError(f"8-bit floats are uint8 and become floats, not {types[0].dtype} and {attrs['dtype']}")
     return cast(op, types, attrs)
 
 
 def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: reduced axes become 1."""
+    """Result type: reduced axes become 1.
+
+    Raises ShapeError if the operands do not fit.
+    """
     shape = types[0].shape
     for axis in attrs["axes"]:
         shape = replace(shape, axis_of(axis, len(shape)), 1)
@@ -93,7 +108,7 @@ def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `reduce`."""
+    """Egglog cases of the type law `reduce`, given the ranks of values that may occur."""
     for count in range(max(ranks, default=0) + 1):
         shape = S0
         for i in range(count):
@@ -102,12 +117,15 @@ def reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: the axis becomes 1; int64 indices."""
+    """Result type: the axis becomes 1; int64 indices.
+
+    Raises ShapeError if the operands do not fit.
+    """
     return Type(replace(types[0].shape, axis_of(attrs["axis"], types[0].rank), 1), "int64")
 
 
 def arg_reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `arg_reduce`."""
+    """Egglog cases of the type law `arg_reduce`, given the ranks of values that may occur."""
     yield LawCase(vec_set(S0, "a_axis", "1"), str(DTYPE_ID["int64"]))
 
 
@@ -118,13 +136,16 @@ def along(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of an op that gives indices along one axis (argsort): the operand's shape, int64."""
+    """Result type of an op that gives indices along one axis (argsort): the operand's shape, int64.
+
+    Raises ShapeError if the operands do not fit.
+    """
     axis_of(attrs["axis"], types[0].rank)
     return Type(types[0].shape, "int64")
 
 
 def along_index_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `along_index`."""
+    """Egglog cases of the type law `along_index`, given the ranks of values that may occur."""
     yield LawCase(S0, str(DTYPE_ID["int64"]))
 
 

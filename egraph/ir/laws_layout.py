@@ -26,7 +26,10 @@ from .ops import Attrs, Op, Type
 
 
 def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: the requested shape; the number of elements must be equal."""
+    """Result type: the requested shape; the number of elements must be equal.
+
+    Raises ShapeError otherwise.
+    """
     have, want = volume(types[0].shape), volume(attrs["shape"])
     if isinstance(have, int) and isinstance(want, int) and have != want:
         raise ShapeError(f"cannot reshape {types[0].shape} to {attrs['shape']}")
@@ -39,7 +42,10 @@ def requested_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: output axis i is input axis perm[i]."""
+    """Result type: output axis i is input axis perm[i].
+
+    Raises ShapeError if the operands do not fit.
+    """
     perm = attrs["perm"]
     if sorted(perm) != list(range(types[0].rank)):
         raise ShapeError(f"{perm} is not a permutation of {types[0].rank} axes")
@@ -47,13 +53,16 @@ def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def permute_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `permute`."""
+    """Egglog cases of the type law `permute`, given the ranks of values that may occur."""
     for r in ranks:
         yield LawCase(vec_of(vec_get(S0, vec_get("a_perm", i)) for i in range(r)), D0, (has_rank("a_perm", r),))
 
 
 def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: the requested shape, of equal rank; sizes of 1 stretch."""
+    """Result type: the requested shape, of equal rank; sizes of 1 stretch.
+
+    Raises ShapeError otherwise.
+    """
     shape = attrs["shape"]
     if len(shape) != types[0].rank or any(a not in (1, b) for a, b in zip(types[0].shape, shape)):
         sizes = [d for pair in zip(types[0].shape, shape) if pair[0] not in (1, pair[1]) for d in pair]
@@ -62,7 +71,10 @@ def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: elements start, start+step, … below stop along one axis; 0 <= start <= stop <= size, step >= 1."""
+    """Result type: elements start, start+step, … below stop along one axis; 0 <= start <= stop <= size, step >= 1.
+
+    Raises ShapeError otherwise.
+    """
     axis, start, stop, step = axis_of(attrs["axis"], types[0].rank), attrs["start"], attrs["stop"], attrs["step"]
     size = types[0].shape[axis]
     if not isinstance(step, int) or step < 1:
@@ -73,13 +85,16 @@ def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def slice_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `slice`."""
+    """Egglog cases of the type law `slice`, given the ranks of values that may occur."""
     size = "(/ (+ (- a_stop a_start) (- a_step 1)) a_step)"
     yield LawCase(vec_set(S0, "a_axis", size), D0)
 
 
 def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: sizes add along one axis; all other sizes must be equal."""
+    """Result type: sizes add along one axis; all other sizes must be equal.
+
+    Raises ShapeError otherwise.
+    """
     a, b = types
     axis = axis_of(attrs["axis"], a.rank)
     if a.rank != b.rank or any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
@@ -89,12 +104,15 @@ def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def concat_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `concat`."""
+    """Egglog cases of the type law `concat`, given the ranks of values that may occur."""
     yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} {vec_get(S1, 'a_axis')})"), D0)
 
 
 def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: `lo` and `hi` constant elements before and after along one axis, both >= 0."""
+    """Result type: `lo` and `hi` constant elements before and after along one axis, both >= 0.
+
+    Raises ShapeError otherwise.
+    """
     axis, lo, hi = axis_of(attrs["axis"], types[0].rank), attrs["lo"], attrs["hi"]
     if any(isinstance(d, int) and d < 0 for d in (lo, hi)):
         raise ShapeError(f"negative padding {lo}, {hi}", hint="slice instead")
@@ -102,25 +120,31 @@ def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def pad_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `pad`."""
+    """Egglog cases of the type law `pad`, given the ranks of values that may occur."""
     yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} (+ a_lo a_hi))"), D0)
 
 
 def windows(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: window positions along `axis`, window elements in a new last axis."""
+    """Result type: window positions along `axis`, window elements in a new last axis.
+
+    Raises ShapeError if the operands do not fit.
+    """
     axis, size = axis_of(attrs["axis"], types[0].rank), attrs["size"]
     count = conv_size(types[0].shape[axis], size, attrs["stride"], 0, 0, attrs["dilation"])
     return Type((*replace(types[0].shape, axis, count), size), types[0].dtype)
 
 
 def windows_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `windows`."""
+    """Egglog cases of the type law `windows`, given the ranks of values that may occur."""
     count = window_text(vec_get(S0, "a_axis"), "a_size", "a_stride", "0", "0", "a_dilation")
     yield LawCase(f"(vec-push {vec_set(S0, 'a_axis', count)} a_size)", D0)
 
 
 def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of x with `axis` replaced by the axes of the index (NumPy's take)."""
+    """Result type of x with `axis` replaced by the axes of the index (NumPy's take).
+
+    Raises ShapeError if the operands do not fit.
+    """
     x, index = types
     check_index_dtype(index)
     axis = axis_of(attrs["axis"], x.rank)
@@ -128,7 +152,7 @@ def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def gather_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `gather`."""
+    """Egglog cases of the type law `gather`, given the ranks of values that may occur."""
     for r in ranks:
         for axis in range(r):
             head = vec_of(vec_get(S0, i) for i in range(axis))
@@ -137,7 +161,10 @@ def gather_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type: shape of the index, which has x's rank (NumPy's take_along_axis)."""
+    """Result type: shape of the index, which has x's rank (NumPy's take_along_axis).
+
+    Raises ShapeError if the operands do not fit.
+    """
     x, index = types
     check_index_dtype(index)
     axis_of(attrs["axis"], x.rank)
@@ -147,12 +174,15 @@ def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def gather_elements_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `gather_elements`."""
+    """Egglog cases of the type law `gather_elements`, given the ranks of values that may occur."""
     yield LawCase(S1, D0)
 
 
 def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of x with updates (same shape as the index) written along one axis."""
+    """Result type of x with updates (same shape as the index) written along one axis.
+
+    Raises ShapeError if the operands do not fit.
+    """
     x, index, updates = types
     check_index_dtype(index)
     axis_of(attrs["axis"], x.rank)

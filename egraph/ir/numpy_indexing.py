@@ -16,7 +16,8 @@ from .graph import Tensor, constant
 def getitem(x: Tensor, key: Any) -> Tensor:
     """NumPy's basic indexing: ints, slices, None and `...`, plus gathering by one integer tensor, array or list.
 
-    Negative indices count from the end (`gather` itself clamps them to the first element).
+    Negative indices count from the end (`gather` itself clamps them to the first element). Raises ShapeError for
+    indices that do not fit the shape, UsageError for other kinds of indices.
     """
     keys = [_known_key(k) for k in (key if isinstance(key, tuple) else [key])]
     used = sum(1 for k in keys if k is not None and k is not Ellipsis)

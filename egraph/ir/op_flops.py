@@ -1,4 +1,4 @@
-"""Flops of a node of an op whose arithmetic is not a number of flops per element: field `work` of the op table's entries.
+"""Flops of nodes of contractions, attention and pooling: functions for the field `work` of op table entries.
 
 Sizes must be concrete.
 """
@@ -47,8 +47,8 @@ def pooling(node: Tensor) -> float:
 def attended_pairs(rows: int, columns: int, causal: bool, window: int) -> float:
     """Number of (row, column) pairs of scores that attention computes.
 
-    `causal`: each row up to its diagonal, aligned at the last position. `window`: only the last `window` columns of
-    these (0: all).
+    `causal`: each row sees the columns up to its diagonal, aligned at the last position. `window`: each row sees only
+    the last `window` of these columns (0: all).
     """
     if not causal and not window:
         return float(rows * columns)

@@ -125,36 +125,37 @@ _NO_TEXT, _NO_METHODS = TargetText(), ViewMethods()
 class Op:
     """One operation.
 
-    `law` names the shape and dtype law in `ir/type_laws.py`. `numpy(attrs, *arrays)`
-    computes the op on concrete arrays; a composite has `decompose(*tensors, **attrs)` instead. `kind` is one of leaf,
-    pointwise, reduction, contraction, view, layout (moves data without arithmetic), index (gather, scatter, sort),
-    composite. `linear` lists the operands in which the op is linear. `attrs` maps each attribute to its encoding: "int"
-    an i64, "dims" an interned vector of ints (shapes, axes, permutations), "float", "bool", "str" and "dtype" interned
-    by value. `onnx` and `aten` name equivalent operators (importers handle operand order and attributes). `text`,
-    `numpy_function` and `torch_function` are the spellings of an elementwise op. `index_map` says which operand elements
-    a view or layout op reads (`ir/index_maps.py`).
+    `law` names the shape and dtype law in `ir/type_laws.py`. `numpy(attrs, *arrays)` computes the op on concrete
+    arrays; a composite has `decompose(*tensors, **attrs)` instead. `kind` is one of leaf, pointwise, reduction,
+    contraction, view, layout (moves data without arithmetic), index (gather, scatter, sort), composite. `linear` lists
+    the operands in which the op is linear. `attrs` maps each attribute to its encoding: "int" an i64, "dims" an
+    interned vector of ints (shapes, axes, permutations), "float", "bool", "str" and "dtype" interned by value. `onnx`
+    and `aten` name equivalent operators (importers handle operand order and attributes). `text`, `numpy_function` and
+    `torch_function` are the spellings of an elementwise op. `index_map` says which operand elements a view or layout op
+    reads (`ir/index_maps.py`).
 
     Facts about elementwise functions of real numbers: `symmetry` is "odd" (f(-x) = -f(x)), "even" or "". `monotone`:
-    finite and nondecreasing everywhere. `nonnegative`: no result is negative. `twice`: f(f(x)) is "once" f(x) or the
-    "operand" x. `fixed`: numbers c with f(c, ..., c) = c
-    in every number format. `domain`: "positive" if the first operand of usual calls is positive, "nonzero" if the last
-    one is; the op is undefined for some other finite operands. `rounding`: "never" if a result is exact, "always" if
-    even a result of few bits may be off, "last" if the exact result is rounded once.
+    finite and nondecreasing everywhere. `nonnegative`: no result is negative. `twice`: "once" if f(f(x)) = f(x),
+    "operand" if f(f(x)) = x, else "". `fixed`: numbers c with f(c, ..., c) = c in every number format. `domain`: "" if
+    the op is defined for all finite operands, "positive" if for positive ones, "nonzero" if for a last operand other
+    than 0. `rounding`: "never" if a result is exact, "always" if even a result of few bits may be off, "last" if the
+    exact result is rounded once.
 
     Facts for proofs: `algebra` is "ring" if elements of the result are sums and products of operand elements and
     integers, "order" if they are operand elements chosen by their order, else "". `real(z, *elements)` is the value
     over the reals, of terms with Python's arithmetic; `z.If` chooses. `logic(z, *elements)` is the value of boolean
-    terms; `z` has `And`, `Or`, `Xor` and `Not`. `definition` says what a composite is in the rule language: (names of
-    its operands, term).
+    terms; `z` has `And`, `Or`, `Xor` and `Not`. `definition` is the decomposition of a composite in the rule language:
+    (names of its operands, term).
 
     Facts for kernels: `fused_as` is the role in fused kernels where `fusion_role` does not derive it. `several_passes`:
     each element of a row is needed more than once, with other elements between (a maximum, then a sum). `work(node)`:
     flops of a node, where they are not `flops` per element. `wide_operands`: a small relative error of an operand may
-    change the result entirely (periodic functions, rounding to whole numbers), so operands are not stored in fewer bits.
+    change the result entirely (periodic functions, rounding to whole numbers), so operands are not stored in fewer
+    bits.
 
-    Facts for drawing operands: `keeps_positive`: the result of positive operands is positive; ops that move elements
-    have it without saying. `index_operand`: position of the operand that holds indices into operand 0 (along the
-    attribute `axis`, or axis 1). `negative_indices`: negative indices count from the end.
+    Facts for drawing operands: `keeps_positive`: the result of positive operands is positive; implied for ops that move
+    elements. `index_operand`: position of the operand that holds indices into operand 0 (along the attribute `axis`, or
+    axis 1). `negative_indices`: negative indices count from the end.
     """
 
     name: str
@@ -231,8 +232,8 @@ class Op:
     def fusion_role(self) -> str:
         """Role in fused kernels: "cheap", "rows", "product", "written" or "opaque".
 
-        cheap: few operand elements and little arithmetic per element. rows: a reduction. written: a kernel may end with
-        it, into a tensor in memory. opaque: always a kernel by itself.
+        cheap: few operand elements and little arithmetic per element. rows: a reduction. product: a contraction.
+        written: a kernel may end with it, into a tensor in memory. opaque: always a kernel by itself.
         """
         derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
         return self.fused_as or derived
@@ -249,7 +250,7 @@ class Op:
 
     @property
     def integer_arithmetic(self) -> bool:
-        """Whether the op computes new numbers from integers, which wrap around; not an order, a choice or a comparison."""
+        """Whether the op may wrap around on integers (sums and products, unlike comparisons, selections and maxima)."""
         computes = self.kind in ("pointwise", "reduction", "contraction") and self.law in (
             "pointwise",
             "reduce",
@@ -259,7 +260,7 @@ class Op:
         return computes and not self.floats_only and self.algebra != "order"
 
     def indexed_size(self, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """Size of the axis of operand 0, of this shape, that `index_operand` indexes."""
+        """Size of the axis of operand 0 that `index_operand` indexes; `shape` is the shape of operand 0."""
         return shape[attrs["axis"] if "axis" in self.attrs else 1]
 
 

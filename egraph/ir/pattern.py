@@ -169,7 +169,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def evaluate(attr: Attr, env: Env) -> Any:
-    """Value of an attribute expression. Raises KeyError for an unbound name."""
+    """Value of an attribute expression; `env` gives the values of names. Raises KeyError for an unbound name."""
     if isinstance(attr, AttrConstant):
         return attr.value
     if isinstance(attr, Name):
@@ -178,7 +178,7 @@ def evaluate(attr: Attr, env: Env) -> Any:
 
 
 def holds(guards: Sequence[Attr], env: Env) -> bool:
-    """Whether all guards hold under a binding.
+    """Whether all guards hold under a binding `env` of names to values.
 
     A guard that cannot be evaluated (such as an index out of range) does not hold.
     """
@@ -301,7 +301,7 @@ def parse_terms(text: str) -> tuple[Term, ...]:
     """Parse several terms separated by semicolons.
 
     `name := term` defines a name for use in later parts, so that subterms that large kernels use more than once are
-    written once and are one object.
+    written once and are one object. Raises RuleError if the text is malformed.
     """
     known: dict[str, Term] = {}
     found: list[Term] = []
@@ -318,7 +318,7 @@ def parse_terms(text: str) -> tuple[Term, ...]:
 
 @memo(4096)
 def parse_guard(text: str) -> Attr:
-    """Parse a guard to an attribute expression."""
+    """Parse a guard to an attribute expression. Raises RuleError if the text is malformed."""
     return _attr(_parsed(text), text)
 
 

@@ -40,7 +40,7 @@ def parts_of(node: Tensor) -> Tensor | None:
     return expand(node) if node.entry.composite else None
 
 
-def line(values: Sequence[Tensor]) -> Tensor:
+def concat_flat(values: Sequence[Tensor]) -> Tensor:
     """Vector of the elements of several tensors, concatenated in order.
 
     Concatenates as a balanced tree, so each element is copied O(log n) times.
@@ -48,7 +48,7 @@ def line(values: Sequence[Tensor]) -> Tensor:
     if len(values) == 1:
         return t.reshape(values[0], (-1,))
     middle = len(values) // 2
-    return t.concat([line(values[:middle]), line(values[middle:])], 0)
+    return t.concat([concat_flat(values[:middle]), concat_flat(values[middle:])], 0)
 
 
 def layers(
@@ -68,7 +68,7 @@ def layers(
     """
     attrs = {"cell": cell, "variant": variant, "activations": activations, "hidden": hidden, "width": width, "layers": count,
              "directions": directions}  # fmt: skip
-    state, w = line(states), line(weights)
+    state, w = concat_flat(states), concat_flat(weights)
     packed = make("recurrent", (x, state, w), attrs)
     steps, batch = x.shape[:2]
     cut: Dim = steps * batch * directions * width
@@ -81,4 +81,4 @@ def layers(
     return out, last
 
 
-__all__ = ["ACTIVATIONS", "UNROLLED", "layers", "line", "parts_of", "unrolled"]
+__all__ = ["ACTIVATIONS", "UNROLLED", "concat_flat", "layers", "parts_of", "unrolled"]

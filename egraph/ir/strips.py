@@ -143,9 +143,9 @@ def _of_reshape(axis: int, shape: tuple[int, ...], before: tuple[int, ...]) -> l
     return None
 
 
-def stretch(array: Any, axis: int, start: int, stop: int) -> Any:
-    """View of an array at indices [start, stop) along an axis."""
+def interval_view(array: Any, axis: int, start: int, stop: int) -> Any:
+    """View of a NumPy array or Torch tensor at indices [start, stop) along an axis."""
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-__all__ = ["Axes", "Strip", "axes_of", "operand_axes", "stretch"]
+__all__ = ["Axes", "Strip", "axes_of", "interval_view", "operand_axes"]

@@ -18,9 +18,9 @@ MOST_FIELDS = 1000  # maximum fields of a stored named tuple
 
 
 class Record(dict[str, Any]):
-    """Structure of a container of another type: its children by name, and `make`, from a list of their values to the container.
+    """Children by name of a container that is no tuple, list or dict (a dataclass, a mapping registered with PyTorch).
 
-    Such as dataclasses and mappings that are registered with PyTorch. Stored as a dict.
+    `make` makes the container from a list of the children's values. Stored as a dict.
     """
 
     def __init__(self, children: Mapping[str, Any], make: Callable[[list[Any]], Any]) -> None:
@@ -46,7 +46,7 @@ def tuple_like(like: tuple[Any, ...], parts: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def filled(structure: Any, results: Sequence[Any]) -> Any:
-    """Results in the containers of a structure; None means a single result."""
+    """The results, put into the containers of a structure; a structure of None stands for a single result."""
     return results[0] if structure is None else _filled(structure, results)
 
 
@@ -86,7 +86,10 @@ def pack(structure: Any) -> Any:
 
 
 def unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
-    """The inverse of `pack`, for a number of outputs; raises ValueError for data that `pack` does not give."""
+    """The inverse of `pack`. `outputs`: number of outputs; `depth`: nesting depth so far.
+
+    Raises ValueError for data that `pack` does not give.
+    """
     if packed is None:
         return None
     if type(packed) is int:

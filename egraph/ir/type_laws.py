@@ -111,7 +111,7 @@ LAWS: dict[str, TypeLaw] = {
 
 
 def infer(op: Op, types: Sequence[Type], attrs: Attrs) -> Type:
-    """Result type of an op. Raises ShapeError if they do not fit the op; no size is negative."""
+    """Result type of an op. Raises ShapeError if the types do not fit the op, or a size would be negative."""
     if len(types) != op.arity:
         raise ShapeError(f"{op.name} takes {op.arity} operands, not {len(types)}")
     if op.floats_only and any(not dtypes.is_float(t.dtype) for t in types):

@@ -62,11 +62,11 @@ def changes_rank(rule: Rule) -> bool:
     return bool(rule_ops(rule)[1] & {"reshape", "windows", "gather", "full", "iota"})
 
 
-def spelled_ranks(rule: Rule) -> set[int]:
+def literal_ranks(rule: Rule) -> set[int]:
     """Ranks of the literal shapes and permutations in a rule's right sides."""
     calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, PatternCall)]
     attrs = [a for t in calls for name, a in t.attrs if name in ("shape", "perm")]
     return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
 
 
-__all__ = ["Shape", "applicable", "changes_rank", "rule_ops", "shapes", "spelled_ranks"]
+__all__ = ["Shape", "applicable", "changes_rank", "literal_ranks", "rule_ops", "shapes"]

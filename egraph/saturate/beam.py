@@ -15,7 +15,7 @@ from .language import signature
 from .term_cost import Pricing
 
 
-def kill_rules(ops: Sequence[str]) -> Iterator[str]:
+def subsumption_commands(ops: Sequence[str]) -> Iterator[str]:
     """Egglog commands that subsume chosen e-nodes: those listed in the relations `k_op` (round, operand handles,
     attributes)."""
     yield "(ruleset r_kill)"
@@ -104,4 +104,4 @@ def victims(
     return sorted(found)
 
 
-__all__ = ["kill_rules", "row_costs", "victims"]
+__all__ = ["row_costs", "subsumption_commands", "victims"]

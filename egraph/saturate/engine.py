@@ -218,7 +218,7 @@ class Engine:
     def step(self) -> tuple[dict[str, Any], Arrays]:
         """One round: all rules once, then shapes, costs and pruning.
 
-        Returns the view, unless it has too many live e-nodes.
+        Returns (statistics, arrays of the view); there are no arrays if more e-nodes are live than the limit.
         """
         begin = time.perf_counter()
         report = self.run(f"(run-schedule (run {self.ready()}))")[0].report
@@ -265,7 +265,7 @@ class Engine:
         return self.together(list(self.rules)) if self.rules else "r_none"
 
     def together(self, chosen: list[str]) -> str:
-        """Name of a ruleset with the rules of some rulesets, which are declared as far as they are not."""
+        """Name of a ruleset that combines the chosen rulesets; declares those that are not declared yet."""
         if chosen != self.chosen:
             self.use(chosen)
             self.chosen = chosen
@@ -274,7 +274,7 @@ class Engine:
         return f"r_ready{self.combined}"
 
     def use(self, names: Iterable[str]) -> None:
-        """Declare rulesets, unless they are declared."""
+        """Declare the rulesets that are not declared yet."""
         key, self.key = self.key, ""  # as in `declare`
         for name in names:
             if name not in self.declared:

@@ -51,9 +51,9 @@ def numbers(graph: Graph) -> Iterator[Dim]:
 
 
 def factored(known: Iterable[Dim]) -> tuple[set[int], list[DimExpr]]:
-    """The sizes in known numbers: (absolute values of plain numbers and of coefficients, size expressions).
+    """Returns (absolute values of plain numbers and of coefficients, size expressions) of some numbers.
 
-    The expressions are the atoms of symbolic numbers, and symbolic sums as a whole.
+    The size expressions are the atoms of symbolic numbers, and symbolic sums as a whole.
     """
     plain: set[int] = set()
     found: dict[DimExpr, None] = {}
@@ -83,8 +83,10 @@ def telling(n: int) -> bool:
 
 
 def _choices(atom: Atom, wanted: int, below: bool = False) -> list[int]:
-    """Generic sizes for a dimension, nearest to the wanted size first, with `below` those that are not larger before
-    the others; if its range has no prime, up to 65 of its smallest sizes, largest first.
+    """Generic sizes for a dimension, nearest to the wanted size first.
+
+    `below`: sizes up to the wanted one come before larger ones. If the dimension's range has no prime, the result is up
+    to 65 of its smallest sizes, largest first.
     """
     low, high = max(atom.min, LEAST), min(atom.max, max(4 * wanted, 64))
     primes = sorted(
@@ -97,7 +99,7 @@ def generic_sizes(graph: Graph, wanted: Mapping[str, int], *, below: bool = Fals
     """Sizes near the wanted ones, such that values of the graph's size expressions and its numbers are all distinct.
 
     Returns the assignment with fewest ambiguities among ATTEMPTS tries. Raises ShapeError if the graph is invalid at
-    all tried sizes. `below`: prefer sizes that are not larger than the wanted ones, which fill as many tiles.
+    all tried sizes. `below`: prefer sizes that are not larger than the wanted ones, so that kernels need no more tiles.
     """
     plain, known = factored(numbers(graph))
     options = {name: _choices(atom, wanted[name], below) for name, atom in graph.free_dims.items()}

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..ir.graph import LEAVES, Graph
 from ..ir.rule import Rule
-from .applicable_rules import Shape, applicable, changes_rank, shapes, spelled_ranks
-from .beam import kill_rules
+from .applicable_rules import Shape, applicable, changes_rank, literal_ranks, shapes
+from .beam import subsumption_commands
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
 from .rule_compiler import collect_constants, compile_rule
 from .tables import LoweredGraph, lower, with_parts
@@ -90,7 +90,7 @@ def make_program(
     names = constructors(reachable)
     present = {n.rank for n in nodes}
     near = {r + d for r in present for d in (-1, 1) if r + d >= 0} if any(map(changes_rank, usable)) else set()
-    near |= {r for rule in usable for r in spelled_ranks(rule)}
+    near |= {r for rule in usable for r in literal_ranks(rule)}
     ranks = list(range(max({1, *near, *(r + 1 for r in present)}) + 1))
     interner = Interner()
     constants = collect_constants(usable, interner)
@@ -100,7 +100,7 @@ def make_program(
         commands += declare_op(name, ranks, guarded=guarded)
     if guarded:
         commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
-    commands += kill_rules(names) if beam else []
+    commands += subsumption_commands(names) if beam else []
     needs: dict[str, list[Shape]] = {}
     texts: dict[str, list[str]] = {}
     for number, rule in enumerate(usable):  # one ruleset per rule, so that a round can run only rules that can match

@@ -57,6 +57,7 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing
     """The view `last` with the e-nodes that the filter keeps in at least one of `rounds`.
 
     `rounds` are the views after each round of one saturation; each round's view contains the e-nodes of earlier rounds.
+    `narrow`: the filter.
     """
     if not rounds:
         return last

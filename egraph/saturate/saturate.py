@@ -87,7 +87,7 @@ class SaturationSession(Protocol):
     """Protocol of where egglog runs: in this process (`InProcess`) or in a worker."""
 
     def prepare(self) -> None:
-        """Get ready to serve. The time is not charged to a limit."""
+        """Start what runs egglog, if needed, and wait until it accepts requests. The time is not charged to a limit."""
         ...
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
@@ -105,11 +105,14 @@ class InProcess:
         self.engine: Engine | None = None
 
     def prepare(self) -> None:
-        """Get ready to serve (`SaturationSession.prepare`)."""
+        """Create the engine, if needed (`SaturationSession.prepare`)."""
         self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of the `Engine` in this process (`SaturationSession.request`)."""
+        """Call a method of the `Engine` in this process (`SaturationSession.request`).
+
+        Raises Stopped if a stop was requested.
+        """
         if bounds.stop():
             raise Stopped
         arguments = [] if payload is None else [payload]
@@ -351,7 +354,7 @@ def saturate_blocks(
     `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the seconds of the whole
     call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends the workers: blocks
     keep their last complete view and their reports say "interrupted". Blocks with empty values (0 elements), for which
-    no law holds, are returned unchanged and their reports say so.
+    no law holds, are returned unchanged and their reports say so. Raises UsageError for a negative `slack`.
     """
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:

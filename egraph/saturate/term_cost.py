@@ -72,7 +72,7 @@ class Cost:
 
 
 def number(value: int) -> Cost:
-    """Egglog text of an integer."""
+    """Cost expression: an integer constant."""
     return Cost("int", value)
 
 

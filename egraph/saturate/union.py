@@ -35,7 +35,8 @@ def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
 def union(views: Sequence[EGraphView]) -> EGraphView:
     """The view that contains every e-node of some views of one graph, with congruent e-nodes merged.
 
-    E-classes of an earlier view keep their age; ages of a later view are offset by the rounds of the views before it.
+    E-classes of an earlier view keep their age (the round in which they appeared); ages of a later view are offset by
+    the rounds of the views before it.
     """
     return _Union(views).view() if len(views) > 1 else views[0]
 

@@ -25,7 +25,7 @@ class VectorRanks:
         return key
 
     def join(self, a: Key | None, b: Key | None) -> Key | None:
-        """Record that two lengths are equal; None is unknown."""
+        """Record that two lengths are equal (None: unknown); returns their representative, None if both are unknown."""
         if a is None or b is None:
             return a or b
         a, b = self.find(a), self.find(b)

@@ -137,7 +137,10 @@ class SaturationWorker:
             self._receive(Bounds(START_SECONDS, 0))
 
     def begin(self) -> None:
-        """Start the process if there is none, without waiting for it to become ready."""
+        """Start the process if there is none, without waiting for it to become ready.
+
+        Raises WorkerError if the process cannot be started.
+        """
         if self.process is not None:
             return
         if not sys.executable:
@@ -206,7 +209,8 @@ class SaturationWorker:
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
         """Call a method of the `Engine` in the worker process (`SaturationSession.request`).
 
-        Does not restart a dead process, because the new one would have no state.
+        Does not restart a dead process, because the new one would have no state. Raises WorkerError then, and the
+        errors of `SaturationSession.request`.
         """
         process = self.process
         if process is None:

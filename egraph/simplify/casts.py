@@ -29,7 +29,10 @@ def lossless(source: str, target: str) -> bool:
 
 
 def simplify_cast(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Remove a cast to the same dtype; merge a cast with a preceding lossless cast."""
+    """The operand instead of a cast to its dtype; one cast instead of a cast of a lossless cast.
+
+    None if nothing changes.
+    """
     (x,), target = args, attrs["dtype"]
     if x.dtype == target:
         return x

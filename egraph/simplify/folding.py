@@ -17,18 +17,18 @@ from .simplifier import Simplifier
 
 
 def canonical_fill(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Write the value of a fill in canonical form."""
+    """The fill with its value in canonical form; None if it has that form."""
     return fill(attrs["shape"], attrs["value"], attrs["dtype"])
 
 
 def uniform_constant(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Replace a small constant whose elements are all equal by a fill."""
+    """A fill equal to a small constant whose elements are all equal; None for other constants."""
     data = make(op, (), attrs).data
     return None if data is None or data.nbytes > s.fold_bytes else _known(data, attrs["dtype"], attrs["shape"])
 
 
 def empty_as_fill(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Replace an empty value (0 elements) by a fill."""
+    """A fill in place of an empty value (0 elements); None for other values."""
     made = make(op, args, attrs)
     return fill(made.shape, 0, made.dtype) if any(isinstance(d, int) and d == 0 for d in made.shape) else None
 
@@ -43,7 +43,10 @@ def _known(array: Array, dtype: str, shape: Shape) -> Tensor:
 
 
 def fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Constant folding. Ops over fills fold at any size; constants and iotas fold only within the size limit."""
+    """The value of an op over constants, as a constant, iota or fill; None if an operand is not constant.
+
+    Ops over fills fold at any size; constants and iotas fold only within the size limit.
+    """
     if not args or any(a.op not in ("full", "constant", "iota") for a in args):
         return None
     node = make(op, args, attrs)

@@ -33,10 +33,10 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
-    """The graph with its attention masks in canonical form and hiding numbers replaced by -inf.
+    """The graph with its attention masks in canonical form; hidden scores are -inf instead of large negative numbers.
 
-    Hidden is `off < column - row`, in a band also `column - row <= back`, or else `size <= column`. Conditions are
-    inverted where needed, so that true means hidden.
+    Hidden are the elements with `off < column - row` (causal), for a band also those with `column - row <= back`, or
+    those with `size <= column`. Conditions are inverted where needed, so that true means hidden.
 
     `steady`: only masks whose formula contains no number larger than 1, so that a mask that is causal at one size is
     causal at every size. (A window wider than the sequence hides nothing, but does at a longer sequence.)
@@ -49,7 +49,7 @@ def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
 
 
 def _bounded(mask: Tensor) -> bool:
-    """Whether a formula contains a table or a number larger than 1, so that its form may change with the size."""
+    """Whether a formula contains a constant array or a number larger than 1, which may differ at another size."""
     nodes = topological([mask])
     return any(n.op == "constant" or (n.op == "full" and not abs(n.attr("value")) <= 1) for n in nodes)
 
@@ -92,9 +92,9 @@ def _spelling(hidden: Matrix) -> Tensor | None:
 
 
 def _edge(place: Matrix, inner: Matrix) -> int | None:
-    """Offset of the edge ahead of its row, taken at the first row whose edge is not the matrix border.
+    """Column minus row of a mask's edge, at the first row whose edge is inside the matrix; None without such a row.
 
-    None if there is none.
+    `place`: column of the edge in each row. `inner`: whether the edge is inside the matrix.
     """
     row = int(inner.argmax())
     return int(place[row]) - row if inner[row] else None

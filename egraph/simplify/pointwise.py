@@ -16,9 +16,9 @@ from .simplifier import Simplifier
 
 
 def operand_order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Canonical operand order of commutative ops: a fill second, otherwise the order seen first.
+    """The commutative op with its operands in canonical order: a fill second, otherwise the order seen first.
 
-    Skipped for maximum and minimum in exact mode: max(0.0, -0.0) returns the first operand.
+    None if nothing changes, and for maximum and minimum in exact mode: max(0.0, -0.0) returns the first operand.
     """
     if not OPS[op].commutative or len(args) != 2 or (s.exact and op in ("maximum", "minimum")):
         return None
@@ -31,7 +31,10 @@ def operand_order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[
 
 
 def without_broadcasts(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Compute on unbroadcast operands; if all operands were broadcast, broadcast the result instead."""
+    """The op on operands that are not broadcast; if all operands were broadcast, the result is broadcast instead.
+
+    None if nothing changes.
+    """
     inner = tuple(a.args[0] if a.op == "broadcast_to" else unit_fill(a) for a in args)
     if all(a is b for a, b in zip(inner, args)):
         return None
@@ -49,7 +52,10 @@ def _whole(s: Simplifier, x: Tensor, *others: Tensor) -> Tensor:
 
 
 def simplify_add(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Drop a zero operand; turn the sum with a negation into a difference; merge constants."""
+    """A simpler sum: without a zero operand, as a difference in place of adding a negation, or with constants merged.
+
+    None if nothing changes.
+    """
     x, y = args
     floats = dtypes.is_float(x.dtype)
     if is_zero(y) and (not floats or not s.exact or is_fill_of(y, 0.0, negative_zero=True)):  # -0.0 + 0.0 is 0.0
@@ -83,7 +89,10 @@ def _representable(value: float, dtype: str) -> bool:
 
 
 def simplify_sub(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Drop a zero operand; turn the difference with a negation or a number into a sum."""
+    """A simpler difference: without a zero operand, or as a sum in place of subtracting a negation or a number.
+
+    None if nothing changes.
+    """
     x, y = args
     floats = dtypes.is_float(x.dtype)
     if is_zero(y) and (not floats or not s.exact or is_fill_of(y, 0.0)):
@@ -98,7 +107,10 @@ def simplify_sub(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
 
 
 def simplify_mul(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Fold factors 1, -1 and (integers only) 0; cancel two negations; merge constants."""
+    """A simpler product: factors 1, -1 and (integers only) 0 folded, two negations cancelled, constants merged.
+
+    None if nothing changes.
+    """
     x, y = args
     if x.dtype == "bool":
         return None
@@ -133,7 +145,7 @@ def _mask(s: Simplifier, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def simplify_div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Turn the division by a number into a product with its reciprocal."""
+    """A product with the reciprocal, in place of a division by a number. None if nothing changes."""
     x, y = args
     by = number(y)
     if by is None or not by or not isfinite(by) or not _representable(by, y.dtype):
@@ -147,7 +159,7 @@ def simplify_div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
 
 
 def simplify_pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Turn powers 1 to 4, 1/2, -1/2 and -1 into products, roots and reciprocals."""
+    """Products, roots and reciprocals in place of the powers 1 to 4, 1/2, -1/2 and -1. None for other powers."""
     x, y = args
     floats, power = dtypes.is_float(x.dtype), number(y)
     if is_fill_of(y, 1) and not (floats and s.exact):  # NumPy's pow(x, 1.0) is off by one bit for some x
@@ -163,7 +175,10 @@ def simplify_pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
 
 
 def applied_twice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """-(-x), |(|x|)|, floor(floor(x)) and similar."""
+    """x or f(x) in place of f(f(x)) where they are equal: -(-x), |(|x|)|, floor(floor(x)) and similar.
+
+    None otherwise.
+    """
     (x,) = args
     if x.op == op:
         return x.args[0] if OPS[op].twice == "operand" else x
@@ -173,12 +188,12 @@ def applied_twice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[
 
 
 def equal_operands(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Replace an op on two equal operands by the operand."""
+    """The operand in place of an op on two equal operands; None for different operands."""
     return args[0] if args[0] is args[1] else None
 
 
 def simplify_logic(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """`and`, `or` with a constant bool, or of equal operands."""
+    """An operand or a constant in place of `and` or `or` of equal operands, or with a constant bool. None otherwise."""
     x, y = args
     if x is y:
         return x
@@ -190,7 +205,10 @@ def simplify_logic(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict
 
 
 def simplify_where(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Replace a selection with a constant condition or equal branches; absorb a negated condition."""
+    """The branch of a selection with a constant condition or equal branches; the selection without a negated condition.
+
+    None if nothing changes.
+    """
     condition, x, y = args
     if number(condition) is not None:
         chosen = x if number(condition) else y
@@ -201,7 +219,10 @@ def simplify_where(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict
 
 
 def simplify_clip(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Clip without limits is the identity; clip with lower limit +0.0 and no upper limit is relu."""
+    """The operand of a clip without limits; relu for the lower limit +0.0 without an upper limit.
+
+    None for other limits.
+    """
     if attrs["lo"] == float("-inf") and attrs["hi"] == float("inf"):
         return args[0]
     return s.build("relu", args) if attrs["hi"] == float("inf") and is_plus_zero(attrs["lo"]) else None

@@ -13,7 +13,10 @@ from .simplifier import Simplifier
 
 
 def simplify_reduction(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Drop reduced axes of size 1 (a sum over one -0.0 may give 0.0); merge nested max or min."""
+    """The reduction without axes of size 1 (a sum over one -0.0 may give 0.0), or of nested max or min in one.
+
+    None if nothing changes.
+    """
     (x,), axes = args, attrs["axes"]
     if s.exact and OPS[op].linear:
         return None
@@ -29,13 +32,13 @@ def simplify_reduction(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: 
 
 
 def any_of_positions(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Replace `any` over a mask of positions by comparisons of bounds."""
+    """Comparisons of bounds in place of `any` over a mask of positions; None for other masks."""
     (x,), axes = args, attrs["axes"]
     return any_of(x, axes[0], s.build) if x.dtype == "bool" and len(axes) == 1 else None
 
 
 def along_one_element(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Cumulative sum or flip along an axis of size 1 is the identity."""
+    """The operand of a cumulative sum or flip along an axis of size 1; None for longer axes."""
     (x,) = args
     return x if x.shape[attrs["axis"]] == 1 or (x.op == "full" and op == "flip") else None
 

@@ -15,7 +15,10 @@ from .simplifier import Simplifier
 
 
 def simplify_shape(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Reshape or broadcast: drop no-ops, fold into fills, reshape iotas, keep only the last of two."""
+    """A simpler reshape or broadcast: no-ops dropped, folded into fills and iotas, only the last of two kept.
+
+    None if nothing changes.
+    """
     (x,), shape = args, attrs["shape"]
     if x.shape == shape:
         return x
@@ -27,7 +30,10 @@ def simplify_shape(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict
 
 
 def simplify_permute(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Compose permutations; a permutation that keeps the order of all axes longer than 1 is a reshape."""
+    """One permutation in place of two; a reshape if the order of all axes longer than 1 stays.
+
+    None if nothing changes.
+    """
     (x,), perm = args, attrs["perm"]
     if perm == tuple(range(len(perm))):
         return x
@@ -46,7 +52,10 @@ def _ints(*values: Dim) -> bool:
 
 
 def simplify_slice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Slices of slices, of one side of a concat, of padding, of broadcasts and of fills."""
+    """A simpler slice of a slice, of one side of a concat, of padding, of a broadcast or of a fill.
+
+    None if nothing changes.
+    """
     (x,), axis, start, stop, step = args, attrs["axis"], attrs["start"], attrs["stop"], attrs["step"]
     size = x.shape[axis]
     if start == 0 and stop == size and step == 1:
@@ -112,7 +121,10 @@ _SLICED: dict[str, Callable[[Simplifier, Tensor, int, int, int, int], Tensor | N
 
 
 def simplify_concat(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Drop empty parts; merge adjacent slices of one value and equal fills."""
+    """A concat without empty parts; adjacent slices of one value, and equal fills, are merged.
+
+    None if nothing changes.
+    """
     (x, y), axis = args, attrs["axis"]
     for part, other in ((x, y), (y, x)):
         if part.shape[axis] == 0:
@@ -126,7 +138,10 @@ def simplify_concat(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dic
 
 
 def simplify_pad(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Drop padding of 0 elements; extend a fill of the same value; merge nested padding along one axis."""
+    """Padding without 0 elements; a fill extended by its own value; nested padding along one axis merged.
+
+    None if nothing changes.
+    """
     (x,), axis, lo, hi, value = args, attrs["axis"], attrs["lo"], attrs["hi"], attrs["value"]
     if lo == 0 and hi == 0:
         return x
@@ -142,22 +157,22 @@ def simplify_pad(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
 
 
 def simplify_flip(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Cancel two flips along one axis."""
+    """The operand of two flips along one axis; None otherwise."""
     (x,) = args
     return x.args[0] if x.op == "flip" and x.attr("axis") == attrs["axis"] else None
 
 
 def simplify_windows(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Windows of one element are a reshape."""
+    """A reshape in place of windows of one element; None for larger windows."""
     (x,) = args
     plain = attrs["size"] == 1 and attrs["stride"] == 1
     return s.build("reshape", (x,), {"shape": (*x.shape, 1)}) if plain else None
 
 
 def simplify_gather(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Gather from a fill is a fill; at a constant index it is a slice.
+    """A fill for a gather from a fill; for constant indices a slice, or a concat of slices for a few consecutive runs.
 
-    At few runs of consecutive indices a concat of slices.
+    None if nothing changes.
     """
     x, index = args
     shape = make(op, args, attrs).shape

@@ -80,7 +80,7 @@ class EGraphView:
         return self.kid[self.off[node] : self.off[node + 1]]
 
     def what(self, node: int) -> object:
-        """Label of an e-node without operands: its leaf tensor, or its op and attributes."""
+        """Label of an e-node, its operands aside: the leaf tensor, or (op, attributes)."""
         return self.tensors.get(node, (self.op[node], self.attrs[node]))
 
     def only(self, nodes: Bools) -> EGraphView:

@@ -18,7 +18,9 @@ class ModulePaths:
         self._found: dict[Tensor, str] = {}
 
     def add(self, results: Any, operands: Any, path: str) -> None:
-        """Give the tensors from `operands` (without them) to `results` a path; "" if their module is unknown."""
+        """Record `path` for the tensors that compute `results` from `operands` (these excluded); "" for an unknown
+        module.
+        """
         given, todo = set(_tensors(operands)), list(_tensors(results))
         while todo:
             t = todo.pop()
@@ -50,7 +52,7 @@ def path_of_stack(stack: Any) -> str:
 
 
 def path_of_onnx(name: str, metadata: Iterable[Any]) -> str:
-    """The module path of an ONNX node: of its metadata by PyTorch's exporter, else of a name with slashes."""
+    """The module path of an ONNX node: from the metadata of PyTorch's exporter, else from a node name with slashes."""
     for entry in metadata:
         if entry.key == "pkg.torch.onnx.name_scopes":
             scopes = re.findall(r"'([^']*)'", entry.value)

@@ -33,9 +33,10 @@ class LazyPart:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A quantized weight [shape] of `dtype`: stored parts, and `build`, from their leaves to the matrix's expression.
+    """A quantized weight [shape] of `dtype`, as stored parts and the expression of the matrix over them.
 
-    A lazy array source: `load` gives the expanded weight. Weights of equal `form` have equal expressions.
+    `build` makes the expression from one leaf for each part; weights of equal `form` have equal expressions. A lazy
+    array source: `load` gives the expanded weight.
     """
 
     shape: tuple[int, ...]

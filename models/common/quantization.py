@@ -40,7 +40,10 @@ def check_form(form: str) -> str:
 
 
 def group_of(form: str, size: int) -> int:
-    """Group size: numbers along K that share a scale, the largest usual size that divides K, or all of K."""
+    """Group size: numbers along K that share a scale, the largest usual size that divides K, or all of K.
+
+    Raises UnsupportedError for mxfp4 if `size` is no multiple of 32.
+    """
     if form == "fp8":
         return size
     groups = (MX_GROUP,) if form == "mxfp4" else (GROUP, GROUP // 2, GROUP // 4)
@@ -68,10 +71,10 @@ def packed(codes: Array, axis: int = -1) -> Array:
 
 
 def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", "scale")) -> dict[str, Array]:
-    """A weight matrix [rows, K] as {"q": codes, "scale": scales [rows, groups] of `dtype`}, or the `wanted` ones of them.
+    """A weight matrix [rows, K] as {"q": codes, "scale": scales [rows, groups] of `dtype`}, or only the `wanted` parts.
 
-    q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Not finite weights raise UsageError.
-    Blocks of rows are encoded in several threads.
+    q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Blocks of rows are encoded in
+    several threads. Raises UsageError for weights that are not finite.
     """
     count = max(1, ENCODED // max(1, weight.shape[1]))
     rows = [weight[i : i + count] for i in range(0, max(1, len(weight)), count)]
@@ -108,7 +111,7 @@ def _scales(groups: Array, largest: Array, form: str) -> Array:
 
 
 def _without_overflow(scale: Array, form: str) -> Array:
-    """Scales, the next smaller one where rounding was up so that the largest code times the scale is infinite."""
+    """Scales, each replaced by the next smaller number if the largest code times the scale is infinite."""
     with np.errstate(over="ignore"):
         infinite = np.isinf((scale.astype(np.float32) * LARGEST_CODE[form]).astype(scale.dtype))
     words = scale.view(f"u{scale.dtype.itemsize}")

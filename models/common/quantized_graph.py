@@ -217,7 +217,7 @@ class _Encoding:
         self.keeps_codes, self._kept = keeps, None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the parts are computed by, without those that are known."""
+        """State for pickling: what the parts are computed from, without cached codes and scales."""
         return {**vars(self), "_scale": None, "_codes": None, "_kept": None}
 
 

@@ -22,7 +22,7 @@ Tap = tuple[Tensor, Tensor]  # (integer coordinates stored as floats, interpolat
 
 
 def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
-    """Return a shape as ints. Raises UnsupportedError if a dimension is free."""
+    """Return a shape as ints. Raises UnsupportedError, which names `what`, if a dimension is free."""
     if not all(isinstance(d, int) for d in shape):
         raise UnsupportedError(f"{what} over free dimensions", hint="bind them: dims={...}")
     return concrete(tuple(shape))
@@ -82,7 +82,8 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -
 
     The grid's last axis holds coordinates in [-1, 1], last spatial axis first. `mode` is nearest, linear or cubic;
     `padding` is zeros, border or reflection. With `align`, -1 and 1 are the centres of the outermost elements,
-    otherwise their outer edges. The lowering has one gather for each combination of neighbours.
+    otherwise their outer edges. The lowering has one gather for each combination of neighbours. Raises UnsupportedError
+    for x without elements.
     """
     sizes = whole_sizes(x.shape[2:], "a grid sample")
     if 0 in sizes:

@@ -36,7 +36,10 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufEncoding:
-    """Storage of a tensor's numbers: `numbers` per block of `nbytes` bytes; `dtype` of plain numbers, else empty."""
+    """How a tensor's numbers are stored: blocks of `nbytes` bytes with `numbers` numbers each.
+
+    `dtype` of plain numbers; empty for quantized blocks.
+    """
 
     name: str
     numbers: int
@@ -71,7 +74,7 @@ class StoredTensor:
 class GgufFile:
     """Metadata and tensors of a file by name.
 
-    Of an array of texts, or of more than `MAX_LIST` numbers, that was not asked for, only the length is kept.
+    Arrays of texts, and arrays of more than `MAX_LIST` numbers, are kept only if asked for; else their length is kept.
     """
 
     path: Path
@@ -91,7 +94,7 @@ class _Header:
         return BadModelError(text, where=str(self.path))
 
     def take(self, size: int, what: str) -> bytes:
-        """The next bytes. Raises BadModelError if the file is too short."""
+        """The next `size` bytes. Raises BadModelError, which names `what`, if the file is too short."""
         found = self.file.read(size) if size <= self.size - self.at else b""
         if len(found) != size:
             raise self.bad(f"the file ends inside {what}, at byte {self.at}")
@@ -111,9 +114,9 @@ class _Header:
             raise self.bad(f"{what} is not UTF-8") from None
 
     def count(self, what: str, least: int) -> int:
-        """A number of things that take at least so many bytes each.
+        """A number of items of at least `least` bytes each.
 
-        Raises BadModelError if the file cannot hold them.
+        Raises BadModelError, which names `what`, if the file cannot hold them.
         """
         found = int(self.number("<Q", what))
         if found > (self.size - self.at) // least:
@@ -121,7 +124,10 @@ class _Header:
         return found
 
     def value(self, kind: int, name: str) -> Any:
-        """A metadata value; of an array of texts or of many numbers that nobody asked for, its length."""
+        """A metadata value; the length of an array of texts or of many numbers unless its name is in `kept`.
+
+        Raises BadModelError for a malformed value, TooLargeError for too many texts.
+        """
         if kind in _SCALARS:
             found = self.number(_SCALARS[kind], name)
             return bool(found) if kind == _BOOL else found
@@ -237,7 +243,11 @@ def _stored(
     start: int,
     aligned: int,
 ) -> StoredTensor:
-    """One tensor. Raises BadWeightsError if its numbers do not fill blocks or do not lie inside the file."""
+    """One tensor's entry. `start`: offset of the tensor data; `offset`: of the tensor in it, a multiple of `aligned`.
+
+    Raises BadWeightsError if its numbers do not fill blocks or do not lie inside the file, TooLargeError beyond
+    MAX_SIZE.
+    """
     path, size = header.path, header.size
     shown, row = repr(name[:200]), shape[-1] if shape else 1
     if prod(shape) > MAX_SIZE or any(d > MAX_SIZE for d in shape):

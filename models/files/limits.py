@@ -16,7 +16,7 @@ MAX_RANK = 32
 def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:
     """Raise TooLargeError if a value of this shape and dtype exceeds MAX_RANK or MAX_BYTES.
 
-    Free dimensions count as 1.
+    Free dimensions count as 1. `what` and `where` name the value and its file in the message.
     """
     if len(shape) > MAX_RANK:
         raise TooLargeError(f"{what} has {len(shape)} axes, more than {MAX_RANK}", where=where)

@@ -99,7 +99,7 @@ def graph_to_json(graph: Graph) -> tuple[dict[str, Any], dict[str, Data]]:
 def save_graph(graph: Graph, path: Path | str) -> None:
     """Write a graph with the data of its params and constants, atomically.
 
-    Params without data are written without data.
+    Params without data are written without data. Raises UnwritableError if the file cannot be written.
     """
     value, arrays = graph_to_json(graph)
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -227,7 +227,7 @@ class _Decoder:
                 raise _Bad(f"node {i} ({op}): {problem}") from None
 
     def node(self, position: Any, what: str) -> Tensor:
-        """Return the node with an index. Raises _Bad if that node has not been built yet."""
+        """Return the node at index `position`. Raises _Bad, which names `what`, if that node has not been built yet."""
         i = _int_in(position, what)
         if not 0 <= i < len(self.built):
             raise _Bad(f"{what} is node {i}, which is not there or comes later: a cycle or a wrong order")

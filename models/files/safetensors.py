@@ -195,7 +195,7 @@ def read_folder(folder: Path | str, *, trust: bool = False) -> dict[str, MappedA
 
 
 def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArray]:
-    """The tensors of the shards of an index. BadWeightsError also if one of the files changes before all are read."""
+    """The tensors of the shards of an index. Raises BadWeightsError if a file changes before all are read."""
     seen = {index: _identity_now(index)}
     places = read_json_file(index, BadWeightsError).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
@@ -243,7 +243,8 @@ def write_arrays(path: Path | str, arrays: Mapping[str, Data], metadata: Mapping
     """Write arrays to a safetensors file, atomically. Lazy arrays are loaded one at a time.
 
     Raises UnwritableError if the file cannot be written, TooLargeError if the header exceeds MAX_HEADER,
-    BadWeightsError if lazy data does not have its declared dtype.
+    BadWeightsError if lazy data does not have its declared dtype. Raises UsageError for a tensor name that the format
+    cannot hold.
     """
     if "__metadata__" in arrays:
         raise UsageError("no tensor can be called '__metadata__' in this format", where=str(path))

@@ -150,23 +150,23 @@ class TracedArray:
 
     # ------------------------------------------------------------ methods without a NumPy function
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> TracedArray:
-        """See numpy.ndarray.reshape."""
+        """Same as numpy.ndarray.reshape."""
         return _np.reshape(self, _unpacked(shape), order=order, copy=copy)  # type: ignore[no-any-return]
 
     def transpose(self, *axes: Any) -> TracedArray:
-        """See numpy.ndarray.transpose."""
+        """Same as numpy.ndarray.transpose."""
         return _np.transpose(self, _unpacked(axes) if axes and axes != (None,) else None)  # type: ignore[no-any-return]
 
     permute = transpose
 
     def flatten(self, order: str = "C") -> TracedArray:
-        """See numpy.ndarray.flatten."""
+        """Same as numpy.ndarray.flatten."""
         return _np.ravel(self, order).copy()  # type: ignore[no-any-return]
 
     def astype(
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> TracedArray:
-        """See numpy.ndarray.astype."""
+        """Same as numpy.ndarray.astype. Raises TraceError for a cast that NumPy refuses."""
         target = dtypes.numpy_dtype(native_name(dtype))
         if not np.can_cast(self.dtype, target, casting):  # type: ignore[arg-type]
             raise TraceError(f"{self.dtype} cannot be cast to {target} by the rule {casting!r}")
@@ -175,15 +175,15 @@ class TracedArray:
         return traced(t.cast(self._node, target.name), scalar=self._scalar)
 
     def fill(self, value: Any) -> None:
-        """See numpy.ndarray.fill."""
+        """Same as numpy.ndarray.fill."""
         self[...] = value
 
     def sort(self, axis: int = -1, kind: Any = None, order: Any = None, *, stable: bool | None = None) -> None:
-        """See numpy.ndarray.sort."""
+        """Same as numpy.ndarray.sort."""
         self._store(_np.sort(self, axis, kind, order, stable=stable)._node)
 
     def to_device(self, device: str, /, *, stream: Any = None) -> TracedArray:
-        """See numpy.ndarray.to_device."""
+        """Same as numpy.ndarray.to_device. Raises TraceError for a device other than the CPU."""
         if device != "cpu":
             raise TraceError(f"an array of NumPy is on the device 'cpu', not {device!r}")
         return self

@@ -92,7 +92,7 @@ for _name in METHODS:
 
 
 def _clip(x: TracedArray, *bounds: Any, **named: Any) -> Any:
-    """See numpy.ndarray.clip, which takes one bound; np.clip does not."""
+    """Same as numpy.ndarray.clip, which takes one bound; np.clip does not."""
     names = ("min", "max")[len(bounds) :]
     both = (*bounds, *(named.get(n) for n in names))
     return numpy_functions.call(np.clip, (x, *both), {n: v for n, v in named.items() if n not in names})

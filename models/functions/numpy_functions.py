@@ -106,7 +106,10 @@ _IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without eff
 
 
 def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol)."""
+    """Result of NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol).
+
+    Raises TraceError for functions and arguments that cannot be traced.
+    """
     name = title(function)
     build = FUNCTIONS.get(name)
     if build is None:

@@ -22,7 +22,7 @@ from ..torch_export import aten_index
 
 
 def static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
-    """Return a shape as ints. Raises TraceError if a dimension is free."""
+    """Return a shape as ints. Raises TraceError, which names `what`, if a dimension is free."""
     if not all(isinstance(d, int) for d in shape):
         raise TraceError(f"{what} of an array with free sizes {tuple(shape)}", hint="give an example with known sizes")
     return tuple(int(d) for d in shape)  # type: ignore[arg-type]
@@ -54,7 +54,8 @@ def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -
 def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
     """Return (elements of x at an index, whether it is a basic index and the result therefore a view).
 
-    `keys`: components of the index, with traced arrays as expressions.
+    `keys`: components of the index, with traced arrays as expressions. Raises TraceError for indices that cannot be
+    traced.
     """
     arrays = [k for k in keys if _is_array(k)]
     basic = not arrays

@@ -208,7 +208,7 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
 
 
 def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
-    name = common_dtype(src) if kindless(src) else None
+    name = common_dtype(src) if has_dtype(src) else None
     if name and not np.can_cast(name, dst.dtype, casting):  # type: ignore[arg-type]
         raise TraceError(f"{name} cannot be cast to {dst.dtype} by the rule {casting!r}")
     if not is_traced(dst):
@@ -218,7 +218,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
     _written(operand(src, dst.dtype.name), dst, where)
 
 
-def kindless(value: Any) -> bool:
+def has_dtype(value: Any) -> bool:
     """Whether a value has a dtype of its own, unlike Python numbers."""
     return type(value) not in (int, float, bool)
 

@@ -149,7 +149,10 @@ _CORE = ("matmul", "matvec", "vecmat", "vecdot")  # not elementwise (generalized
 
 # ---------------------------------------------------------------- dtypes
 def kind_of(value: Any) -> Any:
-    """Input of NumPy's dtype resolution: a NumPy dtype, or the Python type of a (weakly typed) Python number."""
+    """Input of NumPy's dtype resolution: a NumPy dtype, or the Python type of a (weakly typed) Python number.
+
+    Raises TraceError for other kinds of values.
+    """
     if is_traced(value):
         return value.dtype
     if isinstance(value, Tensor):
@@ -174,7 +177,10 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def common_dtype(*values: Any) -> str:
-    """Return the name of NumPy's common dtype of operands. Python numbers are weakly typed (NEP 50)."""
+    """Return the name of NumPy's common dtype of operands. Python numbers are weakly typed (NEP 50).
+
+    Raises TraceError if there is none.
+    """
     kinds = [kind_of(v) for v in values]
     numbers = {int: 0, float: 0.0, complex: 0j}
     try:
@@ -286,7 +292,10 @@ def _written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
 
 
 def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
-    """Result of `x += y` and similar operators: x gets a new value. If x is a scalar, a new scalar is returned."""
+    """Result of `x += y` and similar operators: x gets a new value. If x is a scalar, a new scalar is returned.
+
+    Raises TraceError for a 0-d array.
+    """
     if x._scalar:
         return call(ufunc, (x, y), {})  # type: ignore[no-any-return]
     if not x.ndim:
@@ -314,7 +323,7 @@ def reduce(
     ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False,
     initial: Any = np._NoValue, where: Any = True,
 ) -> TracedArray:  # fmt: skip
-    """Result of `ufunc.reduce(array, …)` on a traced array."""
+    """Result of `ufunc.reduce(array, …)` on a traced array. Raises TraceError for what cannot be traced."""
     x = t.as_tensor(expression(array))
     axes, names = _axes(axis, x.rank), _reduced(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])
@@ -383,7 +392,7 @@ _RUNNING: dict[str, Build] = {"multiply": t.mul, "maximum": t.maximum, "minimum"
 
 
 def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> TracedArray:
-    """Result of `ufunc.accumulate(array, …)` on a traced array."""
+    """Result of `ufunc.accumulate(array, …)` on a traced array. Raises TraceError for what cannot be traced."""
     x = t.as_tensor(expression(array))
     if not x.rank:
         raise TraceError(f"np.{ufunc.__name__}.accumulate of a 0-d array")
@@ -416,7 +425,10 @@ def outer(ufunc: np.ufunc, a: Any, b: Any, **named: Any) -> Any:
 
 
 def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of a ufunc call or method on traced arrays (the `__array_ufunc__` protocol)."""
+    """Result of a ufunc call or method on traced arrays (the `__array_ufunc__` protocol).
+
+    Raises TraceError for what cannot be traced.
+    """
     if name == "__call__":
         return call(ufunc, inputs, named)
     methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}

@@ -27,7 +27,10 @@ class UnusedWeightsWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Config:
-    """Fields of a config.json, each validated on access. Errors name the field."""
+    """Fields of a config.json, each validated on access.
+
+    Access raises BadModelError, with the name of the field, for a value of another kind.
+    """
 
     fields: Mapping[str, Any]
     where: str = ""
@@ -141,7 +144,10 @@ class Config:
         return known[max(fits, key=len)]
 
     def dtype(self, fallback: str) -> str:
-        """Return the dtype of activations: the field `dtype` or `torch_dtype`, else `fallback` (the weights' dtype)."""
+        """Return the dtype of activations: the field `dtype` or `torch_dtype`, else `fallback` (the weights' dtype).
+
+        Raises UnsupportedError for a dtype other than float16, bfloat16, float32 and float64.
+        """
         name = self.text("dtype", self.text("torch_dtype", "auto")).removeprefix("torch.")
         if name == "auto":
             return fallback
@@ -212,7 +218,10 @@ class Weights:
         return self.invented or (dtypes.name_of(self.data[spelled].dtype) if spelled is not None else "float32")
 
     def take(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
-        """Return the parameter `name` cast to `dtype`. Raises BadWeightsError if it is missing or has another shape."""
+        """Return the parameter `name` cast to `dtype`. Raises BadWeightsError if it is missing or has another shape.
+
+        Raises UnsupportedError if it holds no floats.
+        """
         wanted = tuple(int(d) for d in shape)  # type: ignore[arg-type]
         self.taken[name] = wanted
         if self.invented:

@@ -35,7 +35,7 @@ def build_gpt2(config: Config, w: Weights) -> tuple[Outputs, list[Tensor]]:
 
 
 def gpt2(config: Config, w: Weights, access: TokenAccess) -> Outputs:
-    """Return the outputs of a GPT-2 model by name."""
+    """Return the outputs of a GPT-2 model by name. Raises BadModelError if heads do not divide the hidden size."""
     config.refuse(reorder_and_upcast_attn=False, add_cross_attention=False)
     hidden, n_heads, vocab = config.size("n_embd"), config.size("n_head"), config.size("vocab_size")
     positions, inner = config.size("n_positions", 1024), config.size("n_inner", 4 * hidden)
@@ -115,7 +115,10 @@ def rotary(kind: str, config: Config, w: Weights, access: TokenAccess) -> Output
 
 
 def routes(config: Config, family: Family, layer: int) -> bool:
-    """Whether a layer has routed experts; a config may except some layers."""
+    """Whether a layer has routed experts; a config may except some layers.
+
+    Raises BadModelError for fields that do not name layers.
+    """
     alone = config.fields.get("mlp_only_layers") or []
     if not isinstance(alone, list) or not all(type(i) is int for i in alone):
         raise BadModelError("mlp_only_layers is no list of layer numbers", where=config.where)

@@ -101,7 +101,7 @@ def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
 
     Without a class in the config, the outputs are `last_hidden_state` [batch, sequence, hidden] and, if the checkpoint
     has a pooler, `pooler_output` [batch, hidden]. Inputs are int64 [batch, sequence]: `input_ids`, `attention_mask` (0
-    masks a position), `token_type_ids`.
+    masks a position), `token_type_ids`. Raises BadModelError if heads do not divide the hidden size.
     """
     config.refuse(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")

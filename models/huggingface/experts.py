@@ -27,7 +27,7 @@ class _Stacked:
     down: Matrix
 
     def chosen(self, index: Tensor) -> _Stacked:
-        """The matrices of the experts with these numbers, whose axes replace the first axis."""
+        """The matrices of the experts at these indices; the axes of `index` replace the first axis."""
 
         def pick(pair: Matrix) -> Matrix:
             return t.gather(pair[0], index, 0), None if pair[1] is None else t.gather(pair[1], index, 0)
@@ -41,7 +41,8 @@ def routed(
     """Weighted sum of the chosen experts' outputs for x [B, T, hidden].
 
     Few tokens read the matrices of their own experts only; otherwise all experts run on all tokens and the outputs of
-    those that were not chosen count zero.
+    those that were not chosen count zero. `at`: prefix of the tensors' names. Raises BadModelError if more experts are
+    chosen than there are.
     """
     count, chosen = config.size(_count_field(config, experts), most=MOST), config.size("num_experts_per_tok", most=MOST)
     if chosen > count:

@@ -16,9 +16,9 @@ from .rotary import Rope, rope_of
 class Windows:
     """Sliding windows of a decoder family: which layers see only the latest positions.
 
-    `size`: default of `sliding_window`, 0 for none. `layers`: "none", "all", "flagged" (all if `use_sliding_window`),
-    "upper" (if so, from `max_window_layers` on) or "alternating" (all but every `period`-th; `sliding_window` must not
-    be null).
+    `size`: default of the config field `sliding_window`, 0 for none. `layers` with a window: "none", "all", "flagged"
+    (all if the config sets `use_sliding_window`), "upper" (those from `max_window_layers` on, if it is set) or
+    "alternating" (all but every `period`-th; `sliding_window` must not be null).
     """
 
     layers: str = "none"
@@ -30,10 +30,11 @@ class Windows:
 class Experts:
     """Options of a layer of routed experts: how many per token, and how its tensors are called.
 
-    `count`, `inner`: config fields of the number of experts and of their inner size. `router`: its tensor. `parts`:
-    names of gate, up and down matrices in expert {e}; empty for stacked tensors with biases and interleaved gate and
-    up. `scores`: "chosen" is a softmax over the chosen experts; "all" one over all experts, divided by the sum of the
-    chosen ones, always or if the config's `norm_topk_prob` says so ("flagged").
+    `at`: prefix of its tensors' names. `router`: name of the router's tensor. `count`, `inner`: config fields of the
+    number of experts and of their inner size. `parts`: names of gate, up and down matrices in expert {e}; empty for
+    stacked tensors with biases and interleaved gate and up. `scores`: "chosen" is a softmax over the chosen experts;
+    "all" one over all experts, divided by the sum of the chosen ones; "flagged" is "all", divided only if the config's
+    `norm_topk_prob` says so.
     """
 
     at: str
@@ -122,7 +123,7 @@ class Sizes:
 
     @property
     def each(self) -> int:
-        """Query heads per key-value head; 0 if there is one of each, which needs no axis of its own."""
+        """Query heads per key-value head; 0 instead of 1, because such models need no axis for them."""
         return 0 if self.heads == self.kv else self.heads // self.kv
 
 
@@ -153,7 +154,8 @@ def softcap(config: Config, name: str, default: float) -> float:
 def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
     """Rotary embeddings of a decoder, as (that of full attention layers, that of sliding-window layers).
 
-    Newer configs nest them by layer kind in `rope_parameters`.
+    Newer configs nest them by layer kind in `rope_parameters`. Raises UnsupportedError for other values of
+    `partial_rotary_factor` than the family has.
     """
     nested = config.section("rope_parameters")
     full = nested.section("full_attention") if "full_attention" in nested.fields else nested
@@ -176,7 +178,11 @@ def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
 
 
 def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
-    """Sliding window of each layer of a family; 0 means full attention. A null `sliding_window` disables all windows."""
+    """Sliding window of each layer of a model of the family `kind` (key of FAMILIES); 0 means full attention.
+
+    A null `sliding_window` disables all windows. Raises BadModelError or UnsupportedError for other lists of
+    `layer_types`, and BadModelError for a missing window.
+    """
     windows = FAMILIES[kind].windows
     off = "sliding_window" in config.fields and config.fields["sliding_window"] is None
     window = (

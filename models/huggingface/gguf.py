@@ -169,7 +169,7 @@ def _halves_at(blocks: Array, start: int) -> Array:
 
 
 def _q8_0(stored: StoredTensor, rows: Rows) -> PackedWeight:
-    """A float16 scale and 32 signed bytes."""
+    """A Q8_0 weight; a block is a float16 scale and 32 signed bytes."""
     n, k = stored.shape
     parts: dict[str, Data] = {
         "q": _part(stored, (n, k), "int8", rows, lambda b: np.ascontiguousarray(b[..., 2:]).view(np.int8)),
@@ -179,7 +179,10 @@ def _q8_0(stored: StoredTensor, rows: Rows) -> PackedWeight:
 
 
 def _q6_k(stored: StoredTensor, rows: Rows) -> PackedWeight:
-    """128 bytes of lower 4 bits, 64 of upper 2, 16 signed scales, a float16 scale of all: numbers from -32 on."""
+    """A Q6_K weight; a block has 256 numbers from -32 on.
+
+    128 bytes of their lower 4 bits, 64 bytes of the upper 2, 16 signed scales, and a float16 scale of these.
+    """
     n, k = stored.shape
 
     def codes(b: Array) -> Array:
@@ -199,10 +202,11 @@ def _q6_k(stored: StoredTensor, rows: Rows) -> PackedWeight:
 
 
 def _q4_k(stored: StoredTensor, rows: Rows) -> PackedWeight:
-    """Float16 scales of scales and of minima, 8 scales and 8 minima of 6 bits in 12 bytes, 128 bytes of numbers: scale * number -
-    minimum.
+    """A Q4_K weight; a block has 256 numbers in 8 groups: scale * number - minimum.
 
-    A zero point is minimum / scale. A block of scale 0 is its minimum: the code 0, the zero point 1 and the minimum as scale.
+    A float16 scale of scales and one of minima, 8 scales and 8 minima of 6 bits in 12 bytes, 128 bytes of numbers. A
+    zero point is minimum / scale. A group of scale 0 equals its negated minimum: the code 0, the zero point 1 and the
+    minimum as scale.
     """
     n, k = stored.shape
 

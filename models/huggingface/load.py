@@ -65,7 +65,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 def architecture(config: Config) -> Architecture:
     """Return the registry entry of a config.
 
-    Raises UnsupportedError for unknown model types, configs with Python code (auto_map) and quantized weights.
+    Raises UnsupportedError for unknown model types, configs with Python code (auto_map) and quantized weights. Raises
+    BadModelError without a model_type.
     """
     kind = config.text("model_type", "")
     if config.fields.get("auto_map"):

@@ -92,7 +92,7 @@ class _Tensors:
         return found
 
     def rank(self, ending: str, rank: int) -> tuple[int, ...]:
-        """The shape of a tensor that must have so many axes, all longer than 0."""
+        """The shape of a tensor with `rank` axes, all longer than 0. Raises BadWeightsError for another shape."""
         found = self.data.get(self.stem + ending)
         if found is None:
             raise BadWeightsError(f"tensor {self.stem + ending!r} is missing")
@@ -101,7 +101,7 @@ class _Tensors:
         return tuple(found.shape)
 
     def drop(self, *endings: str) -> None:
-        """Mark tensors as used that hold nothing that is needed."""
+        """Mark the tensors with these endings as used, although their data is not needed."""
         self.used.update(self.stem + e for e in endings if self.stem + e in self.data)
 
 
@@ -140,9 +140,12 @@ def _require_groups(options: Config, stem: str, inputs: int, groups: int) -> Non
 
 # ---------------------------------------------------------------- formats
 def _mxfp4(options: Config) -> tuple[str, Replace]:
-    """Blocks of 32 numbers of 4 bits with a common power of two: `NAME_blocks` [experts, rows, groups, 16] uint8, the
-    lower four bits first, `NAME_scales` [experts, rows, groups] uint8, 127 above the exponent. NAME is [experts,
-    groups * 32, rows]."""
+    """Reader of MXFP4 weights: (ending that marks one, function from its tensors to its name and data).
+
+    `NAME_blocks` [experts, rows, groups, 16] uint8: blocks of 32 numbers of 4 bits, the lower four bits first.
+    `NAME_scales` [experts, rows, groups] uint8: exponent of a block's power of two, plus 127. NAME is [experts, groups
+    * 32, rows].
+    """
 
     def codes(blocks: Array) -> Array:
         pairs = np.stack([blocks & 15, blocks >> 4], -1)
@@ -186,9 +189,12 @@ def _coded(outputs: int, inputs: int, bits: int, stored: tuple[Data, ...], numbe
 
 
 def _gptq(options: Config) -> tuple[str, Replace]:
-    """`qweight` [inputs / n, outputs] int32 with n numbers a word along the inputs, `qzeros` [groups, outputs / n] along
+    """Reader of GPTQ weights: (ending that marks one, function from its tensors to its name and data).
+
+    `qweight` [inputs / n, outputs] int32 with n numbers a word along the inputs, `qzeros` [groups, outputs / n] along
     the outputs, `scales` [groups, outputs], `g_idx` [inputs] the group of each input: scale * (number - zero). The
-    first version of the format stores zero - 1."""
+    first version of the format stores zero - 1.
+    """
     bits = _bits(options, "bits", 4, 8)
     versions = {options.choice(n, "", ("", "gptq", "gptq_v2")) for n in ("checkpoint_format", "format")} - {""}
     if len(versions) > 1:
@@ -232,8 +238,11 @@ def _gptq(options: Config) -> tuple[str, Replace]:
 
 
 def _awq(options: Config) -> tuple[str, Replace]:
-    """`qweight` [inputs, outputs / 8] int32, `qzeros` [groups, outputs / 8], `scales` [groups, outputs]: scale * (number -
-    zero). The 4-bit numbers of a word are columns in the order 0, 2, 4, 6, 1, 3, 5, 7."""
+    """Reader of AWQ weights: (ending that marks one, function from its tensors to its name and data).
+
+    `qweight` [inputs, outputs / 8] int32, `qzeros` [groups, outputs / 8], `scales` [groups, outputs]: scale * (number -
+    zero). The 4-bit numbers of a word are columns in the order 0, 2, 4, 6, 1, 3, 5, 7.
+    """
     _bits(options, "bits", 4)
     options.refuse(backend="autoawq")
     if options.text("version", "gemm").lower() != "gemm" or not options.flag("zero_point", True):
@@ -260,9 +269,12 @@ def _awq(options: Config) -> tuple[str, Replace]:
 
 
 def _compressed(options: Config) -> tuple[str, Replace]:
-    """compressed-tensors. pack-quantized: `weight_packed` [outputs, words] int32 of 4 or 8 bits, lowest first, each number
-    plus half of the range, `weight_shape`; int-quantized: `weight` int8; float-quantized: `weight` e4m3. `weight_scale`
-    [outputs, groups]."""
+    """Reader of compressed-tensors weights: (ending that marks one, function from its tensors to its name and data).
+
+    pack-quantized: `weight_packed` [outputs, words] int32 of 4 or 8 bits, lowest first, each number plus half of the
+    range, `weight_shape`; int-quantized: `weight` int8; float-quantized: `weight` e4m3. `weight_scale` [outputs,
+    groups].
+    """
     form, groups = options.text("format", ""), options.section("config_groups")
     kinds = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
     if form not in kinds or len(groups.fields) != 1:
@@ -307,8 +319,11 @@ def _spread(size: list[int], whole: Mapping[int, int], factors: Array) -> Array:
 
 
 def _fp8(options: Config) -> tuple[str, Replace]:
-    """`weight` e4m3 [outputs, inputs] and `weight_scale_inv` [outputs / n, inputs / m], the factor of each block of n x m
-    (`weight_block_size`)."""
+    """Reader of fp8 weights: (ending that marks one, function from its tensors to its name and data).
+
+    `weight` e4m3 [outputs, inputs] and `weight_scale_inv` [outputs / n, inputs / m], the factor of each block of n x m
+    (`weight_block_size`).
+    """
     size = options.fields.get("weight_block_size")
     if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
         raise UnsupportedError("fp8 without weight_block_size of two numbers is not supported", where=options.where)
@@ -332,8 +347,11 @@ def _fp8(options: Config) -> tuple[str, Replace]:
 
 
 def _torchao(options: Config) -> tuple[str, Replace]:
-    """`NAME:qdata` [outputs, inputs], e4m3 or int8, `NAME:scale` [outputs or blocks, groups], and for int8 `NAME:zero_point` of its
-    shape: (number - zero) * scale."""
+    """Reader of torchao weights: (ending that marks one, function from its tensors to its name and data).
+
+    `NAME:qdata` [outputs, inputs], e4m3 or int8, `NAME:scale` [outputs or blocks, groups], and for int8
+    `NAME:zero_point` of its shape: (number - zero) * scale.
+    """
 
     def replace(t: _Tensors) -> tuple[str, Data]:
         shape = t.rank(":qdata", 2)

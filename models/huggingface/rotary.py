@@ -65,7 +65,8 @@ def rope_of(theta: float, size: int, scaling: Config, positions: int) -> Rope:
     """Return the rotary frequencies theta**(-2i/size), scaled according to `rope_scaling`.
 
     `positions` is the longest sequence of the model. The type `dynamic` rescales only sequences longer than that. Such
-    sequences are refused here, so `dynamic` equals the default.
+    sequences are refused here, so `dynamic` equals the default. `size`: rotated elements of a head. Raises
+    UnsupportedError for other types.
     """
     base = np.float32(theta) ** (np.arange(0, size, 2).astype(np.float32) / np.float32(size))
     found = (np.float32(1.0) / base).astype(np.float32)

@@ -47,20 +47,29 @@ class TokenAccess(Protocol):
         """The rows of a table [positions, n] at the tokens' positions, [.., T, n]."""
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns."""
+        """A table [.., T, n] by position, with further axes that broadcast to the heads that `split` returns.
+
+        `grouped`: the heads have an axis for the query heads of a group.
+        """
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
         """Attention heads of x [B, T, groups * max(each, 1) * size]; each = 0: no axis for the heads of a group."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of heads, merged: [B, T, features]."""
+        """Causal attention of heads q, k, v as `split` returns them; the result has merged heads, [B, T, features].
+
+        `layer`: number of the layer, which names its caches.
+        """
 
     def wanted(self, x: Tensor) -> Tensor:
         """The rows of x [B, T, hidden] whose logits are wanted: [B, T, hidden] or [B, hidden]."""
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention with an additive mask; a sink (extra score) takes part in the softmax and has no value."""
+    """Attention of heads q, k, v (as `TokenAccess.split` returns them) with an additive mask.
+
+    A sink (extra score) takes part in the softmax and has no value.
+    """
     if scoring.sinks is None:
         return c.masked_attention(q, k, v, mask, scale=scoring.scale, softcap=scoring.softcap)
     scores = t.matmul(q, t.transpose(k)) * scoring.scale + mask
@@ -136,12 +145,11 @@ class Cached:
     Keys and values are written to caches before they are attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
-    fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the last one, or with
-    `every` each of them. Rows
-    may be padded behind their last token: nothing before a position depends on it, and the row's next tokens overwrite
-    the padding. A layer with a window keeps at least `window + most - 1` positions, a ring, if these are fewer than `capacity`;
-    `most` is the largest number of tokens that any program over the same caches takes at once. States: `keys.N` and
-    `values.N` [B, kv heads, positions, head size], N the layer.
+    fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the last one, or
+    with `every` each of them. Rows may be padded behind their last token: nothing before a position depends on it, and
+    the row's next tokens overwrite the padding. A layer with a window keeps at least `window + most - 1` positions, a
+    ring, if these are fewer than `capacity`; `most` is the largest number of tokens that any program over the same
+    caches takes at once. States: `keys.N` and `values.N` [B, kv heads, positions, head size], N the layer.
     """
 
     ids: Tensor
@@ -221,13 +229,13 @@ class Cached:
         return t.squeeze(t.gather_elements(x, place, 1), 1)
 
     # ------------------------------------------------------------ caches
-    def room(self, window: int) -> int:
+    def kept_positions(self, window: int) -> int:
         """Number of positions that a layer keeps in its cache (`cache_positions`)."""
         return cache_positions(window, self.capacity, self.most)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:
         """The cache `name` with the new tokens' heads x written to it."""
-        groups, size, room = x.shape[1], x.shape[-1], self.room(window)
+        groups, size, room = x.shape[1], x.shape[-1], self.kept_positions(window)
         x = t.reshape(x, (self.batch, groups, self.tokens, size))
         place = t.reshape(self.positions(), (-1, 1, self.tokens, 1))
         if room < self.capacity:
@@ -238,7 +246,7 @@ class Cached:
 
     def _mask(self, window: int, dtype: str) -> Tensor:
         """Additive mask [B, 1, T, room]: -inf for positions that a token does not see."""
-        room = self.room(window)
+        room = self.kept_positions(window)
         key = (window, room < self.capacity)
         if key not in self.masks:
             assert self.start is not None

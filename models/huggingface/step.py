@@ -90,7 +90,7 @@ def positions_of(config: Config) -> int:
 def eos_of(folder: Folder) -> tuple[int, ...]:
     """Tokens that end a text: `eos_token_id` of generation_config.json, else of the config.
 
-    Those outside the vocabulary are left out.
+    Those outside the vocabulary are left out. Raises BadModelError for fields that are no tokens.
     """
     file = Path(folder.where) / "generation_config.json"
     known = bool(folder.where) and file.is_file()
@@ -103,9 +103,9 @@ def eos_of(folder: Folder) -> tuple[int, ...]:
 
 
 def refuse_wrong_weights(folder: Folder, caches: Caches) -> None:
-    """Check a folder's weights: raises the errors that building a step raises.
+    """Check a folder's weights for `build_step`.
 
-    BadWeightsError, BadModelError, UnsupportedError.
+    Raises BadWeightsError, BadModelError or UnsupportedError where building a step would.
     """
     build_step(folder.config, folder.weights(), caches, 1)
 
@@ -118,7 +118,7 @@ def widest_window(config: Config) -> int:
 
 
 def ring_slack(config: Config, caches: Caches) -> int | None:
-    """Number of positions that the rings of a model's caches keep beyond their windows, at least; None without rings.
+    """Least number of positions that the rings of a model's caches keep beyond their windows; None without rings.
 
     After a position p was written, tokens from position `p - slack` on still find all keys and values in their window.
     """
@@ -132,7 +132,7 @@ class Folder:
     """Folder of a decoder, from which step graphs are built: its config, and its weights, which stay in their files."""
 
     def __init__(self, path: Path | str, *, trust: bool = False) -> None:
-        """Errors as in `load_folder`; raises UnsupportedError for models that generate no text."""
+        """Open a folder. Errors as in `load_folder`; raises UnsupportedError for models that generate no text."""
         self.config, self.data = opened(path, trust=trust)
         self.where, self.trust = str(path), trust
 

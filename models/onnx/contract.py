@@ -39,7 +39,10 @@ def _weighed(x: Tensor, factor: float) -> Tensor:
 def same_pads(
     n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
-    """Return the pads (all low, then all high) of a convolution or pooling, from `pads` or `auto_pad`."""
+    """Return the pads (all low, then all high) of a convolution or pooling over spatial axes of these sizes.
+
+    They are those of the attribute `pads`, or follow from `auto_pad`.
+    """
     mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     if mode == "NOTSET":
         return list(n.attr("pads", [0] * (2 * len(kernel))))
@@ -61,7 +64,11 @@ def same_pads(
 
 
 def spatial(n: Node, name: str, count: int, default: int = 1) -> list[int]:
-    """Return an attribute with one positive number per spatial axis."""
+    """Return the attribute `name`: one positive number for each of `count` spatial axes (all `default` if it is
+    missing).
+
+    Raises ShapeError for another count or other numbers.
+    """
     found = list(n.attr(name, [default] * count))
     if len(found) != count or any(v < 1 for v in found):
         raise ShapeError(f"{name}={found} for {count} spatial axes")

@@ -15,7 +15,8 @@ from .node import Node, Result, operator, resolve
 def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
     """Normalize indices: negative ones count from the end.
 
-    Returns non-negative indices, as required by the gather ops.
+    Returns non-negative indices, as required by the gather ops. Raises ShapeError for a known index outside the axis.
+    `n`: the node that uses them.
     """
     if index.dtype.startswith("uint") or index.op in ("iota", "argmax", "argmin", "argsort"):
         return index

@@ -162,7 +162,10 @@ def _bound(value: Dim, size: Dim) -> Dim:
 
 
 def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """Slice of ONNX along one axis, with negative bounds and steps."""
+    """Slice of ONNX along one axis, with negative bounds and steps.
+
+    Raises ShapeError for a negative step along a free dimension, unless it reverses the whole axis.
+    """
     size = x.shape[axis]
     if all(isinstance(d, int) for d in (start, end, size)):
         count, first, last = concrete((size, start, end))

@@ -223,7 +223,10 @@ class _Loader:
             raise
 
     def branch(self, env: Env, graph: Any, given: Sequence[Value] = ()) -> list[Value]:
-        """Return the outputs of a subgraph that can read the enclosing scope; its inputs are bound to `given`."""
+        """Return the outputs of a subgraph that can read the enclosing scope; its inputs are bound to `given`.
+
+        Raises BadModelError for another number of inputs, UnsupportedError for unsupported outputs.
+        """
         if len(graph.input) != len(given):
             raise BadModelError(f"the subgraph {short(graph.name)} takes {len(graph.input)} values, not {len(given)}")
         inner = {**env, **{info.name: value for info, value in zip(graph.input, given)}}
@@ -236,7 +239,10 @@ class _Loader:
         return [v for v in found if not isinstance(v, _Poison)]
 
     def attributes(self, proto: Any) -> dict[str, Any]:
-        """Return a node's attributes as Python values; tensors become graph values."""
+        """Return a node's attributes as Python values; tensors become graph values.
+
+        Raises BadModelError for a reference to an attribute of a missing function.
+        """
         import onnx
 
         found: dict[str, Any] = {}

@@ -212,7 +212,7 @@ class Node:
         return found.tensor() if isinstance(found, SymbolicInts) else found
 
     def listed(self, position: int = 0) -> tuple[Tensor | SymbolicInts, ...]:
-        """Return the items of a sequence operand."""
+        """Return the items of a sequence operand. Raises BadModelError for other operands."""
         found = self.value(position)
         if not isinstance(found, Listed):
             raise BadModelError(f"{self.label}: its operand {position} is no sequence")
@@ -236,7 +236,10 @@ class Node:
         return self.attrs.get(name, default)
 
     def choice(self, name: str, *options: str) -> str:
-        """Return a string attribute that must be one of the options; the first option is the default."""
+        """Return a string attribute that must be one of the options; the first option is the default.
+
+        Raises BadModelError for other values.
+        """
         found: str = self.attrs.get(name, options[0])
         if found not in options:
             raise BadModelError(f"{self.label}: {name} is {found[:40]!r}, not one of {', '.join(options)}")

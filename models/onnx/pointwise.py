@@ -223,7 +223,11 @@ def _hardmax(n: Node) -> Result:
 
 # ---------------------------------------------------------------- quantization
 def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
-    """Scale or zero point reshaped to broadcast against x: per tensor, per axis, or per block of an axis."""
+    """The scale or zero point `value`, reshaped to broadcast against x: per tensor, per index of an axis, or per block
+    of an axis.
+
+    The block size is an attribute of the node.
+    """
     if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
         return t.reshape(value, (1,) * x.rank)
     if value.rank == 1:

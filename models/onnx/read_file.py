@@ -24,7 +24,10 @@ MAX_NODES = 1_000_000
 
 
 def parse_model(file: Path) -> Any:
-    """Return the parsed ModelProto, without external data."""
+    """Return the parsed ModelProto, without external data.
+
+    Raises BadModelError for a malformed file, TooLargeError for one over the size limit.
+    """
     import onnx
 
     if not file.exists():
@@ -53,7 +56,10 @@ def parse_model(file: Path) -> Any:
 
 
 def inlined(model: Any, file: Path) -> Any:
-    """Return the model with its local functions inlined. The resulting node count is checked first."""
+    """Return the model with its local functions inlined. The resulting node count is checked first.
+
+    Raises BadModelError if they are recursive, TooLargeError for too many nodes.
+    """
     if not model.functions:
         return model
     import onnx.inliner
@@ -144,7 +150,10 @@ def check_structure(graph: Any, outer: set[str], where: str) -> None:
 
 
 def check_with_onnx(model: Any, file: Path) -> None:
-    """Run the ONNX checker on the file, by path, so that it checks external data without loading the data."""
+    """Run the ONNX checker on the file, by path, so that it checks external data without loading the data.
+
+    Raises BadModelError if it finds an error.
+    """
     import onnx.checker
 
     for tensor in tensors(model.graph):

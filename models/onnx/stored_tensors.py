@@ -38,7 +38,7 @@ def tensors(graph: Any) -> Iterator[Any]:
 
 
 def check_tensor(tensor: Any, file: Path) -> None:
-    """Check a tensor's sizes arithmetically: negative, overflowing, or not matching the stored bytes."""
+    """Raise BadModelError if a tensor's sizes are negative, overflow, or do not match the stored bytes."""
     where = f"{file}: tensor {short(tensor.name)}"
     if any(d < 0 for d in tensor.dims):
         raise BadModelError(f"negative dimension in {list(tensor.dims)}", where=where)
@@ -76,7 +76,8 @@ def stored_data(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[A
 def external_data(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int, tuple[int, ...]]:
     """Return (path, offset, identity of the file now) of external data.
 
-    The data must be in a regular file below the model's folder, reached without a link that leaves the folder.
+    The data must be in a regular file below the model's folder, reached without a link that leaves the folder. Raises
+    BadModelError otherwise.
     """
     entries = {e.key: e.value for e in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))

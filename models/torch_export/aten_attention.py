@@ -76,7 +76,7 @@ def attention(
     """Attention: softmax(scale * q @ k.T + mask) @ v. Grouped queries share keys through a broadcast axis.
 
     For a fully masked row (False or -inf everywhere) PyTorch returns 0. A select implements this, unless the mask is
-    known to have no such row.
+    known to have no such row. Raises UnsupportedError for dropout.
     """
     if dropout:
         raise UnsupportedError("attention with dropout is random", hint="call module.eval(), pass dropout_p=0")

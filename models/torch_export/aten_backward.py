@@ -169,12 +169,18 @@ def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
 
 
 def filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[[int, int, bool, float | None], Matrix]:
-    """Return the function of antialiased interpolation's matrices for `upsample_backward`."""
+    """Interpolation matrices of an antialiasing filter, as the argument of `upsample_backward`.
+
+    `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
+    """
     return lambda size, want, align, factor: aten_resample.filter_matrix(size, want, align, factor, reach, weigh)
 
 
 def replication_pad_backward(grad: Tensor, x: Tensor, widths: Sequence[int]) -> Tensor:
-    """Return the gradient of the input of edge padding: gradients of the padding are added to those of the edges."""
+    """Return the gradient of the input of edge padding: gradients of the padding are added to those of the edges.
+
+    Raises UnsupportedError for negative widths.
+    """
     for back in range(len(widths) // 2):
         axis, low, high = grad.rank - 1 - back, widths[2 * back], widths[2 * back + 1]
         size = grad.shape[axis]

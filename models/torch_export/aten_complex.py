@@ -97,7 +97,7 @@ def view_as_real(x: Complex) -> Tensor:
 
 
 def polar(size: Tensor, angle: Tensor) -> Complex:
-    """Return a complex value from polar coordinates."""
+    """Return complex values of magnitude `size` and phase `angle` (radians)."""
     return _pair(size * t.cos(angle), size * t.sin(angle))
 
 
@@ -226,7 +226,11 @@ def _transform(x: Complex, dim: int, size: int, forward: bool) -> Complex:
 
 
 def fft_complex(x: Complex, dims: Sequence[int], mode: int, forward: bool) -> Complex:
-    """Return the complex-to-complex Fourier transform over `dims`."""
+    """Return the complex-to-complex Fourier transform over `dims`.
+
+    `mode`: factor on the result, 0 for none, 1 for 1 / sqrt(n), 2 for 1 / n. `forward`: the sign of the exponent is
+    negative.
+    """
     sizes = whole_sizes([x.re.shape[d] for d in dims], "a Fourier transform")
     for dim, size in zip(dims, sizes):
         x = _transform(x, dim, size, forward)
@@ -234,7 +238,10 @@ def fft_complex(x: Complex, dims: Sequence[int], mode: int, forward: bool) -> Co
 
 
 def fft_real(x: Tensor, dims: Sequence[int], mode: int, onesided: bool) -> Complex:
-    """Return the real-to-complex Fourier transform. `onesided` omits the redundant second half of the last axis."""
+    """Return the real-to-complex Fourier transform over `dims`; `onesided` omits the redundant half of the last axis.
+
+    `mode`: factor on the result, 0 for none, 1 for 1 / sqrt(n), 2 for 1 / n.
+    """
     sizes = whole_sizes([x.shape[d] for d in dims], "a Fourier transform")
     last, size = dims[-1], sizes[-1]
     cos, sin = _matrix(size, size // 2 + 1 if onesided else size, True)
@@ -245,7 +252,10 @@ def fft_real(x: Tensor, dims: Sequence[int], mode: int, onesided: bool) -> Compl
 
 
 def fft_to_real(x: Complex, dims: Sequence[int], mode: int, last_size: int) -> Tensor:
-    """Return the inverse of a one-sided transform, with `last_size` real values along the last axis."""
+    """Return the inverse of a one-sided transform over `dims`, with `last_size` real values along the last axis.
+
+    `mode`: factor on the result, 0 for none, 1 for 1 / sqrt(n), 2 for 1 / n.
+    """
     sizes = whole_sizes([x.re.shape[d] for d in dims[:-1]], "a Fourier transform")
     for dim, size in zip(dims[:-1], sizes):
         x = _transform(x, dim, size, False)

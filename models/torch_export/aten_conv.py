@@ -44,7 +44,10 @@ def conv(
     x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1,
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Convolution with string padding: "valid" pads nothing, "same" keeps the sizes (odd excess at the high end)."""
+    """Convolution of x[N, C, *S] or x[C, *S] with w[O, C / groups, *K].
+
+    `padding` may be text: "valid" pads nothing, "same" keeps the sizes (odd excess at the high end).
+    """
     if not isinstance(padding, str):
         return convolution(x, w, b, stride, padding, dilation, groups=groups)
     n = w.rank - 2
@@ -58,7 +61,7 @@ def conv_transpose(
     x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints = 0, output_padding: Ints = 0,
     groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Transposed convolution."""
+    """Transposed convolution of x[N, C, *S] or x[C, *S] with w[C, O / groups, *K]."""
     return convolution(x, w, b, stride, padding, dilation, True, output_padding, groups)
 
 

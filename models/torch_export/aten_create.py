@@ -64,7 +64,8 @@ def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
 def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Tensor:
     """Return start, start + step, … below end.
 
-    For integer dtypes fractions of start and step are truncated, as in PyTorch.
+    For integer dtypes fractions of start and step are truncated, as in PyTorch. Raises UnsupportedError for fractional
+    steps with free sizes.
     """
     exact = (
         dtype is not None and not dtypes.is_float(dtype) and not any(isinstance(v, DimExpr) for v in (start, end, step))
@@ -117,7 +118,9 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
 
 
 def triangle(indices: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return a builder of the indices [2, n] of a triangle of a matrix."""
+    """Return a builder of the indices [2, n] of a triangle of a matrix; `indices`: NumPy's `tril_indices` or
+    `triu_indices`.
+    """
 
     def build(rows: int, columns: int, offset: int = 0, dtype: str | None = None) -> Tensor:
         return t.constant(np.stack(indices(rows, offset, columns)).astype(dtypes.numpy_dtype(dtype or "int64")))

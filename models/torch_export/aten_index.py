@@ -78,7 +78,10 @@ _MODES = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": 
 def scatter(
     x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None, include_self: bool = True
 ) -> Tensor:
-    """Return x with numbers or elements of another tensor written (or reduced) at the index along an axis."""
+    """Return x with numbers or elements of another tensor written (or reduced) at the index along an axis.
+
+    Raises UnsupportedError for other reductions.
+    """
     mode = "set" if reduce is None else "add" if reduce == "mean" else _MODES.get(reduce, "")
     if not mode:
         raise UnsupportedError(f"scatter with reduce={reduce!r} is not supported")
@@ -153,7 +156,10 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """Return x with values written (or added) at integer index tensors, or with one value written at a mask."""
+    """Return x with values written (or added) at integer index tensors, or with one value written at a mask.
+
+    Raises UnsupportedError for several values at a mask.
+    """
     used = [v for v in indices if v is not None]
     values = t.cast(values, x.dtype)
     if len(used) == 1 and used[0].dtype == "bool" and indices[0] is used[0]:

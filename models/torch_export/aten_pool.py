@@ -41,7 +41,7 @@ def _pool_attrs(
 
 
 def batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
-    """Builder over [N, C, *S] that also accepts [C, *S]."""
+    """Return a builder that accepts [N, C, *S] and [C, *S] with `n` spatial axes, from a builder over [N, C, *S]."""
 
     def run(x: Tensor, *args: Any, **named: Any) -> Any:
         if x.rank == n + 2:

@@ -82,7 +82,7 @@ def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [extreme along an axis, its index]."""
+    """Return a builder of [extreme along an axis, its index], from builders of either."""
     find = arg(position)
     return lambda x, dim, keepdim=False: [value(x, _axes(x, dim), keepdim), find(x, dim, keepdim)]
 
@@ -103,7 +103,7 @@ def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def root(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a standard deviation builder from a variance builder."""
+    """Return a builder of the standard deviation, from a builder of the variance."""
     return lambda *args, **named: t.sqrt(build(*args, **named))
 
 
@@ -129,7 +129,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 def vector_norm(
     x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None
 ) -> Tensor:
-    """p-norm over axes."""
+    """Vector norm of the given order over axes."""
     x = t.cast(x, dtype or x.dtype)
     axes = _axes(x, dim)
     if order == 2:
@@ -372,7 +372,7 @@ def nll_loss(
 
 
 def refuse_free(value: Any, what: str) -> int:
-    """Return a size as an int. Raises UnsupportedError for a free size."""
+    """Return a size as an int. Raises UnsupportedError, which names `what`, for a free size."""
     if isinstance(value, DimExpr):
         raise UnsupportedError(f"{what} depends on the free dimension {value}", hint="bind it: dims={...}")
     return int(value)

@@ -124,7 +124,10 @@ def cubic_filter(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def filter_matrix(
     size: int, want: int, align: bool, factor: float | None, reach: int, weigh: Callable[[Any], Any]
 ) -> np.ndarray[Any, Any]:
-    """Return the matrix [want, size] of a filter stretched by the downscaling factor, as in Pillow's resize."""
+    """Return the matrix [want, size] of a filter stretched by the downscaling factor, as in Pillow's resize.
+
+    `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
+    """
     step = (size - 1) / max(want - 1, 1) if align else 1.0 / factor if factor else size / want
     wide = max(step, 1.0)
     matrix = np.zeros((want, size))
@@ -137,7 +140,10 @@ def filter_matrix(
 
 
 def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., Tensor]:
-    """Return a builder of antialiased resizing: each output is a weighted mean of the inputs under the filter."""
+    """Return a builder of antialiased resizing: each output is a weighted mean of the inputs under the filter.
+
+    `reach` and `weigh`: as for `filter_matrix`.
+    """
 
     def build(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
         factors = scales_of(scales, x.rank - 2)

@@ -65,7 +65,7 @@ def flash_cpu_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, dropout: float, causal: bool, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return the gradients of query, key and value."""
+    """Return the gradients of query, key and value. Raises UnsupportedError for dropout."""
     if dropout:
         raise UnsupportedError("attention with dropout is random")
     factor, dtype = _scale_of(q, scale), q.dtype
@@ -85,7 +85,10 @@ def multi_head_attention(
     q: Tensor, k: Tensor, v: Tensor, size: int, heads: int, w: Tensor, b: Tensor, w_out: Tensor, b_out: Tensor,
     mask: Tensor | None = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [multi-head self-attention of [batch, length, size], None]. Not with a mask, weights, or several operands."""
+    """Return [multi-head self-attention of [batch, length, size], None].
+
+    Raises UnsupportedError for a mask, for requested weights, and if query, key and value are not one tensor.
+    """
     if mask is not None or need_weights or q is not k or q is not v:
         raise UnsupportedError("fused multi-head attention with a mask, weights, or different operands")
     split = (*q.shape[:-1], 3, heads, size // heads)
@@ -101,7 +104,7 @@ def encoder_layer(
     eps: float, gain_1: Tensor, shift_1: Tensor, gain_2: Tensor, shift_2: Tensor, up: Tensor, up_b: Tensor, down: Tensor,
     down_b: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return a transformer encoder layer's result, with norms before or after its two blocks."""
+    """Return a transformer encoder layer's result, with norms before (`first`) or after its two blocks."""
 
     def attend(y: Tensor) -> Tensor:
         found: Tensor = multi_head_attention(y, y, y, size, heads, w, b, w_out, b_out, mask, False)[0]
@@ -125,7 +128,7 @@ def encoder_layer(
 
 
 def fused_attention(results: int, biased: bool) -> Callable[..., list[Any]]:
-    """Return the builder of a GPU's fused attention with so many results, of which the first is computed.
+    """Return a builder of a GPU's fused attention with `results` results, of which only the first is computed.
 
     `biased`: its fourth operand is a bias or None, and a flag follows.
     """

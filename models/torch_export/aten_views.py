@@ -44,7 +44,10 @@ def expand(x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
 
 
 def bound(value: Dim | None, size: Dim, default: Dim) -> Dim:
-    """An index bound as a position 0..size: the default for None; negative bounds count from the end."""
+    """An index bound `value` as a position in 0..size.
+
+    None stands for `default`; negative bounds count from the end.
+    """
     if value is None or (isinstance(value, int) and value >= _END):
         return default
     if isinstance(value, int) and value < 0:
@@ -83,7 +86,11 @@ def _memory_order(shape: Sequence[Any], strides: Sequence[Any]) -> list[int]:
 def as_strided(
     x: Tensor, strides: Sequence[Any], first: Any, size: Sequence[Any], wanted: Sequence[Any], offset: Any = None
 ) -> Tensor:
-    """Return the memory of dense x, whose strides and offset are given, as a dense tensor of other sizes and strides."""
+    """Return the memory of dense x as a dense tensor of other sizes and strides.
+
+    `strides` and `first`: strides and offset of x. `size`, `wanted`, `offset`: sizes, strides and offset of the result.
+    Raises UnsupportedError unless the result covers all of the memory of x, densely.
+    """
     if offset not in (None, first) or volume(x.shape) != volume(tuple(size)):
         raise UnsupportedError("a part of a tensor's memory")
     source, target = _memory_order(x.shape, strides), _memory_order(size, wanted)
@@ -106,7 +113,10 @@ def select(x: Tensor, dim: int, index: Dim) -> Tensor:
 
 
 def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
-    """Split an axis into pieces of one size (the last may be smaller) or of the listed sizes."""
+    """Split an axis into pieces of one size (the last may be smaller) or of the listed sizes.
+
+    Raises UnsupportedError if the number of pieces depends on a free size.
+    """
     if isinstance(size, Sequence):
         return t.split(x, size, dim)
     total = x.shape[dim]
@@ -125,7 +135,7 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
 
 
 def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
-    """Return every position of an axis."""
+    """Return every position of an axis. Raises UnsupportedError for a free axis."""
     count = x.shape[dim]
     if not isinstance(count, int):
         raise UnsupportedError(f"unbind over the free dimension {count}", hint="bind it: dims={...}")
@@ -141,7 +151,7 @@ def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return a diagonal of two axes as a new last axis."""
+    """Return a diagonal of two axes as a new last axis. Raises UnsupportedError for free sizes."""
     a, b = dim1 % x.rank, dim2 % x.rank
     rest = [i for i in range(x.rank) if i not in (a, b)]
     x = t.permute(x, (*rest, a, b))
@@ -157,7 +167,10 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Return sliding windows along an axis; the window elements form a new last axis."""
+    """Return sliding windows of `size` elements along an axis, `step` apart.
+
+    The window elements form a new last axis.
+    """
     return t.windows(x, dim, size, step) if x.rank else t.reshape(x, (1,))
 
 

@@ -85,7 +85,10 @@ class ExportReader:
         self._written: dict[str, Any] = {}  # final values of written buffers
 
     def graph(self, name: str) -> Graph:
-        """Return the graph. Raises UnsupportedError listing all unsupported nodes."""
+        """Return the graph. Raises UnsupportedError listing all unsupported nodes.
+
+        Raises UsageError if the program returns no tensor.
+        """
         check_count(len(self.program.graph_module.graph.nodes), where=name)
         returned = self._run(self.program.graph_module, None)
         outputs: list[Tensor] = []

@@ -17,7 +17,8 @@ def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
     """Return the graph of a program saved by `torch.export.save`.
 
     Loading can run code, so UntrustedModelError is raised unless `trust` is set. Even with `trust`, pickled weights,
-    custom objects and sample inputs that a weights-only unpickler rejects are refused.
+    custom objects and sample inputs that a weights-only unpickler rejects are refused. Raises BadModelError for a
+    corrupt archive.
     """
     path = Path(path)
     if not trust:

@@ -80,7 +80,10 @@ def unsupported(module: Any) -> dict[Any, str]:
 
 
 def sizes_of(module: Any, values: Sequence[Any] | None = None) -> dict[str, int]:
-    """Values of the size symbols of an FX module's placeholders: for a call's arguments, or when the module was traced."""
+    """Values of the size symbols of an FX module's placeholders.
+
+    `values`: arguments of a call; without them, the values when the module was traced.
+    """
     found: dict[str, int] = {}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         traced = node.meta.get("val")
@@ -173,7 +176,7 @@ class _Prober(_Reader):
     """Interpreter that imports each node by itself."""
 
     def probe(self) -> dict[Any, str]:
-        """See `unsupported.probe`."""
+        """Operators that cannot be imported, as node -> reason (see `unsupported`)."""
         env: dict[Any, Any] = {}
         found: dict[Any, str] = {}
         for node in self.program.graph_module.graph.nodes:

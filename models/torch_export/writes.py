@@ -47,7 +47,7 @@ def functional(target: Any) -> str:
 
 
 def aliases(op: Any) -> bool:
-    """Return whether results may alias arguments, according to the operator's schema and _QUIET."""
+    """Return whether results may alias arguments, according to the operator's schema and the list `_QUIET`."""
     return any(a.alias_info is not None for a in (*op._schema.arguments, *op._schema.returns)) or (
         op._schema.name.removeprefix("aten::") in _QUIET
     )

@@ -26,7 +26,7 @@ from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.ops import OPS
 from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms, variables
 from ...egraph.ir.rule import Rule
-from ..semantics.solver import Beyond, z3
+from ..semantics.solver import OutOfScope, z3
 from ..semantics.structures import booleans
 from ..smt.prove import typed
 
@@ -125,9 +125,9 @@ class _Ints:
         return self.z.BitVec(name, self.size)
 
     def number(self, value: float) -> Any:
-        """A constant. Raises Beyond if it is not an integer."""
+        """A constant. Raises OutOfScope if it is not an integer."""
         if value != int(value):
-            raise Beyond("a fraction among integers")
+            raise OutOfScope("a fraction among integers")
         return self.z.BitVecVal(int(value), self.size)
 
     def equal(self, a: Any, b: Any) -> Any:
@@ -137,7 +137,7 @@ class _Ints:
     def apply(self, name: str, x: Sequence[Any]) -> Any:
         """Formula for an atomic elementwise op; sums and products wrap around.
 
-        Raises Beyond if the op has no integer encoding.
+        Raises OutOfScope if the op has no integer encoding.
         """
         z = self.z
         lt, le = (lambda a, b: a < b, lambda a, b: a <= b) if self.signed else (z.ULT, z.ULE)
@@ -149,7 +149,7 @@ class _Ints:
             "xor": lambda a, b: a ^ b, "not": lambda a: ~a,
         }  # fmt: skip
         if name not in laws:
-            raise Beyond(f"{name} of integers")
+            raise OutOfScope(f"{name} of integers")
         return laws[name](*x)
 
 
@@ -163,7 +163,7 @@ class _Elements:
         self.env = {n: z.Bool(n) if n in conditions else numbers.variable(n) for n in names}
 
     def of(self, term: Term) -> Any:
-        """The formula for a term."""
+        """The formula for a term. Raises OutOfScope if there is none."""
         if isinstance(term, Var):
             return self.env[term.name]
         if isinstance(term, Literal):
@@ -171,7 +171,7 @@ class _Elements:
         if term.op == "full":
             value = dict(term.attrs)["value"]
             if not isinstance(value, AttrConstant):
-                raise Beyond("an unknown number")
+                raise OutOfScope("an unknown number")
             return self.numbers.number(value.value)
         if term.op == "cast":
             return self.cast(self.of(term.args[0]), dict(term.attrs)["dtype"])
@@ -184,14 +184,14 @@ class _Elements:
         return x if x.sort() == sort else z.fpToFP(numbers.nearest, x, sort)
 
     def op(self, name: str, x: Sequence[Any]) -> Any:
-        """The formula for an op applied to values, booleans included."""
+        """The formula for an op applied to values, booleans included. Raises OutOfScope if there is none."""
         z, entry = self.numbers.z, OPS[name]
         if name == "where":
             return z.If(*x)
         logic = {"and": z.And, "or": z.Or, "xor": z.Xor, "not": z.Not}
         if all(z.is_bool(v) for v in x):
             if name not in logic:
-                raise Beyond(f"{name} of booleans")
+                raise OutOfScope(f"{name} of booleans")
             return logic[name](*x)
         return self.decomposed(name, x) if entry.composite else self.numbers.apply(name, x)
 
@@ -224,7 +224,7 @@ def prove_bits(rule: Rule) -> tuple[bool, str]:
             if perf_counter() > until or not any(_always(rule, numbers) for numbers in ways):
                 return False, "z3 does not show it bit by bit"
         patterns = typed(rule)
-    except Beyond as beyond:
+    except OutOfScope as beyond:
         return False, str(beyond)
     formats = ", ".join(dict.fromkeys(str(name) for name, *_ in worlds))
     which = "bit by bit for every operand" if rule.exact else "equal numbers for every finite operand"
@@ -233,9 +233,9 @@ def prove_bits(rule: Rule) -> tuple[bool, str]:
 
 def _always(rule: Rule, numbers: Any) -> bool:
     """Whether z3 proves that the sides are equal in one number format."""
-    said = _Elements(rule, numbers)
+    elements = _Elements(rule, numbers)
     for left, right in zip(rule.lefts, rule.rights):
-        a, b = said.of(left), said.of(right)
+        a, b = elements.of(left), elements.of(right)
         solver = numbers.z.Solver()
         solver.set("timeout", MILLISECONDS)
         solver.add(*numbers.facts, numbers.z.Not(a == b if numbers.z.is_bool(a) else numbers.equal(a, b)))
@@ -247,7 +247,7 @@ def _always(rule: Rule, numbers: Any) -> bool:
 def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
     """Yields (format name, encodings to try, cheapest first) for each number format in which the rule may match.
 
-    Raises Beyond for a rule that is not elementwise. Guards on shapes are checked with the types (smt/prove.py): an equality
+    Raises OutOfScope for a rule that is not elementwise. Guards on shapes are checked with the types (smt/prove.py): an equality
     that holds for every element also holds under them.
     """
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
@@ -260,7 +260,7 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
         if t.op == "full":
             continue
         if t.attrs or not (entry.pointwise or (entry.composite and entry.law == "pointwise")):
-            raise Beyond(f"{t.op} is not elementwise, or has attributes")
+            raise OutOfScope(f"{t.op} is not elementwise, or has attributes")
     rounded = any(OPS[t.op].composite or t.op in ("mul", "div", "recip") for t in calls)
     for name in FLOATS:
         for ties in _ties(calls):
@@ -277,7 +277,7 @@ def _casts(rule: Rule, calls: Sequence[PatternCall]) -> Iterator[tuple[Any, ...]
 
     The formats that its only operand may have.
 
-    Raises Beyond if a cast's dtype is neither a named float format nor the operand's own, or if the rule has other
+    Raises OutOfScope if a cast's dtype is neither a named float format nor the operand's own, or if the rule has other
     ops.
     """
     names = {v for t in rule.lefts for v in variables(t)}
@@ -286,13 +286,13 @@ def _casts(rule: Rule, calls: Sequence[PatternCall]) -> Iterator[tuple[Any, ...]
     targets = {dict(t.attrs)["dtype"] for t in calls if t.op == "cast"}
     named = {a.value for a in own if isinstance(a, AttrConstant)}
     if len(names) != 1 or any(t.op != "cast" for t in calls) or len(named) > 1 or len(equal) != len(rule.guards):
-        raise Beyond("casts beside something else")
+        raise OutOfScope("casts together with other ops or guards")
     if not all(
         (isinstance(t, Name) and t in own) or (isinstance(t, AttrConstant) and t.value in FLOATS) for t in targets
     ):
-        raise Beyond("a cast to a dtype that nothing is known of")
+        raise OutOfScope("a cast to an unknown dtype")
     if not named <= FLOATS.keys() or (not named and any(isinstance(t, AttrConstant) for t in targets)):
-        raise Beyond("a cast of a dtype that nothing is known of")
+        raise OutOfScope("a cast of an unknown dtype")
     yield from ((n, _Floats(n, TIES[0], rule.exact)) for n in FLOATS if n in named or not named)
     if not named:
         yield from ((n, _Ints(n)) for n in INTS)

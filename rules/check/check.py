@@ -94,8 +94,8 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000)
         if rule.exact and not counts["bitwise"]:
             return Verdict("unknown", f"{one.name}: no instance could be compared bit by bit")
         total = {k: total.get(k, 0) + v for k, v in counts.items()}
-    said = [f"{total['instances']} instances", f"{total['modular']} modulo primes", f"{total['float64']} in float64"]
-    return Verdict("tested", ", ".join(said + ([f"{total['bitwise']} bitwise"] if rule.exact else [])))
+    parts = [f"{total['instances']} instances", f"{total['modular']} modulo primes", f"{total['float64']} in float64"]
+    return Verdict("tested", ", ".join(parts + ([f"{total['bitwise']} bitwise"] if rule.exact else [])))
 
 
 def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
@@ -108,7 +108,7 @@ def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
     found = check(rule, seed=seed, samples=samples)
     if found.status != "tested":
         return found
-    said: dict[str, None] = {}
+    proofs: dict[str, None] = {}
     for one in rule.directions:
         suspects: list[Instance] = []
         done, why = _proof(one, seed, samples, suspects)
@@ -117,8 +117,8 @@ def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
                 return seen
         if not done:
             return Verdict("tested", f"{found.detail}; not proved: {why}")
-        said[why] = None
-    return Verdict("proved", "; ".join([*said, found.detail]))
+        proofs[why] = None
+    return Verdict("proved", "; ".join([*proofs, found.detail]))
 
 
 def confirmed(rule: Rule, suspect: Instance) -> Verdict | None:
@@ -156,14 +156,14 @@ def _proof(rule: Rule, seed: int, samples: int, suspects: list[Instance]) -> tup
         if decides(rule) or any(_decided(rule, x, seed) for x in instances(rule, random.Random(seed), 16 * samples)):
             return True, f"{why}; equal at all points that decide terms that are linear piece by piece"
         why = "exact evaluation does not apply"
-    decided, said = prove_bits(rule)
-    return decided, said if decided else why
+    decided, how = prove_bits(rule)
+    return decided, how if decided else why
 
 
 def _sure(rule: Rule, found: Instance, seed: int) -> float:
-    """Confidence in bits (`field.agreement`) that one instance holds.
+    """Confidence in bits (`field.agreement`) that the sides are equal at one instance.
 
-    Evaluated as given, then with exponentials, then with redundant rectifiers removed.
+    Evaluated modulo primes as given, else with exponentials, else with redundant rectifiers removed.
     """
     try:
         trial = RuleTrial(rule, found, np.random.default_rng(seed))
@@ -191,7 +191,7 @@ def _decided(rule: Rule, found: Instance, seed: int) -> bool:
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Verdict of random tests (`check`) on a rule; RuleError with the counterexample if they refute it."""
+    """Verdict of random tests (`check`) on a rule. Raises RuleError with the counterexample if they refute it."""
     verdict = check(rule, seed=seed, samples=samples)
     if verdict.status == "refuted":
         raise RuleError(

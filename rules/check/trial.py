@@ -16,11 +16,11 @@ from ...egraph.ir.interpret import evaluate, expand_all
 from ...egraph.ir.ops import Type
 from ...egraph.ir.rule import Rule
 from ...errors import ShapeError
-from ..semantics.prime_field import PRIMES, Unsaid, modular
+from ..semantics.prime_field import PRIMES, NotModular, modular
 
 if TYPE_CHECKING:
     from ...egraph.ir.rule import Rule
-    from ..text.tensat import TextRule
+    from ..text.text_rule import TextRule
 
 Array = np.ndarray[Any, Any]
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)
@@ -160,7 +160,7 @@ class RuleTrial:
             }
             try:
                 got = modular(self.order, data, p)
-            except Unsaid:
+            except NotModular:
                 return False
             for left, right in zip(self.roots[::2], self.roots[1::2]):
                 if not np.array_equal(got[id(left)], got[id(right)]):
@@ -170,7 +170,8 @@ class RuleTrial:
     def run(self, data: Mapping[str, Array], *, float64: bool) -> list[Array] | None:
         """Values of all nodes of both sides in evaluation order.
 
-        None if the left side cannot be computed (such as the maximum of an empty axis).
+        None if the left side cannot be computed (such as the maximum of an empty axis). Raises Refuted if only the
+        right side cannot be computed.
         """
         with np.errstate(all="ignore"):
             try:
@@ -200,16 +201,19 @@ class RuleTrial:
         if style == "wide" and (not all(np.isfinite(x).all() for x in floats) or self.vanishes(at)):
             return False
         peak = max((float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for x in floats), default=0.0)
-        said = False
+        told = False
         for i in range(0, len(self.roots), 2):
             left, right = at[id(self.roots[i])], at[id(self.roots[i + 1])]
-            said |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
+            told |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
             if problem := self.differs(i, data, left, right, peak):
                 raise self.refute(f"{problem} on {style} values", data, left, right)
-        return said
+        return told
 
     def vanishes(self, at: Mapping[int, Array]) -> bool:
-        """Whether a product or quotient of nonzero numbers, at a node, underflows float64's normal range."""
+        """Whether a product or quotient of nonzero numbers underflows float64's normal range at some node.
+
+        `at`: values by node id.
+        """
         for node in self.order:
             if node.op in ("mul", "div", "recip") and dtypes.is_float(node.dtype):
                 there = np.logical_and.reduce(np.broadcast_arrays(*(at[id(a)] != 0 for a in node.args)))
@@ -218,7 +222,10 @@ class RuleTrial:
         return False
 
     def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
-        """Description of a difference between two results beyond rounding; "" if there is none."""
+        """Description of a difference between two results beyond rounding; "" if there is none.
+
+        `left`, `right`: values of roots i and i + 1. `peak`: largest finite magnitude of all values.
+        """
         if not dtypes.is_float(self.roots[i].dtype):
             return "" if np.array_equal(left, right) else "the sides differ"
         finite = np.isfinite(left)
@@ -233,9 +240,9 @@ class RuleTrial:
         return f"the sides differ by {gap:.3g}, where rounding explains {SLACK * scale:.3g}"
 
     def condition(self, i: int, data: Mapping[str, Array], left: Array, finite: Array) -> float:
-        """Estimated condition number of the left side: norm of its change per unit relative change of the operands.
+        """Estimated condition number of root i: norm of its change per unit relative change of the operands `data`.
 
-        Rounding errors of operands are amplified by this factor.
+        Rounding errors of operands are amplified by this factor. `finite`: mask of elements to compare.
         """
         worst = 0.0
         for _ in range(3):

@@ -26,8 +26,8 @@ def key(rule: Rule) -> str:
 
     Sides, guards, directions, and whether the rule claims to be exact.
     """
-    said = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
-    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+    text = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @cache
@@ -41,7 +41,7 @@ def stored() -> dict[str, Verdict]:
 
 
 def of(rule: Rule, *, samples: int = 6) -> Verdict:
-    """The stored verdict on a rule, or one computed now from fewer instances."""
+    """The stored verdict on a rule, or one computed now from `samples` random instances."""
     return stored().get(key(rule)) or verdict(rule, samples=samples)
 
 

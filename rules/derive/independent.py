@@ -46,10 +46,10 @@ def holds(view: EGraphView, term: Tensor) -> int | None:
 
 
 def chosen(rule: Rule, *, seed: int = 0, among: int = 24, count: int = 5) -> list[Instance]:
-    """Instances of a one-way rule at which to derive it: up to `count`, the least special of `among` random ones first.
+    """Instances of a one-way rule at which to derive it: up to `count` of `among` random ones.
 
-    Several, because a single instance may be a special case (a slice of a whole axis, a factor of 1) that follows from
-    rules for that case only.
+    The first has the fewest axes of size 1 and usual dtypes. Several, because a single instance may be a special case
+    (a slice of a whole axis, a factor of 1) that follows from rules for that case only.
     """
 
     def narrow(x: Instance) -> int:
@@ -93,7 +93,10 @@ class IndependentRules:
     derived: tuple[Rule, ...]
 
     def table(self) -> str:
-        """Markdown table of rules per family: all, one-way, shortcuts, derivable and kept rules."""
+        """Markdown table of rules per family: all, one-way, shortcuts, derivable and kept rules.
+
+        Shortcuts are rules that others derive, kept because they save saturation rounds (`Rule.shortcut`).
+        """
         every = (*self.kept, *self.derived)
         families = list(dict.fromkeys(r.family for r in sorted(every, key=lambda r: (r.phase, r.family))))
         rows = [(f, [r for r in every if r.family == f], [r for r in self.derived if r.family == f]) for f in families]
@@ -110,7 +113,7 @@ class IndependentRules:
 def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[Rule, bool]]:
     """Decide rule by rule whether the rules still kept derive it; yields (rule, whether they do).
 
-    Shortcuts come first, then rules from the last table to the first.
+    Rules marked `shortcut` come first, then rules from the last table to the first.
     """
     kept = list(rules)
     late = rules[::-1]
@@ -123,7 +126,7 @@ def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[R
 
 
 def independent(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> IndependentRules:
-    """A set of rules split in a kept set and the rules that the kept set derives."""
+    """The rules, split into a kept set and the rules that the kept set derives."""
     derived = {rule.name for rule, found in steps(rules, limits=limits) if found}
     return IndependentRules(
         tuple(r for r in rules if r.name not in derived), tuple(r for r in rules if r.name in derived)

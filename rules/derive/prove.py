@@ -157,7 +157,10 @@ class _Search:
         self.rounds = self.nodes = 0
 
     def run(self, claim: Claim, graph: Graph, program: EgglogProgram) -> Proof:
-        """Runs the search; a Proof with the reason why it ended."""
+        """Runs the search; a Proof with the reason why it ended.
+
+        Raises RuleError if a rule gives one value two types.
+        """
         begin = time.perf_counter()
         try:
             self.session.prepare()

@@ -24,7 +24,7 @@ from ..derive.independent import chosen
 from ..derive.prove import LIMITS, Claim, Prover, size_one_axes
 from ..text.check import check_text
 from ..text.shapes import instances
-from ..text.tensat import TextRule
+from ..text.text_rule import TextRule
 from .rule_file import Line, OwnRule
 
 FAMILIES, EACH = 4, 2

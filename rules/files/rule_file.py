@@ -13,7 +13,8 @@ from ...errors import RuleError
 from ..check.check import Verdict
 from ..check.check import verdict as own_verdict
 from ..text.check import check_text
-from ..text.tensat import TextRule, blank, is_text, paired, parse_line
+from ..text.tensat import blank, is_text, paired, parse_line
+from ..text.text_rule import TextRule
 
 DEPTH = 100  # levels of nesting of a rule; checks recurse over them
 SAMPLES = 16

@@ -30,7 +30,7 @@ from .prime_field import (
     BITS,
     Array,
     Law,
-    Unsaid,
+    NotModular,
     _function,
     _mixed,
     extreme_sign,
@@ -68,12 +68,16 @@ def tables() -> tuple[Array, Array]:
 
 
 def pairs(order: Sequence[Tensor], leaves: Mapping[str, Pair], key: int) -> dict[int, Pair]:
-    """Values of atomic nodes modulo P and P - 1, by node id. Raises Unsaid for ops outside of this arithmetic."""
+    """Values of atomic nodes modulo P and P - 1, by node id.
+
+    `order`: the nodes, operands first. `leaves`: values of leaves by name. `key`: seed of uninterpreted functions.
+    Raises NotModular for ops outside of this arithmetic.
+    """
     found: dict[int, Pair] = {}
     for node in order:
         found[id(node)] = _node(node, [found[id(a)] for a in node.args], leaves, key)
         if found[id(node)].base is None and found[id(node)].exponent is None:
-            raise Unsaid
+            raise NotModular
     return found
 
 
@@ -82,7 +86,7 @@ def _node(node: Tensor, args: list[Pair], leaves: Mapping[str, Pair], key: int) 
     if op in ("input", "param"):
         return leaves[attrs["name"]]
     if not dtypes.is_float(node.dtype) or any(not dtypes.is_float(a.dtype) for a in node.args):
-        raise Unsaid
+        raise NotModular
     if op == "full":
         value = attrs["value"]
         whole = np.full(attrs["shape"], int(value) % (P - 1), np.int64) if value == int(value) else None
@@ -112,7 +116,7 @@ def _node(node: Tensor, args: list[Pair], leaves: Mapping[str, Pair], key: int) 
         both = zip(*((a.base, a.exponent) for a in args))
         law = node.entry.numpy
         return Pair(*(None if any(p is None for p in parts) else np.asarray(law(attrs, *parts)) for parts in both))
-    raise Unsaid
+    raise NotModular
 
 
 def _ring(law: Law, attrs: dict[str, Any], parts: Sequence[Array | None], modulus: int) -> Array | None:
@@ -123,7 +127,7 @@ def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
     """A maximum or minimum: the operand that comes first in a random order; both components follow the same choice."""
     by = next((n for n in ("base", "exponent") if all(getattr(a, n) is not None for a in args)), None)
     if by is None:
-        raise Unsaid
+        raise NotModular
     sign = extreme_sign(node.op)
     if node.entry.pointwise:
         x, y = np.broadcast_arrays(*(_mixed(getattr(a, by), key) for a in args))
@@ -142,7 +146,7 @@ def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
 
     ranks = _mixed(flat(getattr(args[0], by)), key)
     if not ranks.shape[-1]:
-        raise Unsaid
+        raise NotModular
     at = (np.argmax(ranks, -1) if sign > 0 else np.argmin(ranks, -1))[..., None]
     parts = (args[0].base, args[0].exponent)
     return Pair(
@@ -233,7 +237,7 @@ def sure(
             if not all(_comparable(got[id(a)], got[id(b)]) for a, b in sides):
                 return 0.0
             tried += 1
-    except Unsaid:
+    except NotModular:
         return 0.0
     return 0.0
 

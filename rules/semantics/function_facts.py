@@ -20,7 +20,7 @@ LARGEST = 8  # largest absolute value of an integer exponent, and of an integer 
 class Functions:
     """Encoding of elementwise functions as real-valued z3 terms.
 
-    Methods append axioms about the terms they create to `said`, and conditions under which the value is not finite to
+    Methods append axioms about the terms they create to `axioms`, and conditions under which the value is not finite to
     `undefined`.
     """
 
@@ -34,12 +34,12 @@ class Functions:
         """The encoding of a function, or None if no facts are known."""
         symmetry = OPS[name].symmetry
         if symmetry == "odd":
-            return lambda x, said, undefined: self.odd(name, x, said)
+            return lambda x, axioms, undefined: self.odd(name, x, axioms)
         if symmetry == "even":
-            return lambda x, said, undefined: self.unknown(name, self.size(x))
+            return lambda x, axioms, undefined: self.unknown(name, self.magnitude(x))
         laws: dict[str, Callable[..., Any]] = {"exp": self.exp, "log": self.log, "sqrt": self.sqrt, "rsqrt": self.rsqrt}
         if name == "expm1":
-            return lambda x, said, undefined: self.z.If(x == 0, self.z.RealVal(0), self.exp(x, said, undefined) - 1)
+            return lambda x, axioms, undefined: self.z.If(x == 0, self.z.RealVal(0), self.exp(x, axioms, undefined) - 1)
         return laws.get(name)
 
     def unknown(self, name: str, x: Any) -> Any:
@@ -47,18 +47,18 @@ class Functions:
         real = self.z.RealSort()
         return self.z.Function(f"real {name}", real, real)(x)
 
-    def size(self, x: Any) -> Any:
+    def magnitude(self, x: Any) -> Any:
         """z3 term of the absolute value of x."""
         return self.z.If(x >= 0, x, -x)
 
-    def odd(self, name: str, x: Any, said: list[Any]) -> Any:
+    def odd(self, name: str, x: Any, axioms: list[Any]) -> Any:
         """z3 term of an uninterpreted odd function of x, defined by its values at positive arguments."""
-        z, value = self.z, self.unknown(name, self.size(x))
+        z, value = self.z, self.unknown(name, self.magnitude(x))
         if OPS[name].monotone:
-            said.append(z.Implies(x != 0, value > 0))
+            axioms.append(z.Implies(x != 0, value > 0))
         return z.If(x > 0, value, z.If(x < 0, -value, z.RealVal(0)))
 
-    def exp(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
+    def exp(self, x: Any, axioms: list[Any], undefined: list[Any]) -> Any:
         """z3 term of exp(x) as a product: each summand of x contributes a power of an uninterpreted positive number."""
         z = self.z
         whole = z.simplify(x, som=True)
@@ -67,7 +67,7 @@ class Functions:
             count, base = self.multiple(part)
             undone = z.is_app(base) and base.decl().name() == "real log"
             value = base.arg(0) if undone else self.unknown("exp", base)
-            said.append(z.BoolVal(True) if undone else z.And(value > 0, z.Implies(base == 0, value == 1)))
+            axioms.append(z.BoolVal(True) if undone else z.And(value > 0, z.Implies(base == 0, value == 1)))
             for _ in range(abs(count)):
                 found = found * value if count > 0 else found / value
         self.exponents[found.get_id()] = (found, x)
@@ -84,7 +84,7 @@ class Functions:
             return -1, part.arg(0)
         return 1, part
 
-    def log(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
+    def log(self, x: Any, axioms: list[Any], undefined: list[Any]) -> Any:
         """z3 term of log(x): exponents of exponential factors plus an uninterpreted logarithm of the others.
 
         The uninterpreted logarithm is normalized to arguments of at least 1.
@@ -100,8 +100,8 @@ class Functions:
         inner = z.simplify(product_of(z, [(e, -up) for e, up in rest] if turned else rest))
         undefined.append(inner <= 0)
         value = self.unknown("log", inner)
-        said.append(z.Implies(inner == 1, value == 0))
-        said.append(z.Implies(z.And(inner > 0, inner < 1), value == -self.unknown("log", 1 / inner)))
+        axioms.append(z.Implies(inner == 1, value == 0))
+        axioms.append(z.Implies(z.And(inner > 0, inner < 1), value == -self.unknown("log", 1 / inner)))
         return found - value if turned else found + value
 
     def exponent(self, x: Any) -> Any:
@@ -118,33 +118,33 @@ class Functions:
             found = [p for p in found if p is not twin] if twin else [*found, (e, up)]
         return found
 
-    def sqrt(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
+    def sqrt(self, x: Any, axioms: list[Any], undefined: list[Any]) -> Any:
         """z3 term of the square root of x; undefined below zero."""
         undefined.append(x < 0)
-        return self.root(x, said)
+        return self.root(x, axioms)
 
-    def rsqrt(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
+    def rsqrt(self, x: Any, axioms: list[Any], undefined: list[Any]) -> Any:
         """z3 term of the reciprocal square root of x; undefined at and below zero."""
         undefined.append(x <= 0)
-        return 1 / self.root(x, said)
+        return 1 / self.root(x, axioms)
 
-    def root(self, x: Any, said: list[Any]) -> Any:
+    def root(self, x: Any, axioms: list[Any]) -> Any:
         """z3 term of an uninterpreted square root, with its axiom: nonnegative, and its square is the argument."""
         value = self.unknown("sqrt", x)
-        said.append(self.z.Implies(x >= 0, self.z.And(value >= 0, value * value == x)))
+        axioms.append(self.z.Implies(x >= 0, self.z.And(value >= 0, value * value == x)))
         return value
 
-    def power(self, x: Any, exponent: Any, said: list[Any], undefined: list[Any]) -> Any:
+    def power(self, x: Any, exponent: Any, axioms: list[Any], undefined: list[Any]) -> Any:
         """z3 term of a power with a known exponent, as products, reciprocals or roots; None for other exponents.
 
-        Conditions that hold are added to `said`, those under which the power has no value to `undefined`.
+        Conditions that hold are added to `axioms`, those under which the power has no value to `undefined`.
         """
         z = self.z
         if not z.is_rational_value(exponent):
             return None
         number = exponent.as_fraction()
         if number in (0.5, -0.5):
-            return self.sqrt(x, said, undefined) if number > 0 else self.rsqrt(x, said, undefined)
+            return self.sqrt(x, axioms, undefined) if number > 0 else self.rsqrt(x, axioms, undefined)
         if number.denominator != 1 or abs(number) > LARGEST:
             return None
         if number < 0:

@@ -33,28 +33,31 @@ TRIALS = 24
 INDICES = 8  # exclusive upper bound of random index values
 
 
-class Unsaid(Exception):
+class NotModular(Exception):
     """Raised for ops and constants outside of exact arithmetic, and for a division by zero."""
 
 
 def residue(value: Any, p: int) -> int:
-    """A constant modulo p; a float that equals 1.0 / n for an integer n stands for the exact fraction."""
+    """A constant modulo p; a float that equals 1.0 / n for an integer n stands for the exact fraction.
+
+    Raises NotModular for other fractions and infinities.
+    """
     try:
         exact = Fraction(value)
     except (ValueError, OverflowError) as error:
-        raise Unsaid from error
+        raise NotModular from error
     if exact and exact.denominator > 1:
         n = round(1 / exact)
         if n and 1.0 / n == value:
             exact = Fraction(1, n)
     if exact.denominator % p == 0:
-        raise Unsaid
+        raise NotModular
     return int(exact.numerator * pow(exact.denominator, -1, p)) % p
 
 
 def _inverse(x: Array, p: int) -> Array:
     if not np.all(x % p):
-        raise Unsaid
+        raise NotModular
     found, power, base = np.ones_like(x), p - 2, x % p
     while power:
         found = found * base % p if power & 1 else found
@@ -65,7 +68,7 @@ def _inverse(x: Array, p: int) -> Array:
 def _constant(x: Array, p: int) -> Array:
     different, at = np.unique(x, return_inverse=True)
     if different.size > 64:
-        raise Unsaid
+        raise NotModular
     return np.array([residue(float(v), p) for v in different], np.int64)[at].reshape(x.shape)
 
 
@@ -139,7 +142,7 @@ def _power(node: Tensor, x: Array, p: int, key: int | None) -> Array:
     if value in (0.5, -0.5) and key is not None:
         return _function("sqrt" if value > 0 else "rsqrt", x, p, key)
     if value is None or value != int(value) or abs(value) > 8:
-        raise Unsaid
+        raise NotModular
     base, found = x if value >= 0 else _inverse(x, p), np.ones_like(x)
     for _ in range(abs(int(value))):
         found = found * base % p
@@ -162,7 +165,7 @@ def _extreme(node: Tensor, args: Sequence[Array], key: int) -> Array:
     x = np.moveaxis(args[0], axes, range(-len(axes), 0))
     flat = x.reshape(*x.shape[: x.ndim - len(axes)], -1)
     if not flat.shape[-1]:
-        raise Unsaid
+        raise NotModular
     ranks = _rank(flat, key)
     at = np.argmax(ranks, -1) if most else np.argmin(ranks, -1)
     return np.take_along_axis(flat, at[..., None], -1).reshape(node.shape)
@@ -177,14 +180,14 @@ def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
         return np.asarray(args[0] == args[1])
     if node.entry.logic is not None and node.entry.numpy is not None and all(a.dtype == "bool" for a in node.args):
         return np.asarray(node.entry.numpy({}, *args))
-    raise Unsaid
+    raise NotModular
 
 
 def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int, key: int | None = None) -> dict[int, Array]:
     """Values of atomic nodes modulo p by node id; float leaves are residues.
 
     With a key, functions outside of field arithmetic are uninterpreted: random functions, the same for the same key.
-    Raises Unsaid for anything else.
+    Raises NotModular for anything else.
     """
     found: dict[int, Array] = {}
     for node in order:
@@ -201,7 +204,7 @@ def _node(
             return leaves[attrs["name"]]
         if node.op == "constant" and dtypes.is_float(node.dtype) and node.data is not None:
             return _constant(node.data, p)
-        raise Unsaid
+        raise NotModular
     if (is_exact(node.op) and node.entry.numpy is not None) or node.op == "iota":
         assert node.entry.numpy is not None
         return np.asarray(node.entry.numpy(attrs, *args))
@@ -210,14 +213,14 @@ def _node(
     if key is not None and node.dtype == "bool":
         return _truth(node, args, key)
     if not dtypes.is_float(node.dtype) or any(not dtypes.is_float(a.dtype) for a in node.args):
-        raise Unsaid
+        raise NotModular
     if node.op == "pad":
         low = key is not None and attrs["value"] == float("-inf")
         return atomic._pad({**attrs, "value": BELOW if low else residue(attrs["value"], p)}, *args)
     if key is not None and extreme_sign(node.op):
         return _extreme(node, args, key)
     if any(a.dtype.kind == "i" and np.any(a == BELOW) for a in args):
-        raise Unsaid
+        raise NotModular
     if (law := field_law(node.op)) is not None:
         return np.asarray(law(attrs, p, *args) % p)
     if key is not None and node.op == "cast":
@@ -226,7 +229,7 @@ def _node(
         return _power(node, args[0], p, key)
     if key is not None and is_function(node.op):
         return _function(node.op, args[0], p, key)
-    raise Unsaid
+    raise NotModular
 
 
 # ---------------------------------------------------------------- signs, which residues do not have
@@ -368,7 +371,7 @@ def agreement(
         leaves = {n.attr("name"): _leaf(n, p, rng) for n in inputs}
         try:
             got = modular(order, leaves, p, int(rng.integers(1 << 62)))
-        except Unsaid:
+        except NotModular:
             return 0.0
         if not all(np.array_equal(got[id(a)], got[id(b)]) for a, b in pairs):
             return -1.0

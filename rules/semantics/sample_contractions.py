@@ -14,7 +14,7 @@ from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, least_rank, 
 
 
 def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `matmul`: [..., M, K] @ [..., K, N] or [K, N]."""
+    """Draws types for the operands of `matmul`: [..., M, K] @ [..., K, N] or [K, N]. Raises Reject if no draw gives `want`."""
     a, b = call.args
     left, right = s.known(a), s.known(b)
     rank = len(want.shape) if want.shape is not None else 0
@@ -45,7 +45,7 @@ def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def linear(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `linear`: x[..., K] @ w[K, N] + b[N]."""
+    """Draws types for the operands of `linear`: x[..., K] @ w[K, N] + b[N]. Raises Reject if no draw gives `want`."""
     x, w, b = call.args
     shape = want.shape if want.shape is not None else (None,) * max(2, least_rank(x), s.rng.randint(2, 4))
     right = s.known(w)
@@ -94,7 +94,7 @@ def _kernel(s: Sampler, call: PatternCall, i: int, size: Any, wanted: Sizes) -> 
 
 
 def conv(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `conv`: x[N, C, *S] with w[O, C/groups, *K]."""
+    """Draws types for the operands of `conv`: x[N, C, *S] with w[O, C/groups, *K]. Raises Reject if no draw gives `want`."""
     x, w = call.args
     left, right = s.known(x), s.known(w)
     n = (
@@ -126,7 +126,7 @@ def conv(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def pool(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `pool`: windows over the spatial axes of x[N, C, *S]."""
+    """Draws types for the operands of `pool`: windows over the spatial axes of x[N, C, *S]."""
     shape = want.shape if want.shape is not None else (None,) * 4
     n = len(shape) - 2
     for name, choices, length in (
@@ -140,7 +140,7 @@ def pool(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def attention(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of attention: q[..., T, D], k[..., S, D], v[..., S, E], mask[..., T, S].
+    """Draws types for the operands of attention: q[..., T, D], k[..., S, D], v[..., S, E], mask[..., T, S].
 
     Leading sizes broadcast.
     """
@@ -159,13 +159,16 @@ def attention(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def from_float8(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the bytes of 8-bit floats."""
+    """Draws a type for the bytes of 8-bit floats."""
     s.term(call.args[0], Want(want.shape if want.shape is not None else (None,) * rank_of(s, call, want), "uint8"))
     s.attr(call, "dtype", lambda: want.dtype)
 
 
 def unpack(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws bytes along one axis in whole blocks, and how numbers are packed in them."""
+    """Draws a type for bytes along one axis in whole blocks, and how numbers are packed in them.
+
+    Raises Reject if no draw gives `want`.
+    """
     x = call.args[0]
     have = s.known(x)
     rank = len(want.shape) if want.shape is not None else have.rank if have is not None else s.rng.randint(1, 3)
@@ -188,7 +191,7 @@ def unpack(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def dequantize(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws numbers, scales whose sizes divide those of the numbers, and zero points for each scale or for all."""
+    """Draws types for numbers, scales whose sizes divide those of the numbers, and zero points for each scale or for all."""
     q, scale, zero = call.args
     rank = max(rank_of(s, call, want), 1)
     numbers = s.known(q)

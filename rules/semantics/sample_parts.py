@@ -49,7 +49,7 @@ def rank_of(s: Sampler, call: PatternCall, want: Want) -> int:
 
 
 def wanted_sizes(s: Sampler, call: PatternCall, want: Want) -> tuple[Sizes, ...]:
-    """Wanted sizes of the result; sizes without a wish where only the rank is drawn."""
+    """Wanted sizes of the result; where the context allows any rank, a drawn rank with any sizes."""
     return want.shape if want.shape is not None else (None,) * rank_of(s, call, want)
 
 
@@ -59,13 +59,13 @@ def with_axis(shape: tuple[Sizes, ...], axis: int, sizes: Sizes) -> tuple[Sizes,
 
 
 def propose_axes(s: Sampler, allowed: list[int]) -> tuple[int, ...]:
-    """Up to three of some axes, in order."""
+    """Up to three random axes out of `allowed`, in ascending order."""
     count = min(len(allowed), s.rng.choices((0, 1, 2, 3), (1, 14, 5, 1))[0])
     return tuple(sorted(s.rng.sample(allowed, count)))
 
 
 def draw_attributes(s: Sampler, call: PatternCall, rank: int = 0) -> None:
-    """Draws all attributes that constrain shapes at most by naming an axis."""
+    """Draws the attributes of a call whose only effect on shapes is to name axes of a value of this rank."""
     draw: dict[str, Callable[[], Any]] = {
         "axis": lambda: s.rng.randrange(max(rank, 1)),
         "axes": lambda: propose_axes(s, list(range(rank))),
@@ -88,5 +88,5 @@ def not_yet() -> Any:
 
 
 def one_size(s: Sampler, sizes: Sizes) -> int | None:
-    """One of the wanted sizes; None without a wish."""
+    """One of the wanted sizes; None if any size is allowed."""
     return None if sizes is None else s.pick(sizes)

@@ -13,7 +13,7 @@ from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, is_int, leas
 
 
 def reshape(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `reshape`: a shape with the same number of elements."""
+    """Draws types for the operands of `reshape`: a shape with the same number of elements."""
     x, known = call.args[0], s.known(call.args[0])
     full = want.shape is not None and all(d is not None and len(d) == 1 for d in want.shape)
     asked = tuple(next(iter(d)) for d in want.shape if d) if full and want.shape is not None else None
@@ -42,7 +42,7 @@ def _grouping(s: Sampler, shape: tuple[Any, ...], volume: Any, rank: int | None)
 
 
 def permute(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `permute`: the operand's axes in another order."""
+    """Draws types for the operands of `permute`: the operand's axes in another order."""
     x = call.args[0]
     known, shape = s.known(x), want.shape
     try:
@@ -64,7 +64,7 @@ def permute(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def broadcast_to(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `broadcast_to`: axes of size 1 are broadcast."""
+    """Draws types for the operands of `broadcast_to`: axes of size 1 are broadcast. Raises Reject if no draw gives `want`."""
     x = call.args[0]
     try:
         shape = s.attr(call, "shape", not_yet)
@@ -96,7 +96,7 @@ def _stretched(s: Sampler, x: Term, shape: tuple[Sizes, ...]) -> tuple[Sizes, ..
 
 
 def slice_(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `slice`: a range of one axis."""
+    """Draws types for the operands of `slice`: a range of one axis. Raises Reject if no draw gives `want`."""
     x, known = call.args[0], s.known(call.args[0])
     shape = wanted_sizes(s, call, want)
     rank = len(shape) if known is None else known.rank
@@ -136,7 +136,10 @@ def slice_(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def pad(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `pad`: padding before and after the elements along one axis."""
+    """Draws types for the operands of `pad`: padding before and after the elements along one axis.
+
+    Raises Reject if no draw gives `want`.
+    """
     shape = wanted_sizes(s, call, want)
     shape = shape if want.shape is not None else (None,) * max(len(shape), 1)
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(len(shape), 1)))
@@ -151,7 +154,7 @@ def pad(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def concat(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `concat`: sizes add up along one axis."""
+    """Draws types for the operands of `concat`: sizes add up along one axis. Raises Reject if no draw gives `want`."""
     shape = wanted_sizes(s, call, want)
     if want.shape is None and all(s.known(a) is None for a in call.args):
         shape = (None,) * max(len(shape), least_rank(call))
@@ -180,7 +183,7 @@ def concat(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def windows(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `windows`: sliding windows along one axis; the window becomes a new last axis."""
+    """Draws types for the operands of `windows`: sliding windows along one axis; the window becomes a new last axis."""
     rank = len(want.shape) - 1 if want.shape is not None else s.rng.randint(1, 3)
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(rank, 1)))
     size = s.attr(call, "size", lambda: s.rng.randint(1, 3))
@@ -191,7 +194,7 @@ def windows(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def leaf(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws a call of `full` or `iota`."""
+    """Draws shape and attributes of `full` or `iota`. Raises Reject if no draw gives `want`."""
     shape = want.shape if want.shape is not None else (None,) * s.rng.randint(0, 4)
     narrow = call.op == "full" and s.rng.random() < 0.6
     propose = lambda: tuple(1 if narrow and (d is None or 1 in d) else s.pick(d) for d in shape)
@@ -203,7 +206,11 @@ def leaf(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def index_type(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: Any) -> Type:
-    """The type of an index operand below a bound; a variable records the bound, other terms cannot guarantee one."""
+    """The type of an index operand with this shape.
+
+    `bound`: exclusive upper bound of the indices, recorded for a variable; values of other terms are not checked.
+    Raises Reject for a variable that is no integer.
+    """
     fresh = isinstance(term, Var) and term.name not in s.types
     found = s.known(term) or s.term(term, Want(shape, "int64"))
     if isinstance(term, Var):
@@ -214,9 +221,9 @@ def index_type(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: A
 
 
 def gather(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of a gather: x with one axis replaced by the axes of the indices.
+    """Draws types for the operands of a gather: x with one axis replaced by the axes of the indices.
 
-    `gather_elements` keeps the rank.
+    `gather_elements` keeps the rank. Raises Reject if no draw gives `want`.
     """
     x, index, *updates = call.args
     left = s.known(x) or s.term(x, Want((None,) * max(1, least_rank(x), s.rng.randint(1, 3)), want.dtype))
@@ -233,6 +240,6 @@ def gather(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def cross_entropy(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws the operands of `cross_entropy`: logits[N, C] and target[N]."""
+    """Draws types for the operands of `cross_entropy`: logits[N, C] and target[N]."""
     logits = s.known(call.args[0]) or s.term(call.args[0], Want((None, None), want.dtype))
     index_type(s, call.args[1], exactly(logits.shape[:1]), logits.shape[1])

@@ -83,7 +83,7 @@ class Instance:
         return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
 
     def sides(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair of sides; ShapeError or one of `FAILURES` if a side has no type."""
+        """(left, right) of each pair of sides. Raises ShapeError or one of `FAILURES` if a side has no type."""
         tensors = self.tensors()
         return [(build(a, tensors, self.attrs), build(b, tensors, self.attrs)) for a, b in zip(rule.lefts, rule.rights)]
 
@@ -202,7 +202,10 @@ class Sampler:
 
     # ------------------------------------------------------------ choices
     def pick(self, sizes: Sizes) -> int:
-        """One of the allowed sizes, mostly the largest, so that broadcasting stays the exception."""
+        """One of the allowed sizes, mostly the largest, so that broadcasting stays the exception.
+
+        Raises Reject if there is none.
+        """
         if sizes is None:
             return self.rng.choice(self.pool)
         if not sizes:
@@ -228,7 +231,10 @@ class Sampler:
         return tuple(shape)
 
     def attr(self, call: PatternCall, name: str, propose: Callable[[], Any]) -> Any:
-        """The value of an attribute: given, solved from a guard, or proposed until the guards accept it."""
+        """The value of an attribute: given, solved from a guard, or proposed until the guards accept it.
+
+        Raises Reject if none is accepted.
+        """
         attr = dict(call.attrs)[name]
         if not isinstance(attr, Name) or attr.name in self.attrs:
             return self.value(attr)
@@ -312,7 +318,10 @@ class Sampler:
         return shape
 
     def line(self, shape: tuple[Sizes, ...], axis: int) -> tuple[Sizes, ...]:
-        """The allowed sizes of a shape with every axis except one restricted to size 1."""
+        """The allowed sizes of a shape with every axis except one restricted to size 1.
+
+        Raises Reject if that is not allowed.
+        """
         ones = tuple(meet(d, frozenset((1,))) for d in shape)
         if not -len(shape) <= axis < len(shape):
             raise Reject
@@ -327,7 +336,7 @@ class Sampler:
         return tuple(map(meet, a, b))
 
     def at(self, shape: tuple[Sizes, ...], axis: int, size: int) -> tuple[Sizes, ...]:
-        """The allowed sizes of a shape with one axis restricted to one size."""
+        """The allowed sizes of a shape with one axis restricted to one size. Raises Reject if that is not allowed."""
         if not -len(shape) <= axis < len(shape):
             raise Reject
         axis %= len(shape)
@@ -352,7 +361,7 @@ class Sampler:
         return self.fit(found, want)
 
     def fit(self, found: Type, want: Want) -> Type:
-        """The type if it satisfies the wanted sizes and dtype, else Reject."""
+        """The type `found`, if it satisfies the wanted sizes and dtype. Raises Reject otherwise."""
         if found.dtype != want.dtype:
             raise Reject
         if want.shape is not None and (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 
-class Beyond(Exception):
+class OutOfScope(Exception):
     """Raised when a query is outside of the scope of a proof method; the message says why."""
 
 
 def z3() -> Any:
-    """The z3 module; raises Beyond if z3 is not installed."""
+    """The z3 module; raises OutOfScope if z3 is not installed."""
     try:
         import z3 as module
     except ImportError as error:
-        raise Beyond("z3 is not installed (pip install 'tensor-graphs[rules]')") from error
+        raise OutOfScope("z3 is not installed (pip install 'tensor-graphs[rules]')") from error
     return module

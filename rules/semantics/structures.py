@@ -21,7 +21,7 @@ from ...egraph.ir.pattern import (
     variables,
 )
 from ...egraph.ir.rule import Rule
-from .solver import Beyond, z3
+from .solver import OutOfScope, z3
 
 CREATED = ("full", "iota", "gather")  # layout ops without an index map
 #: Shape laws of ops with an index map that smt/layout.py knows.
@@ -121,7 +121,7 @@ def _parts(attr: Attr) -> Iterator[Attr]:
 def _named(rule: Rule) -> int:
     """The largest rank to check, derived from the number of axes that attributes and guards name.
 
-    Raises Beyond if above `RANKS`.
+    Raises OutOfScope if above `RANKS`.
     """
     given = [
         (n, a)
@@ -133,12 +133,12 @@ def _named(rule: Rule) -> int:
     axes = {a for n, a in given if n == "axis"}
     asked = [p for a in (*(a for _, a in given), *rule.guards) for p in _parts(a) if isinstance(p, Apply)]
     axes |= {p.args[1] for p in asked if p.function == "size"}
-    said = {g.args[0]: _from_end(g.args[1]) for g in rule.guards if isinstance(g, Apply) and g.function == "eq"}
-    axes = {said[a] if isinstance(said.get(a), AttrConstant) else _from_end(a) for a in axes}
+    guarded = {g.args[0]: _from_end(g.args[1]) for g in rule.guards if isinstance(g, Apply) and g.function == "eq"}
+    axes = {guarded[a] if isinstance(guarded.get(a), AttrConstant) else _from_end(a) for a in axes}
     constants = [abs(a.value) for a in axes if isinstance(a, AttrConstant)]
     needed = max(len(axes) + 1, *(c + 2 for c in constants), 2)
     if needed > RANKS and not _ranked(rule):
-        raise Beyond("more axes are named than ranks are tried")
+        raise OutOfScope("an axis is named beyond the largest rank tried")
     calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)}
     reshaped = any(n == "shape" for n, _ in given) or any(map(is_contraction, calls))
     return RANKS if reshaped or any(p.function in WHOLE for p in asked) else min(needed, RANKS)
@@ -146,13 +146,13 @@ def _named(rule: Rule) -> int:
 
 def _ranked(rule: Rule) -> bool:
     """Whether the ops and guards fix the rank of every variable."""
-    said = {
+    given = {
         g.args[0].args[0].name
         for g in rule.guards
         if isinstance(g, Apply) and g.function == "eq" and isinstance(g.args[1], AttrConstant)
         and isinstance(g.args[0], Apply) and g.args[0].function == "rank" and isinstance(g.args[0].args[0], Name)
     }  # fmt: skip
-    return {v for t in rule.lefts for v in variables(t)} <= {*said, *_images(rule), *_weights(rule)}
+    return {v for t in rule.lefts for v in variables(t)} <= {*given, *_images(rule), *_weights(rule)}
 
 
 def _from_end(attr: Attr) -> Attr:
@@ -199,7 +199,8 @@ def _weights(rule: Rule) -> dict[str, int]:
 def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
     """Cases to prove a rule at: (rank of each tensor variable, value of each attribute variable).
 
-    Axes and permutations get concrete values, all other attribute variables are z3 unknowns.
+    Axes and permutations get concrete values, all other attribute variables are z3 unknowns. Raises OutOfScope for rules
+    that SMT proofs do not support.
     """
     module = z3()
     names = list(dict.fromkeys(v for t in rule.lefts for v in variables(t)))
@@ -227,7 +228,7 @@ def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[st
         elif kind == "float":
             unknown[n] = module.Real(f"number {n}") if real else module.Int(f"number {n}")
         else:
-            raise Beyond(f"the attribute {n} is a {kind}")
+            raise OutOfScope(f"the attribute {n} is a {kind}")
     images = _images(rule)
     for spatial in SPATIAL if images else (0,):
         numbers = {n: tuple(module.Int(f"attr {n}.{j}") for j in range(spatial * k)) for n, k in windowed.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from .solver import Beyond
+from .solver import OutOfScope
 
 TERMS = 64  # per sum
 
@@ -37,10 +37,10 @@ class Total:
     def times(self, other: Total) -> Total:
         """Product of two symbolic sums, term by term; their index variables must be distinct.
 
-        Raises Beyond if there are too many terms.
+        Raises OutOfScope if there are too many terms.
         """
         if len(self.terms) * len(other.terms) > TERMS:
-            raise Beyond("the products grow")
+            raise OutOfScope("too many products")
         return Total(tuple((a + b, x * y) for a, x in self.terms for b, y in other.terms))
 
     def over(self, *indices: tuple[Any, Any]) -> Total:
@@ -76,7 +76,7 @@ Many = Total | Extreme
 
 # ---------------------------------------------------------------- z3 terms
 def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
-    """The factors of a term, each with 1, or with -1 for divisors."""
+    """The factors of a term, each with its exponent: `up`, or `-up` for divisors."""
     if z.is_mul(expr):
         return [f for e in expr.children() for f in factors(z, e, up)]
     if z.is_div(expr):
@@ -85,7 +85,7 @@ def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
 
 
 def summands(z: Any, expr: Any, sign: int = 1) -> list[tuple[Any, int]]:
-    """The summands of a term, each with its sign."""
+    """The summands of a term, each with its sign (times `sign`)."""
     if z.is_add(expr):
         return [f for e in expr.children() for f in summands(z, e, sign)]
     if z.is_sub(expr):

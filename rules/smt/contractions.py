@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from ..semantics.solver import Beyond
+from ..semantics.solver import OutOfScope
 from ..semantics.sums import Total
 from .layout import LayoutSemantics
 from .unknowns import IllTyped, SizeFacts, Sym
@@ -15,7 +15,7 @@ from .unknowns import IllTyped, SizeFacts, Sym
 class Contractions(LayoutSemantics):
     """SMT semantics of reductions and contractions.
 
-    One method per op of structures.CONTRACTIONS, which returns the result.
+    For each op of structures.CONTRACTIONS, one method gives the result from operands, attributes and `SizeFacts`.
     """
 
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
@@ -23,11 +23,11 @@ class Contractions(LayoutSemantics):
         if len(x.shape) < 2 or len(y.shape) not in (2, len(x.shape)):
             raise IllTyped
         if x.boolean or y.boolean:
-            raise Beyond("a product of booleans")
-        facts.said += [x.shape[-1] == y.shape[-2], x.dtype == y.dtype]
+            raise OutOfScope("a product of booleans")
+        facts.conditions += [x.shape[-1] == y.shape[-2], x.dtype == y.dtype]
         lead = list(x.shape[:-2])
         for d, other in enumerate(y.shape[:-2]):
-            facts.said.append(z.Or(lead[d] == other, lead[d] == 1, other == 1))
+            facts.conditions.append(z.Or(lead[d] == other, lead[d] == 1, other == 1))
             lead[d] = z.If(lead[d] == 1, other, lead[d])
 
         def at(i: Sequence[Any]) -> Any:
@@ -48,14 +48,17 @@ class Contractions(LayoutSemantics):
         if len(w.shape) != 2 or len(b.shape) != 1 or b.boolean:
             raise IllTyped
         whole = self._matmul([x, w], attrs, facts)
-        facts.said += [b.shape[0] == w.shape[1], b.dtype == x.dtype]
+        facts.conditions += [b.shape[0] == w.shape[1], b.dtype == x.dtype]
         return Sym(whole.shape, x.dtype, lambda i: whole.at(i).plus(self.summand(b.at([i[-1]]), facts)))
 
     def reduced(self, monoid: str, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The result of a reduction that folds a binary op of structures.FOLDS, as a symbolic value."""
+        """The result of a reduction that folds the binary op `monoid` (structures.FOLDS), as a symbolic value.
+
+        Conditions are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
+        """
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
-            raise Beyond("a sum over unknown axes")
+            raise OutOfScope("a sum over unknown axes")
         if (
             x.boolean
             or len({a % max(1, len(x.shape)) for a in axes}) < len(axes)
@@ -88,16 +91,17 @@ class Contractions(LayoutSemantics):
     def share(self) -> Any:
         """Uninterpreted function n -> 1 / n for the number n of summands, of which only share(1) == 1 is known."""
         found = self.function("share", self.z.IntSort(), self.z.RealSort())
-        self.facts.said.append(found(1) == 1)
+        self.facts.conditions.append(found(1) == 1)
         return found
 
     def windows(
         self, x: Sym, kernel: Sequence[Any], attrs: Mapping[str, Any], facts: SizeFacts
     ) -> tuple[list[Any], Any]:
-        """Window semantics of convolutions and pools.
+        """Window semantics of convolutions and pools of the image x.
 
         Returns (sizes of the result's spatial axes, read). `read` maps (index of the result, indices in the window) to
-        (spatial indices in the image, condition that they are inside).
+        (spatial indices in the image, condition that they are inside). Conditions are added to `facts`. Raises IllTyped
+        for attributes that do not fit the image's rank.
         """
         z, n = self.z, len(x.shape) - 2
         strides, dilations, pads = attrs["strides"], attrs["dilations"], attrs["pads"]
@@ -108,13 +112,13 @@ class Contractions(LayoutSemantics):
             span = x.shape[2 + j] + pads[j] + pads[n + j] - dilations[j] * (kernel[j] - 1) - 1
             sizes.append(self.strided("positions", span, strides[j]) + 1)
             spans.append(span)
-            facts.said += [z.IntVal(1) <= strides[j], z.IntVal(1) <= dilations[j], span >= 0]
+            facts.conditions += [z.IntVal(1) <= strides[j], z.IntVal(1) <= dilations[j], span >= 0]
 
         def read(i: Sequence[Any], inner: Sequence[Any]) -> tuple[list[Any], Any]:
             steps = [self.strided("step", i[2 + j], strides[j]) for j in range(n)]
             for k, step, span, size, stride in zip(i[2:], steps, spans, sizes, strides):
                 if z.is_expr(stride):  # the last window ends within the padded image
-                    facts.said.append(z.Implies(z.And(k >= 0, k < size), z.And(step >= 0, step <= span)))
+                    facts.conditions.append(z.Implies(z.And(k >= 0, k < size), z.And(step >= 0, step <= span)))
             places = [step + k * dilations[j] - pads[j] for j, (step, k) in enumerate(zip(steps, inner))]
             return places, z.And(*(c for j, p in enumerate(places) for c in (p >= 0, p < x.shape[2 + j])))
 
@@ -125,14 +129,14 @@ class Contractions(LayoutSemantics):
         if len(x.shape) != len(w.shape) or len(x.shape) < 3:
             raise IllTyped
         if x.boolean or w.boolean:
-            raise Beyond("a convolution of booleans")
+            raise OutOfScope("a convolution of booleans")
         sizes, read = self.windows(x, w.shape[2:], attrs, facts)
-        facts.said += [x.dtype == w.dtype, z.IntVal(1) <= groups, x.shape[1] == w.shape[1] * groups]
+        facts.conditions += [x.dtype == w.dtype, z.IntVal(1) <= groups, x.shape[1] == w.shape[1] * groups]
         one = not z.is_expr(groups) and groups == 1
         if not one:
             rows = self.function("rows", z.IntSort(), z.IntSort(), z.IntSort())(w.shape[0], groups)
-            facts.said.append(w.shape[0] == rows * groups)
-            self.facts.said.append(z.Implies(groups == 1, rows == w.shape[0]))
+            facts.conditions.append(w.shape[0] == rows * groups)
+            self.facts.conditions.append(z.Implies(groups == 1, rows == w.shape[0]))
 
         def at(i: Sequence[Any]) -> Any:
             c, *inner = (self.index(size) for size in w.shape[1:])
@@ -140,8 +144,8 @@ class Contractions(LayoutSemantics):
             if not one:  # an uninterpreted channel index within the group
                 channel = self.function("channel", *[z.IntSort()] * 6)(i[1], c[0], *w.shape[:2], groups)
                 known = z.And(i[1] >= 0, i[1] < w.shape[0], c[0] >= 0, c[0] < w.shape[1])
-                facts.said.append(z.Implies(known, z.And(channel >= 0, channel < x.shape[1])))
-                facts.said.append(z.Implies(groups == 1, channel == c[0]))
+                facts.conditions.append(z.Implies(known, z.And(channel >= 0, channel < x.shape[1])))
+                facts.conditions.append(z.Implies(groups == 1, channel == c[0]))
             places, inside = read(i, [k for k, _ in inner])
 
             def product_() -> Any:
@@ -161,9 +165,9 @@ class Contractions(LayoutSemantics):
         window's indices."""
         z, (x,), kernel = self.z, args, attrs["kernel"]
         if x.boolean:
-            raise Beyond(f"{what} of booleans")
+            raise OutOfScope(f"{what} of booleans")
         sizes, read = self.windows(x, kernel, attrs, facts)
-        facts.said += [z.IntVal(1) <= k for k in kernel]
+        facts.conditions += [z.IntVal(1) <= k for k in kernel]
 
         def at(i: Sequence[Any]) -> Any:
             inner = [self.index(z.IntVal(k) if isinstance(k, int) else k) for k in kernel]
@@ -174,7 +178,7 @@ class Contractions(LayoutSemantics):
 
     def _avg_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         share, kernel = self.share(), attrs["kernel"]
-        self.facts.said += [share(k) > 0 for k in kernel]
+        self.facts.conditions += [share(k) > 0 for k in kernel]
 
         def mean(value: Callable[[], Any], inside: Any, inner: list[Any]) -> Any:
             found = self.total(lambda: self.either(inside, value(), self.z.RealVal(0)), facts, inner)

@@ -11,7 +11,7 @@ from ...egraph.ir import builders as api
 from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.ops import Op
-from ..semantics.solver import Beyond
+from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total, same_size
 from .sum_arithmetic import Sums
 from .unknowns import BOOL, IllTyped, SizeFacts, Sym
@@ -40,21 +40,26 @@ class Elements(Sums):
         return {}
 
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The result of an elementwise op on symbolic values: sizes broadcast, dtypes must agree."""
+        """The result of an elementwise op on symbolic values: sizes broadcast, dtypes must agree.
+
+        Conditions are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
+        """
         z = self.z
         if len({len(a.shape) for a in args}) != 1:
             raise IllTyped
         values = args[1:] if entry.law == "where" else args
         if entry.law == "where" and not args[0].boolean:
-            raise Beyond("a condition that is no boolean")
+            raise OutOfScope("a condition that is no boolean")
         if len({a.boolean for a in values}) > 1:
             raise IllTyped
-        facts.said += [values[0].dtype == v.dtype for v in values[1:]]
+        facts.conditions += [values[0].dtype == v.dtype for v in values[1:]]
         shape = []
         for sizes in zip(*(a.shape for a in args)):
             size = sizes[0]
             for other in sizes[1:]:
-                facts.said.append(z.Or(size == other, size == 1, other == 1) if size is not other else z.BoolVal(True))
+                facts.conditions.append(
+                    z.Or(size == other, size == 1, other == 1) if size is not other else z.BoolVal(True)
+                )
                 size = (
                     size
                     if size is other
@@ -86,7 +91,7 @@ class Elements(Sums):
         return Sym(tuple(shape), dtype, at, boolean)
 
     def converted(self, x: Any, old: Any, new: Any, facts: SizeFacts) -> Any:
-        """The z3 term of an element cast to another dtype.
+        """The z3 term of an element `x` cast from dtype `old` to `new`; axioms are added to `facts`.
 
         It is unchanged for the same dtype, and restored when cast back from a wider format.
         """
@@ -95,11 +100,14 @@ class Elements(Sums):
             x = self.name(x, facts)
         cast = self.function("cast", self.sort, z.IntSort(), self.sort)
         wider = (z.And(old == self.code(n), new == self.code(w)) for n, many in WIDER.items() for w in many)
-        facts.said += [z.Implies(old == new, cast(x, new) == x), z.Implies(z.Or(*wider), cast(cast(x, new), old) == x)]
+        facts.conditions += [
+            z.Implies(old == new, cast(x, new) == x),
+            z.Implies(z.Or(*wider), cast(cast(x, new), old) == x),
+        ]
         return cast(x, new)
 
     def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
-        """Index into an operand of an elementwise op.
+        """Index into an operand of this shape for index `i` of an elementwise op's result.
 
         0 along axes of size 1, unchanged along axes of the result's size (`whole`).
         """
@@ -119,13 +127,20 @@ class Elements(Sums):
         if not self.real or not self.given:
             return False
         if size.get_id() not in self.ones:
-            self.ones[size.get_id()] = (size, self.ask([*self.facts.said, *self.given, size != 1]) == self.z.unsat)
+            self.ones[size.get_id()] = (
+                size,
+                self.ask([*self.facts.conditions, *self.given, size != 1]) == self.z.unsat,
+            )
         return self.ones[size.get_id()][1]
 
     def element(
         self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, boolean: bool, dtype: Any
     ) -> Any:
-        """z3 term of an elementwise op applied to single elements; raises Beyond if the op is not supported."""
+        """z3 term of an elementwise op with attributes applied to single elements `x`; axioms are added to `facts`.
+
+        `boolean`: whether the result is boolean. `dtype`: code of the operands' dtype. Raises OutOfScope if the op is
+        not supported.
+        """
         z, name = self.z, entry.name
         if name == "where":
             return self.either(*x)
@@ -137,7 +152,7 @@ class Elements(Sums):
             x = [self.name(v, facts) for v in x]
         if all(v.sort() == z.BoolSort() for v in x):
             if entry.logic is None:
-                raise Beyond(f"{name} of booleans")
+                raise OutOfScope(f"{name} of booleans")
             return entry.logic(z, *x)
         if entry.composite and (self.real or self.opened):
             return self.decomposed(entry, x, attrs, facts, dtype)
@@ -148,32 +163,35 @@ class Elements(Sums):
         if (
             self.real
             and name == "pow"
-            and (power := self.functions.power(x[0], x[1], facts.said, facts.undefined)) is not None
+            and (power := self.functions.power(x[0], x[1], facts.conditions, facts.undefined)) is not None
         ):
             return power
         if self.real and not attrs and (known := self.functions.of(name)):
-            return known(*x, facts.said, facts.undefined)
+            return known(*x, facts.conditions, facts.undefined)
         if self.real and entry.domain:  # a rule over the reals must preserve where the op is undefined
             facts.undefined.append(self.function(f"undefined {name}", *[self.sort] * len(x), z.BoolSort())(*x))
         if name == "cast":
             return self.function("cast", self.sort, z.IntSort(), self.sort)(x[0], dtype)
         if any(z.is_expr(v) for v in attrs.values()):
-            raise Beyond(f"{name} with unknown attributes")
+            raise OutOfScope(f"{name} with unknown attributes")
         label = name + ("" if not attrs else repr(sorted(attrs.items())))
         if entry.commutative and not (self.rule.exact and name in ("maximum", "minimum")):  # of 0.0 and -0.0
             # operands sorted by an uninterpreted order of all values, which encodes commutativity and nothing else
             ordered = self.function("before", self.sort, self.sort, z.BoolSort())
             first, second = z.If(ordered(*x), x[0], x[1]), z.If(ordered(*x), x[1], x[0])
-            facts.said += [z.Or(x[0] == x[1], ordered(x[0], x[1]) != ordered(x[1], x[0]))]
+            facts.conditions += [z.Or(x[0] == x[1], ordered(x[0], x[1]) != ordered(x[1], x[0]))]
             x = [first, second]
         function = self.function(label, *[self.sort] * len(x), z.IntSort(), z.BoolSort() if boolean else self.sort)
         for value in fixed_points(entry) if not self.real and not attrs else ():
             one = self.number(value, dtype)
-            facts.said.append(function(*[one] * len(x), dtype) == one)
+            facts.conditions.append(function(*[one] * len(x), dtype) == one)
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
     def quotient(self, top: Any, bottom: Any, facts: SizeFacts) -> Any:
-        """z3 term of a quotient. c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
+        """z3 term of top / bottom; the condition for being undefined is added to `facts`.
+
+        c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there.
+        """
         z = self.z
         pole = self.poles.pop(bottom.get_id(), None)
         if pole is not None and facts.undefined and facts.undefined[-1] is pole[-1]:
@@ -190,7 +208,7 @@ class Elements(Sums):
         """z3 term of a composite op on elements, decomposed into atomic ops.
 
         An unknown attribute is replaced by two different numbers (`STAND_INS`) in two expansions: wherever these
-        numbers occur, the attribute is inserted, and nothing else may differ. Raises Beyond otherwise.
+        numbers occur, the attribute is inserted, and nothing else may differ. Raises OutOfScope otherwise.
         """
         leaves = [api.input(f"operand{i}", (1,)) for i in range(len(x))]
         unknown = [n for n, v in attrs.items() if self.z.is_expr(v)]
@@ -203,13 +221,13 @@ class Elements(Sums):
             if values[0] == values[1]:
                 return values[0]
             if (name := next((n for n in unknown if values == [each[n] for each in numbers]), None)) is None:
-                raise Beyond(f"{entry.name} computes with an attribute that is unknown")
+                raise OutOfScope(f"{entry.name} computes with an attribute that is unknown")
             return attrs[name]
 
         def walk(node: Tensor, twin: Tensor) -> Any:
             keep.append(node)
             if node.op != twin.op or len(node.args) != len(twin.args):
-                raise Beyond(f"{entry.name} depends on an attribute that is unknown")
+                raise OutOfScope(f"{entry.name} depends on an attribute that is unknown")
             if id(node) not in done:
                 inner = [walk(a, b) for a, b in zip(node.args, twin.args)]
                 if node.op == "full":
@@ -217,7 +235,7 @@ class Elements(Sums):
                 elif node.op in ("reshape", "broadcast_to", "permute"):
                     done[id(node)] = inner[0]
                 elif node.attrs != twin.attrs:
-                    raise Beyond(f"{entry.name} passes on an attribute that is unknown")
+                    raise OutOfScope(f"{entry.name} passes on an attribute that is unknown")
                 else:
                     boolean = node.entry.law == "compare"
                     done[id(node)] = self.element(node.entry, inner, dict(node.attrs), facts, boolean, dtype)

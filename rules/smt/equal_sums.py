@@ -26,12 +26,12 @@ class SumEquality(Unknowns):
         """Assumptions about the elements that are read, and the bounds of summation indices that occur in `read`."""
         found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
         inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
-        return [*self.facts.said, *self.given, *facts.said, *inside]
+        return [*self.facts.conditions, *self.given, *facts.conditions, *inside]
 
     def moved(self, value: Any, places: list[tuple[Any, Any]], swaps: list[tuple[Any, Any]] | None = None) -> Any:
-        """A sum or maximum with free indices substituted and bound indices renamed.
+        """A sum or maximum `value` with free indices substituted and bound indices renamed.
 
-        Appends the substitutions to `swaps`.
+        `places`: pairs (free index, its replacement). Appends all substitutions to `swaps`.
         """
         z, terms = self.z, []
         for bound, *rest in value.terms:
@@ -44,7 +44,9 @@ class SumEquality(Unknowns):
         return Total(tuple(terms)) if isinstance(value, Total) else Extreme(value.most, tuple(terms), value.some)
 
     def carried(self, assumed: list[Any], swap: list[tuple[Any, Any]]) -> list[Any]:
-        """Assumptions about some indices, restated for the indices that replace them."""
+        """The assumptions that mention an index in `swap` (pairs of index and replacement), restated for the
+        replacements.
+        """
         own = {str(k) for k, _ in swap}
         return [self.z.substitute(f, *swap) for f in assumed if own & self.names_in(f)] if swap else []
 
@@ -57,16 +59,16 @@ class SumEquality(Unknowns):
         return self.mentioned[fact.get_id()][1]
 
     def equal_many(self, assumed: list[Any], a: Many, b: Many) -> bool:
-        """Whether z3 proves that two sums, or two maxima, are equal."""
+        """Whether z3 proves under the assumptions `assumed` that two sums, or two maxima, are equal."""
         if isinstance(a, Total) and isinstance(b, Total):
             return self.equal_totals(assumed, a, b)
         return isinstance(a, Extreme) and isinstance(b, Extreme) and self.equal_extremes(assumed, a, b)
 
     def equal_totals(self, assumed: list[Any], left: Total, right: Total) -> bool:
-        """Whether z3 proves that two sums are equal: over each index range, the difference of the terms vanishes.
+        """Whether z3 proves, under the assumptions `assumed`, that two sums are equal.
 
-        The ranges are those of the sums; if these do not suffice, also the subranges on which conditionals in the terms
-        are constant.
+        Over each index range, the difference of the terms must vanish. The ranges are those of the sums; if these do
+        not suffice, also the subranges on which conditionals in the terms are constant.
         """
         ranges = list({size: None for t in (left, right) for b, _ in t.terms for _, size in b})
         if self.equal_within(assumed, left, right, ranges):
@@ -113,7 +115,10 @@ class SumEquality(Unknowns):
         return all(cancel(*group) for group in groups)
 
     def equal_extremes(self, assumed: list[Any], a: Extreme, b: Extreme) -> bool:
-        """Whether two maxima are over the same set of values: range by range, each contains the other's terms."""
+        """Whether two maxima are over the same set of values, under the assumptions `assumed`.
+
+        Range by range, each must contain the other's terms.
+        """
         z = self.z
         if a.most != b.most:
             return False
@@ -146,7 +151,7 @@ class SumEquality(Unknowns):
         return all(contained(t, second) for t in first) and all(contained(t, first) for t in second)
 
     def merged(self, expr: Any, assumed: list[Any]) -> Any:
-        """An expression with equal reads unified and decided conditionals resolved.
+        """An expression with equal reads unified and decided conditionals resolved, under the assumptions `assumed`.
 
         z3 fails on products of unknowns whose equality it would have to find first.
         """
@@ -209,7 +214,7 @@ class SumEquality(Unknowns):
         return [(bound, body)]
 
     def seams(self, k: Any, body: Any) -> list[Any]:
-        """Values of an index, as expressions of sizes only, at which comparisons in the body with this index change."""
+        """Values of the index `k`, as expressions of sizes only, at which comparisons in the body with `k` change."""
         z, found = self.z, {}
         for e in subterms(body):
             if (z.is_lt(e) or z.is_le(e) or z.is_gt(e) or z.is_ge(e)) and z.is_int(e.arg(0)):
@@ -222,7 +227,10 @@ class SumEquality(Unknowns):
         return list(found.values())
 
     def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
-        """The only value of an index at which a body can be nonzero; None if z3 does not prove that there is one."""
+        """The only value of the index `k` at which a body can be nonzero; None if z3 does not prove that there is one.
+
+        `holds`: whether z3 proves a formula.
+        """
         z = self.z
         for e in subterms(body):
             if z.is_eq(e) and z.is_arith(e.arg(0)):

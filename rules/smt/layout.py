@@ -9,7 +9,7 @@ from typing import Any
 
 from ...egraph.ir.index_maps import AffineMap, Along, IndexMap, Parts, SameOrder, Stretched
 from ...egraph.ir.ops import Op
-from ..semantics.solver import Beyond
+from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total
 from .elementwise import Elements
 from .unknowns import IllTyped, SizeFacts, Sym
@@ -21,17 +21,17 @@ class LayoutSemantics(Elements):
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
         """An op's axis attribute as a non-negative number.
 
-        Raises Beyond if it is unknown, Reject if there is no such axis.
+        Raises OutOfScope if it is unknown, Reject if there is no such axis.
         """
         axis = attrs["axis"]
         if self.z.is_expr(axis):
-            raise Beyond("an unknown axis")
+            raise OutOfScope("an unknown axis")
         if not -len(x.shape) <= axis < len(x.shape):
             raise IllTyped
         return int(axis) % len(x.shape)
 
     def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The result of an op with an index map, as a symbolic value.
+        """The result of an op with an index map, as a symbolic value; conditions are added to `facts`.
 
         Its shape follows from the type law; its elements are reads of an operand.
         """
@@ -45,7 +45,9 @@ class LayoutSemantics(Elements):
     def reader(
         self, found: IndexMap, args: list[Sym], shape: tuple[Any, ...], facts: SizeFacts
     ) -> Callable[[Sequence[Any]], Any]:
-        """Function from a result index to the z3 term of the element, by an index map over the operands."""
+        """Function from an index of the result to the z3 term of the element, by the index map `found` over the
+        operands.
+        """
         x = args[0]
         if isinstance(found, AffineMap):
             return lambda i: x.at([self.along(a, i, facts) for a in found.axes])
@@ -56,17 +58,19 @@ class LayoutSemantics(Elements):
         return lambda i: self.part(found, args, i)
 
     def along(self, along: Along, i: Sequence[Any], facts: SizeFacts) -> Any:
-        """z3 term of the operand index along one axis, for a result index."""
+        """z3 term of the operand's index along one axis, for the index `i` of the result; axioms are added to
+        `facts`.
+        """
         found = along.offset
         for axis, factor in along.terms:
             if self.z.is_expr(factor):
-                facts.said.append(self.strided("step", i[axis], factor) == factor * i[axis])
+                facts.conditions.append(self.strided("step", i[axis], factor) == factor * i[axis])
             term = i[axis] if isinstance(factor, int) and factor == 1 else factor * i[axis]
             found = term if isinstance(found, int) and found == 0 else found + term
         return found
 
     def part(self, found: Parts, args: list[Sym], i: Sequence[Any]) -> Any:
-        """z3 term of an element of a padded operand, or of concatenated operands."""
+        """z3 term of the element at index `i` of a padded operand, or of concatenated operands (index map `found`)."""
         axis, ((operand, start, stop), *rest) = found.axis, found.parts
         moved = i if isinstance(start, int) and start == 0 else [*i[:axis], i[axis] - start, *i[axis + 1 :]]
         if found.fill is not None:
@@ -78,9 +82,10 @@ class LayoutSemantics(Elements):
 
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:
-        """Shape laws by name (structures.VIEW_LAWS).
+        """Shape laws by name (structures.VIEW_LAWS): functions of operands, attributes and facts that return the
+        result's shape.
 
-        Functions of operands and attributes that add the law's conditions to the facts.
+        They add the law's conditions to the facts.
         """
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
@@ -95,36 +100,36 @@ class LayoutSemantics(Elements):
 
     def _sliced(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         axis, start, stop, step = (attrs[n] for n in ("axis", "start", "stop", "step"))
-        facts.said += [start >= 0, start <= stop, stop <= args[0].shape[axis], step >= 1]
+        facts.conditions += [start >= 0, start <= stop, stop <= args[0].shape[axis], step >= 1]
         plain = isinstance(step, int) and step == 1
         size = stop - start if plain else (stop - start + step - 1) / step
         if self.z.is_expr(step):  # the same number as that of windows with this stride
             last = self.strided("positions", stop - start - 1, step)
-            self.facts.said.append(self.z.Implies(self.z.And(stop > start, step >= 1), size == last + 1))
+            self.facts.conditions.append(self.z.Implies(self.z.And(stop > start, step >= 1), size == last + 1))
         return _put(args[0].shape, axis, size)
 
     def _joined(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         (x, y), axis = args, attrs["axis"]
         if len(x.shape) != len(y.shape) or x.boolean != y.boolean:
             raise IllTyped
-        facts.said += [a == b for i, (a, b) in enumerate(zip(x.shape, y.shape)) if i != axis]
-        facts.said.append(x.dtype == y.dtype)
+        facts.conditions += [a == b for i, (a, b) in enumerate(zip(x.shape, y.shape)) if i != axis]
+        facts.conditions.append(x.dtype == y.dtype)
         return _put(x.shape, axis, x.shape[axis] + y.shape[axis])
 
     def _padded(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         lo, hi, axis = attrs["lo"], attrs["hi"], attrs["axis"]
         if args[0].boolean:
-            raise Beyond("padding of booleans")
-        facts.said += [self.z.IntVal(0) <= lo, self.z.IntVal(0) <= hi]
+            raise OutOfScope("padding of booleans")
+        facts.conditions += [self.z.IntVal(0) <= lo, self.z.IntVal(0) <= hi]
         return _put(args[0].shape, axis, lo + args[0].shape[axis] + hi)
 
     def _stretched(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
         shape = args[0].shape
         if len(attrs["shape"]) != len(shape):
             raise IllTyped
-        facts.said += [self.z.Or(a == 1, a == b) for a, b in zip(shape, attrs["shape"])]
+        facts.conditions += [self.z.Or(a == 1, a == b) for a, b in zip(shape, attrs["shape"])]
         if facts is self.facts:  # an existing value has a valid shape
-            facts.said += [d >= 0 for d in attrs["shape"]]
+            facts.conditions += [d >= 0 for d in attrs["shape"]]
         return tuple(attrs["shape"])
 
     def _reshaped(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> tuple[Any, ...]:
@@ -132,8 +137,8 @@ class LayoutSemantics(Elements):
         x, shape = args[0], tuple(attrs["shape"])
         volumes = [self.volume(s) for s in (x.shape, shape)]
         ways = self.beside_ones(x.shape, shape)
-        self.facts.said += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in ways]
-        facts.said += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
+        self.facts.conditions += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in ways]
+        facts.conditions += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
         return shape
 
     def strided(self, name: str, value: Any, stride: Any) -> Any:
@@ -149,7 +154,7 @@ class LayoutSemantics(Elements):
     def _full(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
         value = self.number(attrs["value"], dtype)
-        facts.said += [d >= 0 for d in attrs["shape"]]
+        facts.conditions += [d >= 0 for d in attrs["shape"]]
         return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
 
     def volume(self, shape: Sequence[Any]) -> Any:
@@ -163,25 +168,26 @@ class LayoutSemantics(Elements):
         found = self.function(f"volume {n}", *[number] * n, number)(*shape)
         for rest, size in ((shape[:-1], shape[-1]), (shape[1:], shape[0])) if n > 1 else ():
             inner = self.function(f"volume {n - 1}", *[number] * n)(*rest)
-            self.facts.said += [found == inner * size, z.Implies(z.And(*(d >= 0 for d in rest)), inner >= 0)]
+            self.facts.conditions += [found == inner * size, z.Implies(z.And(*(d >= 0 for d in rest)), inner >= 0)]
         return found
 
     def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts) -> list[Any]:
-        """Index into the operand of a reshape that corresponds to an index of the result, with axioms about it.
+        """Index into the operand of a reshape that corresponds to index `i` of the result; axioms about it are added to
+        `facts`.
 
-        Axioms: leading or trailing axes of equal sizes keep their index and the rest is a reshape; axes of size 1 can
-        be dropped.
+        `old`, `new`: shapes of operand and result. Axioms: leading or trailing axes of equal sizes keep their index and
+        the rest is a reshape; axes of size 1 can be dropped.
         """
         z = self.z
         inside = z.And(self.volume(old) == self.volume(new), *(c for k, d in zip(i, new) for c in (k >= 0, k < d)))
         found = self.counted(old, new, i, facts, inside)
         for same, mapped in self.beside_ones(old, new):
             moved = (w == (i[mapped[d]] if d in mapped else 0) for d, w in enumerate(found))
-            facts.said.append(z.Implies(z.And(same, inside), z.And(*moved, True)))
+            facts.conditions.append(z.Implies(z.And(same, inside), z.And(*moved, True)))
         for kept, rest in ((-1, slice(0, -1)), (0, slice(1, None))) if old and new else ():
             same = z.And(inside, old[kept] == new[kept])
             inner = self.counted(old[rest], new[rest], i[rest], facts, same)
-            facts.said.append(
+            facts.conditions.append(
                 z.Implies(same, z.And(found[kept] == i[kept], *(w == v for w, v in zip(found[rest], inner))))
             )
         return found
@@ -189,7 +195,10 @@ class LayoutSemantics(Elements):
     def counted(
         self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: SizeFacts, inside: Any
     ) -> list[Any]:
-        """The index into shape `old` with the linear position of index `i` of shape `new`, if `inside` holds."""
+        """The index into shape `old` with the linear position of index `i` of shape `new`, if `inside` holds.
+
+        Axioms are added to `facts`.
+        """
         z, number = self.z, self.z.IntSort()
 
         def count(shape: Sequence[Any], where: Sequence[Any]) -> Any:
@@ -202,7 +211,9 @@ class LayoutSemantics(Elements):
         at = count(new, i)
         found = back(old, at)
         known = [*(p == k for p, k in zip(back(new, at), i)), count(old, found) == at]
-        facts.said.append(z.Implies(inside, z.And(*known, *(c for p, d in zip(found, old) for c in (p >= 0, p < d)))))
+        facts.conditions.append(
+            z.Implies(inside, z.And(*known, *(c for p, d in zip(found, old) for c in (p >= 0, p < d))))
+        )
         return found
 
     def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
@@ -226,15 +237,15 @@ class LayoutSemantics(Elements):
         if n.boolean:
             raise IllTyped
         size, many = x.shape[axis], len(n.shape)
-        facts.said.append(self.function("whole", z.IntSort(), z.BoolSort())(n.dtype))
+        facts.conditions.append(self.function("whole", z.IntSort(), z.BoolSort())(n.dtype))
         which = self.function("which", self.sort, z.IntSort(), z.IntSort())
 
         def at(i: Sequence[Any]) -> Any:
             index = n.at(i[axis : axis + many])
             if isinstance(index, Total | Extreme):
-                raise Beyond("an index that is computed")
+                raise OutOfScope("an index that is computed")
             place = which(index, size)
-            facts.said.append(z.Implies(size > 0, z.And(place >= 0, place < size)))
+            facts.conditions.append(z.Implies(size > 0, z.And(place >= 0, place < size)))
             return x.at([*i[:axis], place, *i[axis + many :]])
 
         return Sym((*x.shape[:axis], *n.shape, *x.shape[axis + 1 :]), x.dtype, at, x.boolean)
@@ -242,11 +253,11 @@ class LayoutSemantics(Elements):
     def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         shape, axis = tuple(attrs["shape"]), attrs["axis"]
         if self.z.is_expr(axis):
-            raise Beyond("an unknown axis")
+            raise OutOfScope("an unknown axis")
         if not -len(shape) <= axis < len(shape):
             raise IllTyped
         dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
-        facts.said += [d >= 0 for d in shape]
+        facts.conditions += [d >= 0 for d in shape]
         number = self.z.IntSort()
         place = self.z.ToReal if self.real else lambda k: self.function("place", number, number, self.sort)(k, dtype)
         return Sym(shape, dtype, lambda i: place(i[axis] if self.z.is_expr(i[axis]) else self.z.IntVal(i[axis])))

@@ -40,7 +40,7 @@ from ...egraph.ir.pattern import Apply, AttrConstant, Literal, PatternCall, Term
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance
-from ..semantics.solver import Beyond
+from ..semantics.solver import OutOfScope
 from ..semantics.structures import CONTRACTIONS, CREATED, bound, folds, is_contraction, is_layout, is_view, structures
 from ..semantics.sums import Extreme, Total
 from .contractions import Contractions
@@ -58,7 +58,7 @@ class _World(Contractions):
     def term(self, term: Term, facts: SizeFacts, like: Sym | None = None) -> Sym:
         """The symbolic value of a term; its type conditions are added to the facts.
 
-        Raises Beyond for an unsupported op.
+        Raises OutOfScope for an unsupported op.
         """
         if isinstance(term, Var):
             found = self.env[term.name]
@@ -68,7 +68,7 @@ class _World(Contractions):
             tensor = self.env[term.like] if term.like else like
             rank = len(tensor.shape) if tensor is not None else 0
             if tensor is None or tensor.boolean:
-                raise Beyond("a number without a dtype")
+                raise OutOfScope("a number without a dtype")
             value = self.number(term.value, tensor.dtype)
             return Sym((1,) * rank, tensor.dtype, lambda i: value)
         built = [None if isinstance(a, Literal) and not a.like else self.term(a, facts) for a in term.args]
@@ -87,17 +87,20 @@ class _World(Contractions):
             return law(args, attrs, facts)
         if entry.pointwise or (entry.composite and entry.law == "pointwise"):
             return self.pointwise(entry, args, attrs, facts)
-        raise Beyond(f"{term.op} is no layout or elementwise op")
+        raise OutOfScope(f"{term.op} is no layout or elementwise op")
 
     def defined(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The symbolic value of an op, from its definition."""
+        """The symbolic value of a composite op, from its definition in the op table; conditions are added to `facts`.
+
+        Raises OutOfScope if unsupported, IllTyped if ill typed.
+        """
         assert entry.definition is not None
         op, (names, text) = entry.name, entry.definition
         every = {**entry.defaults, **attrs}
         if not self.real:
-            raise Beyond(f"{op} of elements that nothing is known of")
+            raise OutOfScope(f"{op} of uninterpreted elements")
         if any(every.get(n, v) != v for n, v in PLAIN.items()):
-            raise Beyond(f"{op} with such attributes")
+            raise OutOfScope(f"{op} with such attributes")
         if entry.law in ("norm", "channel_norm") and any(len(a.shape) != 1 for a in args[1:]):
             raise IllTyped
         outer, self.env = self.env, {**dict(zip(names.split(), args)), **every}
@@ -106,9 +109,9 @@ class _World(Contractions):
         finally:
             self.env = outer
         if entry.law == "norm":
-            facts.said += [a.shape[0] == args[0].shape[-1] for a in args[1:]]
+            facts.conditions += [a.shape[0] == args[0].shape[-1] for a in args[1:]]
         if entry.law == "rope":
-            facts.said += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
+            facts.conditions += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
         return found
 
     wrong: dict[str, Any] | None = None  # sizes and attributes at which z3 finds that the sides differ
@@ -136,11 +139,11 @@ class _World(Contractions):
         if len(rights) != len(lefts) or any(
             len(a.shape) != len(b.shape) or a.boolean != b.boolean for a, b in zip(lefts, rights)
         ):
-            return None if self.ask([*self.facts.said, *guards]) == z.unsat else False
+            return None if self.ask([*self.facts.conditions, *guards]) == z.unsat else False
         types = [a == b for x, y in zip(lefts, rights) for a, b in zip(x.shape, y.shape)]
         types += [x.dtype == y.dtype for x, y in zip(lefts, rights)]
-        owed = [*types, *shown.said]
-        assumed = [*self.facts.said, *guards]
+        owed = [*types, *shown.conditions]
+        assumed = [*self.facts.conditions, *guards]
         if self.ask(assumed) == z.unsat:
             return None
         if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
@@ -150,19 +153,19 @@ class _World(Contractions):
             return True
         # facts added while an element is built (such as an order of two operands) are assumptions, not obligations;
         # they may use the types
-        elements = SizeFacts(said=list(owed))
-        shown.said = elements.said
+        elements = SizeFacts(conditions=list(owed))
+        shown.conditions = elements.conditions
         right_values = [s.at(i) for s, i in zip(rights, index)]
         sides = list(zip(left_values, right_values))
         many = [(a, b) for a, b in sides if isinstance(a, Total | Extreme) or isinstance(b, Total | Extreme)]
         same = [a == b for a, b in sides if not any(isinstance(v, Total | Extreme) for v in (a, b))]
-        assumed = [*self.facts.said, *guards, *elements.said]
+        assumed = [*self.facts.conditions, *guards, *elements.conditions]
         nowhere = z.Or(*self.facts.undefined, False), z.Or(*shown.undefined, False)
         given = [*assumed, *inside, z.Not(nowhere[0])]
         for a, b in many:
             if not self.equal_many(given, *self.alike(a, b)):
                 same.append(self.name(a, elements) == self.name(b, elements))
-        assumed = [*assumed, *elements.said, *(f for f in self.facts.said if f is not True)]
+        assumed = [*assumed, *elements.conditions, *(f for f in self.facts.conditions if f is not True)]
         wrong = z.Or(nowhere[0] != nowhere[1], z.And(z.Not(nowhere[0]), z.Not(z.And(*same, True))))
         if self.ask([*assumed, *inside, wrong]) == z.unsat:
             return True
@@ -182,29 +185,29 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
         summed = any(is_contraction(op) or OPS[op].definition is not None for op in calls)
         if rule.exact and summed:
             return False, "sums are looked at over the reals"
-        done, said = (False, "") if summed else _prove(rule, False, suspects)
-    except Beyond as beyond:
-        done, said = False, str(beyond)
+        done, conditions = (False, "") if summed else _prove(rule, False, suspects)
+    except OutOfScope as beyond:
+        done, conditions = False, str(beyond)
     if done or rule.exact:
-        return done, said
+        return done, conditions
     if not _reals_only(rule):
         return False, "it holds over the reals at best, but integers match it"
     try:
         return _prove(rule, True, suspects)
-    except Beyond as beyond:
+    except OutOfScope as beyond:
         return False, str(beyond)
 
 
 def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
     """Number of patterns of ranks and axes at which z3 proves equal types of both sides wherever the rule matches.
 
-    0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises Beyond if there are more
+    0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises OutOfScope if there are more
     than `questions` patterns.
     """
     matched = asked = 0
     for tried, (ranks, fixed) in enumerate(structures(rule, False)):
         if tried == QUESTIONS or asked == questions:
-            raise Beyond("too many ranks, axes and permutations")
+            raise OutOfScope("too many ranks, axes and permutations")
         try:
             world = _World(rule, ranks, fixed, False)
             found = world.holds(types_only=True)

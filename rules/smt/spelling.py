@@ -45,7 +45,7 @@ def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         if node.op == "constant":
-            return said(node.data)
+            return array_term(node.data)
         if node.op == "avg_pool" and node.rank == 4 and all(isinstance(d, int) for d in args[0].shape):
             return mean_as_conv(args[0], dict(node.attrs))
         return None
@@ -160,7 +160,7 @@ def unit(shape: Shape, dtype: str) -> Tensor:
     return make("cast", (make("eq", (first, second)),), {"dtype": dtype})
 
 
-def said(data: Any) -> Tensor | None:
+def array_term(data: Any) -> Tensor | None:
     """Expression by ops for an array of at most `LARGEST` floats; None if none was found."""
     if not isinstance(data, np.ndarray) or not 0 < data.size <= LARGEST or data.dtype.kind in "iub":
         return None

@@ -8,7 +8,7 @@ from itertools import permutations
 from typing import Any
 
 from ...egraph.ir.ops import OPS
-from ..semantics.solver import Beyond
+from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total, bodies, factors, product_of, sum_of, summands, unknowns
 from .equal_sums import SumEquality
 from .unknowns import SizeFacts
@@ -20,9 +20,12 @@ class Sums(SumEquality):
     """Arithmetic of symbolic values whose elements are sums (`Total`) or maxima (`Extreme`)."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
-        """The sum of `read()` over the indices. Raises Beyond unless the terms are finite everywhere."""
+        """The sum of `read()` over the indices; conditions are added to `facts`.
+
+        Raises OutOfScope unless the terms are finite everywhere.
+        """
         if not self.real:
-            raise Beyond("a sum of elements that nothing is known of")
+            raise OutOfScope("a sum of uninterpreted elements")
         before = len(facts.undefined)
         found = self.summand(read(), facts).over(*indices)
         self.everywhere(facts, before, indices)
@@ -33,10 +36,10 @@ class Sums(SumEquality):
     ) -> Extreme:
         """The maximum (`most`) or minimum of `read()` over the indices.
 
-        Raises Beyond unless the terms are finite everywhere.
+        Raises OutOfScope unless the terms are finite everywhere.
         """
         if not self.real:
-            raise Beyond("a maximum of elements that nothing is known of")
+            raise OutOfScope("a maximum of uninterpreted elements")
         before = len(facts.undefined)
         found = read()
         if self.extreme(found, most) is None:
@@ -49,7 +52,7 @@ class Sums(SumEquality):
     def everywhere(self, facts: SizeFacts, before: int, indices: Sequence[tuple[Any, Any]]) -> None:
         """Eliminates bound indices from newly recorded undefinedness conditions.
 
-        A term undefined at one index must be undefined at all indices; raises Beyond if z3 does not prove that.
+        A term undefined at one index must be undefined at all indices; raises OutOfScope if z3 does not prove that.
         """
         z = self.z
         inside = z.And(*(n > 0 for _, n in indices), True)
@@ -59,12 +62,12 @@ class Sums(SumEquality):
             if not moved.eq(condition):
                 others = [c for k, n in indices for c in (z.Int(f"other {k}") >= 0, z.Int(f"other {k}") < n)]
                 if self.ask([*self.assumed(facts, condition), *others, condition != moved]) != z.unsat:
-                    raise Beyond("a sum of what is not finite everywhere")
+                    raise OutOfScope("a sum of terms that are not finite everywhere")
                 condition = z.substitute(condition, *((k, z.IntVal(0)) for k, _ in indices))
             facts.undefined[at] = z.And(condition, inside)
 
     def summand(self, value: Any, facts: SizeFacts) -> Total:
-        """A value as a sum; a maximum is replaced by an uninterpreted name."""
+        """A value as a sum; a maximum is replaced by an uninterpreted name, with axioms in `facts`."""
         return Total.of(self.name(value, facts) if isinstance(value, Extreme) else value)
 
     def extreme(self, x: Any, most: bool) -> Extreme | None:
@@ -82,15 +85,15 @@ class Sums(SumEquality):
         return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
 
     def there(self, value: Extreme, facts: SizeFacts) -> Extreme:
-        """The set of values known to be nonempty; records that the value is undefined where its ranges are empty.
+        """The set, marked as nonempty; adds to `facts` that the value is undefined where its ranges are empty.
 
-        Raises Beyond if emptiness depends on more than sizes.
+        Raises OutOfScope if emptiness depends on more than sizes.
         """
         z = self.z
         if value.some:
             return value
         if not all(z.is_true(condition) for _, condition, _ in value.terms):
-            raise Beyond("a function of a maximum of what may be nothing")
+            raise OutOfScope("a function of the maximum of a possibly empty set")
         facts.undefined.append(z.And(*(z.Or(*(n <= 0 for _, n in bound), False) for bound, *_ in value.terms)))
         return replace(value, some=True)
 
@@ -102,15 +105,18 @@ class Sums(SumEquality):
         return Total.of(a), Total.of(b)
 
     def either(self, condition: Any, x: Any, y: Any) -> Any:
-        """The value `x` where a condition holds, else `y`; both may be sums or maxima."""
+        """The value `x` where a condition holds, else `y`; both may be sums or maxima.
+
+        Raises OutOfScope if they cannot be combined.
+        """
         z = self.z
         if isinstance(condition, Total | Extreme):
-            raise Beyond("a condition on a sum")
+            raise OutOfScope("a condition on a sum")
         if isinstance(x, Extreme) or isinstance(y, Extreme):
             most = (x if isinstance(x, Extreme) else y).most
             a, b = self.extreme(x, most), self.extreme(y, most)
             if a is None or b is None:
-                raise Beyond("a choice between a maximum and something else")
+                raise OutOfScope("a choice between a maximum and something else")
             return Extreme(most, a.only(z, condition).terms + b.only(z, z.Not(condition)).terms, a.some and b.some)
         if not isinstance(x, Total) and not isinstance(y, Total):
             return z.If(condition, x, y)
@@ -129,7 +135,10 @@ class Sums(SumEquality):
         return None
 
     def inside(self, name: str, x: list[Any], facts: SizeFacts) -> Any:
-        """An elementwise op moved inside a sum or a maximum; None if that is not valid."""
+        """The op `name` on elements, moved inside a sum or a maximum; None if that is not valid.
+
+        Conditions are added to `facts`.
+        """
         z = self.z
         if not any(isinstance(v, Extreme) for v in x):
             if name == "div" and not isinstance(x[1], Total):
@@ -149,9 +158,13 @@ class Sums(SumEquality):
             ):
                 return one.map(lambda body: 1 / body, turned=True)
             if name == "exp":
-                return self.functions.exp(self.name(one, facts), facts.said, facts.undefined)
+                return self.functions.exp(self.name(one, facts), facts.conditions, facts.undefined)
             law = self.functions.of(name)
-            return one.map(lambda body: law(body, facts.said, facts.undefined)) if law and OPS[name].monotone else None
+            return (
+                one.map(lambda body: law(body, facts.conditions, facts.undefined))
+                if law and OPS[name].monotone
+                else None
+            )
         if sum(isinstance(v, Total) for v in x):
             return None
         if sum(isinstance(v, Extreme) for v in x) == 2:
@@ -177,7 +190,7 @@ class Sums(SumEquality):
         """Uninterpreted name for a sum or maximum; factors and summands that do not depend on its indices stay outside.
 
         Two sums or maxima that are equal wherever they are read get the same name. Sign facts about the name are
-        recorded.
+        recorded. Raises OutOfScope if that is not supported.
         """
         z = self.z
         if not isinstance(value, Total | Extreme):
@@ -188,7 +201,7 @@ class Sums(SumEquality):
             if all(e is not None for e in exponents):
                 terms = tuple((*rest, e) for (*rest, _), e in zip(value.terms, exponents))
                 return self.functions.exp(
-                    self.name(Extreme(value.most, terms, True), facts), facts.said, facts.undefined
+                    self.name(Extreme(value.most, terms, True), facts), facts.conditions, facts.undefined
                 )
             if not value.most:
                 return -self.name(value.map(lambda body: -body, turned=True), facts)
@@ -223,11 +236,11 @@ class Sums(SumEquality):
             for order in permutations(free):
                 swaps: list[tuple[Any, Any]] = []
                 there = self.moved(known, list(zip(places, order)), swaps)
-                more = self.carried([*self.facts.said, *facts.said], swaps)
+                more = self.carried([*self.facts.conditions, *facts.conditions], swaps)
                 if self.equal_many([*assumed, *more], there, value):
                     return function(*order) if order else function
         if len(self.names) == NAMED:
-            raise Beyond("too many sums and maxima")
+            raise OutOfScope("too many sums and maxima")
         label, number = f"named {len(self.names)}", z.IntSort()
         function = self.function(label, *[number] * len(free), z.RealSort()) if free else z.Real(label)
         self.names.append((value, free, function))
@@ -235,11 +248,11 @@ class Sums(SumEquality):
         within = [[c for k, n in bound for c in (k >= 0, k < n)] for bound, *_ in value.terms]
         read_in = [(i, body) for i, (*_, body) in zip(within, value.terms)]
         if all(self.ask([*assumed, *i, body < 0]) == z.unsat for i, body in read_in):
-            facts.said.append(found >= 0)
+            facts.conditions.append(found >= 0)
             if isinstance(value, Extreme) and all(
                 self.ask([*assumed, *i, body == 0]) == z.unsat for i, body in read_in
             ):
-                facts.said.append(found > 0)
+                facts.conditions.append(found > 0)
         elif isinstance(value, Extreme) and all(self.ask([*assumed, *i, body >= 0]) == z.unsat for i, body in read_in):
-            facts.said.append(found < 0)
+            facts.conditions.append(found < 0)
         return found

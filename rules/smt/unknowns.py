@@ -17,7 +17,7 @@ from ...egraph.ir.ops import OPS
 from ...egraph.ir.pattern import FUNCTIONS, Attr, AttrConstant, Name, PatternCall, subterms
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import Functions
-from ..semantics.solver import Beyond, z3
+from ..semantics.solver import OutOfScope, z3
 from ..semantics.structures import bits, booleans
 from ..semantics.sums import Many
 
@@ -61,12 +61,13 @@ class Sym:
 
 @dataclass
 class SizeFacts:
-    """Formulas collected while a term is encoded: `said` are assumed or owed.
+    """Formulas collected while a term is encoded.
 
-    Where `undefined` ones hold, an element has no finite value.
+    `conditions`: facts about the terms that occur, and conditions under which they are well typed (assumed of a left
+    side, to be proved of a right side). Where a formula in `undefined` holds, an element has no finite value.
     """
 
-    said: list[Any] = field(default_factory=list)
+    conditions: list[Any] = field(default_factory=list)
     undefined: list[Any] = field(default_factory=list)
 
 
@@ -94,12 +95,12 @@ class Unknowns:
         self.booleans = booleans(rule) | binary
         for name, rank in ranks.items():
             shape = tuple(z.Int(f"{name}.{i}") for i in range(rank))
-            self.facts.said += [d >= 0 for d in shape]
+            self.facts.conditions += [d >= 0 for d in shape]
             boolean = name in self.booleans
             function = z.Function(name, *[z.IntSort()] * rank, z.BoolSort() if boolean else self.sort)
             code = z.IntVal(BOOL) if boolean and name not in binary else z.Int(f"dtype.{name}")
             if not boolean:
-                self.facts.said.append(code > OTHER)
+                self.facts.conditions.append(code > OTHER)
             self.env[name] = Sym(shape, code, _reader(function), boolean)
 
     def function(self, name: str, *sorts: Any) -> Any:
@@ -107,9 +108,9 @@ class Unknowns:
         return self.z.Function(name, *sorts)
 
     def ask(self, facts: Sequence[Any]) -> Any:
-        """The solver's answer to whether some facts can hold together. Raises Beyond after the rule's time limit."""
+        """The solver's answer to whether some facts can hold together. Raises OutOfScope after the rule's time limit."""
         if perf_counter() > self.until:
-            raise Beyond("it takes too long")
+            raise OutOfScope("it takes too long")
         solver = self.z.Solver()
         solver.set("timeout", MILLISECONDS)
         solver.set("rlimit", EFFORT)
@@ -154,13 +155,13 @@ class Unknowns:
         return found
 
     def value(self, attr: Attr) -> Any:
-        """The value of an attribute expression over unknowns. Raises Beyond if unsupported. Raises Reject if it has no value."""
+        """The value of an attribute expression over unknowns. Raises OutOfScope if unsupported. Raises Reject if it has no value."""
         z = self.z
         if isinstance(attr, AttrConstant):
             return attr.value
         if isinstance(attr, Name):
             if attr.name not in self.env:
-                raise Beyond(f"{attr.name} has no value")
+                raise OutOfScope(f"{attr.name} has no value")
             return self.env[attr.name]
         args = [self.value(a) for a in attr.args]
         f = attr.function
@@ -173,7 +174,7 @@ class Unknowns:
             same = self.equal(*args)
             return same if f == "eq" else (z.Not(same) if z.is_expr(same) else not same)
         if f == "floordiv" and symbolic:
-            self.facts.said.append(args[1] > 0)
+            self.facts.conditions.append(args[1] > 0)
             return args[0] / args[1]
         if f in ("min", "max") and symbolic:
             return z.If((args[0] <= args[1]) == (f == "min"), *args)
@@ -182,20 +183,23 @@ class Unknowns:
             if f != "permuted" and any(
                 z.is_expr(p) or (isinstance(p, tuple) and any(map(z.is_expr, p))) for p in places
             ):
-                raise Beyond(f"{f} at an unknown place")
+                raise OutOfScope(f"{f} at an unknown index")
         try:
             return FUNCTIONS[f](*args)
         except (IndexError, ValueError, ZeroDivisionError, KeyError) as error:
             raise IllTyped from error
 
     def about(self, f: str, args: Sequence[Any]) -> Any:
-        """Value of a function of a tensor's type: rank, size, shape, volume, dtype, or a condition on them."""
+        """Value of the function `f` of a tensor's type: rank, size, shape, volume, dtype, or a condition on them.
+
+        Raises OutOfScope if unsupported, IllTyped for an axis that does not exist.
+        """
         z, x = self.z, args[0]
         if f == "rank":
             return len(x.shape)
         if f == "size":
             if z.is_expr(args[1]):
-                raise Beyond("the size of an unknown axis")
+                raise OutOfScope("the size of an unknown axis")
             if not -len(x.shape) <= args[1] < len(x.shape):
                 raise IllTyped
             return x.shape[args[1]]
@@ -205,7 +209,7 @@ class Unknowns:
             found = reduce(lambda a, b: a * b, x.shape, z.IntVal(1))
             for k, size in enumerate(x.shape):  # consequences that z3 does not find by itself
                 others = z.And(*(d == 1 for j, d in enumerate(x.shape) if j != k), True)
-                self.facts.said.append(z.Implies(z.And(found == size, size > 0), others))
+                self.facts.conditions.append(z.Implies(z.And(found == size, size > 0), others))
             return found
         if f == "dtype":
             return x.dtype
@@ -219,7 +223,10 @@ class Unknowns:
         return z.And(*(z.Or(a == 1, a == b) for a, b in zip(x.shape, other.shape))) if x.shape else True
 
     def equal(self, a: Any, b: Any) -> Any:
-        """Equality of numbers, vectors or dtypes, as a formula or a Python bool."""
+        """Equality of numbers, vectors or dtypes, as a formula or a Python bool.
+
+        Raises OutOfScope for other kinds of values.
+        """
         if isinstance(a, tuple) or isinstance(b, tuple):
             if not (isinstance(a, tuple) and isinstance(b, tuple)) or len(a) != len(b):
                 return False
@@ -230,7 +237,7 @@ class Unknowns:
             return self.z.And(*parts) if parts else True
         a, b = (self.code(x) if isinstance(x, str) else x for x in (a, b))
         if not self.real and any(self.z.is_expr(x) and str(x).startswith("number ") for x in (a, b)):
-            raise Beyond("a condition on a number")
+            raise OutOfScope("a condition on a number")
         return a == b
 
     def code(self, dtype: str) -> Any:
@@ -238,13 +245,16 @@ class Unknowns:
         return self.z.IntVal(BOOL if dtype == "bool" else OTHER + 1 + NAMES.index(dtype))
 
     def number(self, value: Any, dtype: Any) -> Any:
-        """A constant or unknown number as an element of a dtype, to which it may be rounded."""
+        """A constant or unknown number as an element of a dtype, to which it may be rounded.
+
+        Raises OutOfScope for a number that the dtype does not represent.
+        """
         z = self.z
         if self.real:
             if z.is_expr(value):
                 return value
             if value != value or value in (float("inf"), float("-inf")):
-                raise Beyond("an infinite constant")
+                raise OutOfScope("an infinite constant")
             return z.RealVal(value)
         code = value if z.is_expr(value) else z.Int(f"number {float(value)!r}")
         return self.function("number", z.IntSort(), z.IntSort(), self.sort)(code, dtype)

@@ -21,7 +21,10 @@ SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
 def shapes(rule: Rule, count: int, seed: int = 0) -> list[Instance]:
-    """Instances of a rule without empty values: up to `count`, the least special of 6 × `count` draws."""
+    """Instances of a rule without empty values: up to `count` of 6 × `count` random ones.
+
+    Those with the fewest axes of size 1 and with usual dtypes come first.
+    """
 
     def typed(found: Instance) -> bool:
         try:

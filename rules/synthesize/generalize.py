@@ -35,14 +35,14 @@ BACK = "-back"  # name suffix of a rule that is another rule's reverse
 
 
 def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
-    """Whether a rule passes the tests of an effort; False if it is malformed or has no instances. `home`: see `tested`."""
+    """Whether a rule passes `tested` (same arguments); False if it is malformed or has no instances."""
     return tested(rule, effort, home) is not None
 
 
 def tested(rule: Rule, effort: int, home: int = 0) -> Verdict | None:
-    """Last verdict on a rule that passes at all seeds of an effort; None if it fails.
+    """Last verdict on a rule that passes at all seeds of a test effort; None if it fails.
 
-    `home`: a rank of its first variable at which it is tested in addition (0: none).
+    `effort`: index into `EFFORTS`. `home`: a rank of its first variable at which it is tested in addition (0: none).
     """
     found = None
     for seed, samples in EFFORTS[effort]:
@@ -88,9 +88,10 @@ def _of_shapes(guard: Attr) -> bool:
 
 
 def fixed(slot: tuple[str, Attr], home: int) -> bool:
-    """Whether an attribute is still the constant with which it was found.
+    """Whether an attribute is an axis or bound that is still the constant with which the rule was found.
 
-    A reverse rule that holds only for that constant is not general. Axes of images (`home`) are constants anyway.
+    If so, the reverse rule holds for that constant only and is not added. With `home` (images) constant axes do not
+    count.
     """
     return (
         slot[0] in (CUTS if home else ("axis", *CUTS))
@@ -235,7 +236,7 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
 def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
     """Most general form of a candidate that passes the tests, as (left, right, guards).
 
-    None if it fails under all guards.
+    None if it fails under all guards. `effort`: index into `EFFORTS`.
     """
     draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
     if not holds(draft.rule(), effort, world.home):

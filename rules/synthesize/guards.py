@@ -25,7 +25,7 @@ from ...egraph.ir.rule import Rule
 from ..check.check import confirmed, judge
 from ..semantics.sample import attempt, instances
 from ..semantics.sampler import Instance
-from ..semantics.solver import Beyond
+from ..semantics.solver import OutOfScope
 from ..smt.prove import typed
 from .terms import render_attr
 
@@ -86,9 +86,8 @@ class InstancePool:
     rows: list[list[bool]] = field(default_factory=list)
 
     def add(self, one: Instance, right: bool | None = None) -> None:
-        """Labels an instance by evaluation (unless `right` is given) and keeps it.
-
-        Drops it if evaluation is inconclusive.
+        """Add an instance, labelled by evaluation unless `right` is given; without effect if evaluation is
+        inconclusive.
         """
         if right is None:
             status = judge(self.bare, one, seed=len(self.found)).status
@@ -177,7 +176,7 @@ def corner(rule: Rule) -> Instance | None:
     Its sizes are ones that sampling hardly reaches (axes of 0 beside axes of 1). None if there is none.
     """
     suspects: list[Instance] = []
-    with suppress(Beyond):
+    with suppress(OutOfScope):
         typed(rule, suspects, PATTERNS)
     return next((one for one in suspects if confirmed(rule, one) is not None), None)
 

@@ -11,7 +11,7 @@ from ..check.check import Verdict
 
 
 @dataclass(frozen=True)
-class SynthesizedRules:
+class SynthesizedRule:
     """A synthesized rule with its verdict and origin.
 
     `known`: whether existing rules derive it (None: not compared).
@@ -37,7 +37,7 @@ class Synthesis:
     variables: int
     seed: int
     broadcast: bool
-    found: list[SynthesizedRules] = field(default_factory=list)
+    found: list[SynthesizedRule] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     reached: dict[str, int] = field(default_factory=dict)
     stopped: str = "complete"
@@ -58,7 +58,7 @@ class Synthesis:
     def to_json(self) -> dict[str, Any]:
         """The run's entry in a JSON document."""
         rows = [
-            {"name": f.rule.name, "text": line(f.rule), "left": f.rule.left, "right": f.rule.right, "when": list(f.rule.when),
+            {"name": f.rule.name, "text": rule_line(f.rule), "left": f.rule.left, "right": f.rule.right, "when": list(f.rule.when),
              "both": f.rule.both, "exact": f.rule.exact, "growth": f.rule.growth, "verdict": f.verdict.status,
              "detail": f.verdict.detail, "size": f.size, "world": f.world, "uninterpreted": f.free, "known": f.known}
             for f in self.found
@@ -75,11 +75,11 @@ class Synthesis:
             known = {True: "derived by the rules in force", False: "new", None: "not compared"}[one.known]
             scope = ", for any elementwise functions" if one.free else ""
             lines += ["", f"# {one.verdict.status} ({one.verdict.detail}); size {one.size}, {one.world}{scope}; {known}",
-                      line(one.rule)]  # fmt: skip
+                      rule_line(one.rule)]  # fmt: skip
         return "\n".join(lines) + "\n"
 
 
-def line(rule: Rule) -> str:
+def rule_line(rule: Rule) -> str:
     """A rule on one line as `rules check` reads it: `name: left -> right when guard, guard; exact`."""
     arrow = "<->" if rule.both else "->"
     when = f" when {', '.join(rule.when)}" if rule.when else ""

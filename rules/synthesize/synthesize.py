@@ -36,7 +36,7 @@ from ..check.check import verdict
 from .derivable import claim, derived
 from .generalize import BACK, EFFORTS, fixed, generalise, tested_rule
 from .rule_candidates import RuleCandidate, candidate
-from .synthesis_result import Synthesis, SynthesizedRules, line
+from .synthesis_result import Synthesis, SynthesizedRule, rule_line
 from .terms import render, render_attr, slots
 from .universe import Universe, World, worlds
 
@@ -88,7 +88,7 @@ class _Search:
                 for found in self.judge(one, size):
                     self.result.found.append(found)
                     fresh.append(found.rule)
-                    self.say(line(found.rule))
+                    self.say(rule_line(found.rule))
             if fresh:
                 self.drop(self.result.rules)
 
@@ -113,7 +113,7 @@ class _Search:
         self.pool = [c for c in self.pool if c not in chosen]
         return chosen
 
-    def judge(self, one: RuleCandidate, size: int) -> Iterator[SynthesizedRules]:
+    def judge(self, one: RuleCandidate, size: int) -> Iterator[SynthesizedRule]:
         """Yields the rule for a candidate, and its reverse with its own guards if the rule is one-way.
 
         Yields nothing if the candidate is false in general, or if its general form was tried before.
@@ -131,7 +131,7 @@ class _Search:
         if returned is not None and not any(fixed(slot, self.world.home) for slot in slots(returned.rule.lefts[0])):
             yield returned
 
-    def form(self, one: RuleCandidate, size: int, name: str) -> SynthesizedRules | None:
+    def form(self, one: RuleCandidate, size: int, name: str) -> SynthesizedRule | None:
         """The most general rule for a candidate with its verdict, or None."""
         for effort in range(len(EFFORTS)):  # a wrong generalization is retried with more samples
             form = generalise(one, self.world, effort)
@@ -144,7 +144,7 @@ class _Search:
             made = tested_rule(left, right, guards, name, self.world.home)
             if made is not None:
                 self.tried.add(key)
-                return SynthesizedRules(made[0], made[1], size, self.world.name, one.free)
+                return SynthesizedRule(made[0], made[1], size, self.world.name, one.free)
         self.result.counts["refuted"] += 1
         return None
 
@@ -155,7 +155,7 @@ class _Search:
         return next(n for n in chain([stem], (f"{stem}-{k}" for k in count(2))) if n not in taken)
 
 
-def minimise(found: Sequence[SynthesizedRules], session: SaturationSession) -> list[SynthesizedRules]:
+def minimise(found: Sequence[SynthesizedRule], session: SaturationSession) -> list[SynthesizedRule]:
     """The rules of a set without those that the others derive, trying the last found first.
 
     A reverse is dropped together with its rule: with both sides in the e-graph, one always derives the other.
@@ -172,8 +172,8 @@ def minimise(found: Sequence[SynthesizedRules], session: SaturationSession) -> l
 
 
 def compare(
-    found: Sequence[SynthesizedRules], base: Sequence[Rule], session: SaturationSession
-) -> list[SynthesizedRules]:
+    found: Sequence[SynthesizedRule], base: Sequence[Rule], session: SaturationSession
+) -> list[SynthesizedRule]:
     """The rules with `known` set: whether the base derives a rule in every direction."""
     claims = [claim(d, 4) for f in found for d in f.rule.directions]
     yes = iter(derived(base, claims, session))

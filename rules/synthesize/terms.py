@@ -77,7 +77,7 @@ def rename(term: Term, names: dict[str, str]) -> Term:
 
 
 def substitute(term: Term, old: tuple[str, Attr], new: Attr) -> Term:
-    """The term with an attribute value replaced wherever an attribute of that name has it."""
+    """The term with the attribute `old` (name, value) replaced by the value `new` at all its occurrences."""
     if not isinstance(term, PatternCall):
         return term
     attrs = tuple((n, new if (n, a) == old else _inside(a, old, new)) for n, a in term.attrs)

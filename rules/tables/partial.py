@@ -40,7 +40,10 @@ class Partial:
     regions: tuple[tuple[str, str], ...]
 
     def region(self, which: int, env: Env, shape: Sequence[int]) -> list[Box]:
-        """Boxes of the result in which right side number `which` differs from the left side, for given sizes and attributes."""
+        """Boxes of the result in which right side number `which` differs from the left side.
+
+        `env`: values of sizes and attributes. `shape`: of the result.
+        """
         start, stop = (int(evaluate(parse_guard(b), env)) for b in self.regions[which])
         box = tuple((start, stop) if i == self.axis else (0, d) for i, d in enumerate(shape))
         return [box] if all(a < b for a, b in box) else []

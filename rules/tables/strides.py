@@ -100,8 +100,8 @@ TURNS = table("turned images", "proof", [
          f"conv(permute(x, perm=o), permute(w, perm=o), {_TURNED}, groups=g)", when=("o == (0, 1, 3, 2)",),
          doc="swapping rows and columns commutes with a convolution"),
     *(Rule(f"{name}-max-pool", f"permute(max_pool(x, kernel=k, {_WINDOW}), perm=o)", f"max_pool(permute(x, perm=o), {how})",
-           when=(f"o == {order}",), exact=name == "swapped", doc=f"swapping {said} commutes with a pool")  # turned: 0.0 and -0.0 reordered
-      for name, order, how, said in (
+           when=(f"o == {order}",), exact=name == "swapped", doc=f"swapping {operands} commutes with a pool")  # turned: 0.0 and -0.0 reordered
+      for name, order, how, operands in (
           ("turned", (0, 1, 3, 2), f"kernel=(k[1], k[0]), {_TURNED}", "rows and columns"),
           ("swapped", (1, 0, 2, 3), f"kernel=k, {_WINDOW}", "batch and channels"),
           ("turned-swapped", (1, 0, 3, 2), f"kernel=(k[1], k[0]), {_TURNED}", "rows and columns, batch and channels"))),

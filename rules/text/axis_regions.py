@@ -70,7 +70,7 @@ class Regions:
             self.axis(part)
 
     def add(self, axis: TermAxis, place: Affine) -> bool:
-        """Add a cut at a position of an axis; returns whether it is new."""
+        """Add a cut at a position of an axis; returns whether it is new. Raises Unprovable for too many cuts."""
         self.axis(axis)
         place = self.signs.reduce(place)
         if place in self.places[axis] or self.signs.nonnegative(place * -1):
@@ -78,7 +78,7 @@ class Regions:
         if self.signs.nonnegative(place - axis.size):
             return False
         if len(self.places[axis]) == PLACES:
-            raise Unprovable("the cuts of an axis multiply")
+            raise Unprovable("too many cuts of an axis")
         self.places[axis].append(place)
         return True
 
@@ -99,7 +99,10 @@ class Regions:
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
     def inherit(self, whole: TermAxis, left: TermAxis, right: TermAxis) -> bool:
-        """Exchange cuts between a concatenated axis and its parts; returns whether any is new."""
+        """Exchange cuts between a concatenated axis and its parts; returns whether any is new.
+
+        Raises Open if the order of cuts is not provable.
+        """
         new = [self.add(whole, left.size), *(self.add(whole, p) for p in list(self.places[left]))]
         new += [self.add(whole, left.size + p) for p in list(self.places[right])]
         for p in list(self.places[whole]):
@@ -122,7 +125,10 @@ class Regions:
         return any([*new, *(self.add(whole, p) for p in cuts)])
 
     def repeat(self, whole: TermAxis, part: TermAxis, times: int) -> bool:
-        """Exchange cuts between an axis and another one that it repeats `times` times; returns whether any is new."""
+        """Exchange cuts between an axis and another one that it repeats `times` times; returns whether any is new.
+
+        Raises Open or Unprovable if the order of cuts is not provable.
+        """
         new = [self.add(whole, part.size * j) for j in range(1, times)]
         new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]
         for p in list(self.places[whole]):
@@ -136,7 +142,7 @@ class Regions:
         return any(new)
 
     def ordered(self, p: Affine, q: Affine) -> bool:
-        """Whether the order of two positions is provable."""
+        """Whether the order of positions `p` and `q` is provable."""
         return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
 
     def of(self, axis: TermAxis) -> list[tuple[Affine, Affine]]:

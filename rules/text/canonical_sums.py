@@ -38,7 +38,10 @@ class CanonicalSums:
             term = step
 
     def step(self, term: Monomial, factor: Factor) -> Monomial | bool | None:
-        """The monomial after one simplification of a factor; False if it is zero, None if nothing applies."""
+        """The monomial after one simplification of a factor; False if it is zero, None if nothing applies.
+
+        Raises Unprovable for an identity matrix at a strided index.
+        """
         if factor.kind not in CONDITIONS:
             return None
         self.effort.spend()
@@ -66,11 +69,15 @@ class CanonicalSums:
                 kept = () if inside else (Factor("guard", indices=(value,), size=self.indices.ranges[v]),)
                 return Monomial(term.coefficient, (*kept, *(f.put(v, value) for f in rest)), bound)
         if any(v in term.bound for v, _ in index.parts):
-            raise Unprovable("an identity on a strided index")
+            raise Unprovable("an identity matrix at a strided index")
         return self.replaced(term, factor, rest)
 
     def replaced(self, term: Monomial, factor: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """The monomial with the last index of an index equation substituted by the others."""
+        """The monomial with the last index of an index equation (`factor`) substituted by the others; None if no index
+        can be.
+
+        `rest`: its other factors.
+        """
         (index,) = factor.indices
         last = max((v for v, c in index.parts if abs(c) == 1), default=None)
         steps = {
@@ -102,11 +109,10 @@ class CanonicalSums:
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """A monomial without a guard that only restricts the range of a summation index.
+        """A monomial without a guard that only restricts the range of a summation index, summed over that range
+        instead.
 
-        It is summed over that range instead.
-
-        For kernels padded with zeros.
+        None if the guard does more. Needed for kernels padded with zeros.
         """
         (index,) = guard.indices
         self.alone(term.bound)
@@ -124,7 +130,10 @@ class CanonicalSums:
         return None
 
     def known(self, term: Monomial, given: frozenset[str] = frozenset()) -> Monomial:
-        """The monomial without conditions inside functions that it already has as factors."""
+        """The monomial without conditions inside functions that it already has as factors.
+
+        `given`: texts of further conditions that hold.
+        """
         texts = {id(f): self.factor_text(f, {}) for f in term.factors if f.kind in CONDITIONS}
         factors = [f for f in term.factors if id(f) not in texts or texts[id(f)] not in given]
         given |= frozenset(texts.values())
@@ -167,7 +176,11 @@ class CanonicalSums:
         return f"[{limits}]" + "·".join(sorted([*once, *(text for kind, text in texts if kind not in CONDITIONS)]))
 
     def orders(self, factors: Sequence[Factor], bound: Sequence[int], names: dict[int, str]) -> Iterator[Sequence[int]]:
-        """Candidate orders of the summation indices: sorted by range and by appearance with all others anonymous."""
+        """Candidate orders of the summation indices `bound`: sorted by range and by appearance with all others
+        anonymous.
+
+        Raises Unprovable if too many are interchangeable.
+        """
         if len(bound) < 2:
             yield bound
             return
@@ -183,7 +196,7 @@ class CanonicalSums:
             for i in range(2, len(c) + 1):
                 total *= i
         if total > ORDERS:
-            raise Unprovable("too many summed indices look alike")
+            raise Unprovable("too many interchangeable summation indices")
         for chosen in product(*(permutations(c) for c in classes)):
             yield [v for part in chosen for v in part]
 

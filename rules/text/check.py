@@ -44,8 +44,8 @@ from .shape_families import Typing
 from .shapes import Families, typings
 from .signs import Effort, Signs
 from .symbolic import proves
-from .tensat import Input, TextApply, TextRule, nodes
 from .terms import Typed
+from .text_rule import Input, TextApply, TextRule, nodes
 from .typer import ATTRIBUTES, SYMBOLIC
 
 SECONDS = 20.0  # per rule
@@ -80,7 +80,7 @@ class _At:
 
     @property
     def bounds(self) -> Mapping[str, int]:
-        """No variable is an index."""
+        """Empty: no variable is used as an index."""
         return {}
 
     def sides(self, rule: Any) -> list[tuple[Tensor, Tensor]]:
@@ -144,7 +144,7 @@ def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Ve
         except Refuted as found:
             refuted = found
             continue
-        return Verdict("tested", "; ".join(filter(None, (str(more), one.scope.said, f"not proved: {one.why}"))))
+        return Verdict("tested", "; ".join(filter(None, (str(more), one.scope.description, f"not proved: {one.why}"))))
     if large:
         return Verdict("unknown", "no shapes are small enough to evaluate it")
     if refuted is not None:
@@ -264,17 +264,17 @@ def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed])
     """The verdict on a rule that is proved under a scope; under the wider scopes it is only tested."""
     scope, families = one.scope, one.families
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, TextApply)]
-    said = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
+    reasons = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
     if any(c.op == "matmul" for c in calls) and any(c.op == "concat" and c.param("ndim") is None for c in calls):
-        said.append("axes without a rank are those of matrices")
+        reasons.append("axes without a rank are those of matrices")
     groups = group_counts(rule, scope)
     if len(groups) > 1 and any(c.op == "conv2d" for c in calls):
-        said.append(f"convolutions of up to {max(groups)} groups")
-    if scope.said:
-        said.append(scope.said)
-    said.append(f"random evaluation modulo {PRIMES[0]} and {PRIMES[1]} errs with a chance below 2^-{int(bits)}")
-    said += [f"beyond that ({w.scope.said or 'more groups'}) tested only: {w.tally}" for w in wider]
-    return Verdict("proved", "; ".join([*said, str(one.tally)]))
+        reasons.append(f"convolutions of up to {max(groups)} groups")
+    if scope.description:
+        reasons.append(scope.description)
+    reasons.append(f"random evaluation modulo {PRIMES[0]} and {PRIMES[1]} errs with a chance below 2^-{int(bits)}")
+    reasons += [f"beyond that ({w.scope.description or 'more groups'}) tested only: {w.tally}" for w in wider]
+    return Verdict("proved", "; ".join([*reasons, str(one.tally)]))
 
 
 def _proof(rule: TextRule, scope: AxisScope, families: Families, seed: int, until: float) -> tuple[float, str]:
@@ -340,8 +340,8 @@ def _instance_without_meaning(rule: TextRule, seed: int) -> Verdict | None:
             continue
         found = _meaningless(one, seed)
         if found.status == "refuted" and found.detail.startswith(UNTYPED):
-            said = ", ".join(f"?{n} = {v}" for n, v in zip(rule.attributes, values))
-            return Verdict("refuted", f"at {said}: {found.detail}", found.counterexample)
+            reasons = ", ".join(f"?{n} = {v}" for n, v in zip(rule.attributes, values))
+            return Verdict("refuted", f"at {reasons}: {found.detail}", found.counterexample)
     return None
 
 

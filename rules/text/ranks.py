@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...plain import as_int
-from .tensat import Input, Number, Term, TextApply
-from .terms import NoMeaning, perm_of
+from .terms import Untypable, perm_of
+from .text_rule import Input, Number, Term, TextApply
 
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
 
@@ -54,10 +54,10 @@ class Ranks:
         return first
 
     def set(self, i: int, rank: int) -> int:
-        """Fix a rank variable and return it; NoMeaning if it is already fixed to another value."""
+        """Fix a rank variable and return it. Raises Untypable if it is already fixed to another value."""
         i = self.find(i)
         if self.rank.setdefault(i, rank) != rank:
-            raise NoMeaning(f"a value would have rank {rank} and rank {self.rank[i]}")
+            raise Untypable(f"a value would have rank {rank} and rank {self.rank[i]}")
         return i
 
     def value(self, name: str, term: TextApply) -> Any:
@@ -66,7 +66,10 @@ class Ranks:
         return self.attrs[found] if isinstance(found, str) else found
 
     def visit(self, term: Term) -> int:
-        """The rank variable of a term, with the constraints of its operator added."""
+        """The rank variable of a term, with the constraints of its operator added.
+
+        Raises Untypable if no rank satisfies them.
+        """
         if isinstance(term, Number):
             return self.set(self.new(), 0)
         if isinstance(term, Input):
@@ -87,7 +90,7 @@ class Ranks:
             given = self.value("perm", term)
             perm = perm_of(given) if given is not None else (1, 0)
             if perm is None:
-                raise NoMeaning(f"{given} is not a permutation")
+                raise Untypable(f"{given} is not a permutation")
             return self.set(args[0], len(perm))
         if op == "reshape":
             shape = self.value("shape", term)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tensat import TextApply, TextRule, nodes
+from .text_rule import TextApply, TextRule, nodes
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,10 @@ class AxisScope:
 
     `groups` lists the group counts to try. With `plain`, a convolution of two variables has one group. With `kin`, all
     kernel variables have the same shape. With `constants`, constant kernels have as many outputs as the variable
-    kernels, and groups are chosen so that the sides have equal shapes. `said` describes the scope in verdicts.
+    kernels, and groups are chosen so that the sides have equal shapes. `description` describes the scope in verdicts.
     """
 
-    said: str
+    description: str
     groups: tuple[int, ...] = (1,)
     plain: bool = False
     kin: bool = False

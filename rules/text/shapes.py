@@ -30,8 +30,8 @@ from .instance import TextInstance
 from .linear_equations import Inconsistent
 from .scopes import SCOPES, AxisScope, scopes
 from .shape_families import Typing
-from .tensat import TextRule
-from .terms import Choices, NoMeaning
+from .terms import Choices, Untypable
+from .text_rule import TextRule
 from .typer import Typer
 
 
@@ -64,7 +64,7 @@ def typings(
             found.append(Typer(rule, choices, scope, symbolic).run(only_left))
         except Inconsistent:
             why = why or "no sizes fit all its operators"
-        except NoMeaning as error:
+        except Untypable as error:
             why = why or str(error)
         if not choices.next():
             return Families(found, why, True)

@@ -75,7 +75,7 @@ class SymbolicProver:
         return self.apply(ACTS[act], found) if act else found
 
     def _opaque(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
-        raise Unprovable(f"{term.op} is outside the method")
+        raise Unprovable(f"{term.op} is not supported by this proof method")
 
     def _input(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
         return (Monomial(Fraction(1), (Factor("input", term.params["name"], tuple(at)),)),)
@@ -95,7 +95,7 @@ class SymbolicProver:
     def times(self, a: Sum, b: Sum) -> Sum:
         """The product of two sums. Raises Unprovable if there are too many monomials."""
         if len(a) * len(b) > MONOMIALS:
-            raise Unprovable("the products grow")
+            raise Unprovable("too many products")
         return tuple(x.times(y) for x in a for y in b)
 
     def apply(self, name: str, *sums: Sum) -> Sum:
@@ -216,7 +216,11 @@ class SymbolicProver:
     def window(
         self, at: IndexPolynomial, step: int | Affine, low: Affine, k: IndexPolynomial, size: Affine, places: Affine
     ) -> tuple[IndexPolynomial, list[Factor]]:
-        """The position that a window at an output index reads, and the guards that exclude padding."""
+        """(position that element `k` of window `at` reads along an axis of the image, guards that exclude padding).
+
+        `step`: stride. `low`: padding before the first position. `size`, `places`: numbers of image positions and of
+        windows.
+        """
         where = IndexPolynomial(low * -1).plus(self.indices.stepped(at, step, places)).plus(k)
         inside = self.indices.within(where, size)
         return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
@@ -239,7 +243,7 @@ class SymbolicProver:
         return found
 
     def group(self, at: IndexPolynomial, outputs: Affine, groups: int) -> int:
-        """The number of the group that an output channel belongs to."""
+        """Number of the group to which output channel `at` belongs."""
         for j in range(groups - 1):
             if self.indices.before(at, outputs * quotient(j + 1, groups)):
                 return j
@@ -252,7 +256,10 @@ class SymbolicProver:
     def pooled(
         self, term: Typed, at: list[IndexPolynomial]
     ) -> tuple[IndexPolynomial, IndexPolynomial, list[Factor], Sum]:
-        """For a pooling window: both window indices, the guards, and the element that the window reads."""
+        """For the pooling window at result index `at`: (row and column index in the window, guards, element read).
+
+        The guards hold where the window reads the image and not its padding.
+        """
         (x,), p = term.args, term.params
         low = [term.numbers["low_" + i] for i in "hw"]
         r, s = (self.indices.variable(Affine.of(0), Affine.of(p["kernel_" + i])) for i in "hw")

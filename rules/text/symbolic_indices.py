@@ -13,7 +13,7 @@ from .signs import Seam, Signs, Unprovable
 class SymbolicIndices:
     """Index variables of one proof, numbered in order of creation.
 
-    `spans`: (positions - 1) * stride by (positions, unknown stride).
+    `spans` maps (number of positions, unknown stride) to an unknown that stands for (positions - 1) * stride.
     """
 
     def __init__(self, signs: Signs, spans: Mapping[tuple[Affine, Affine], Affine]) -> None:
@@ -63,9 +63,10 @@ class SymbolicIndices:
         raise Seam("a window across the seam of a concat")
 
     def stepped(self, at: IndexPolynomial, step: int | Affine, places: Affine) -> IndexPolynomial:
-        """step × an index with this number of positions.
+        """step × an index `at` with `places` positions.
 
-        For an unknown step, the product is an index variable of its own.
+        For an unknown step, the product is an index variable of its own. Raises Unprovable if the index is only a part
+        of an axis.
         """
         if not isinstance(step, Affine):
             return IndexPolynomial(Affine.of(0)).plus(at, step)

@@ -16,10 +16,11 @@ TASO's, `(enlarge W LIKE)` is Tensat's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ...errors import RuleError
+from .text_rule import Input, Number, Param, Term, TextApply, TextRule
 
 _WINDOW = "kernel_h kernel_w stride_h stride_w pad"
 _POOL = (f"{_WINDOW} .", f". {_WINDOW}", f". {_WINDOW} act", f"{_WINDOW} act .")
@@ -67,107 +68,6 @@ RANGES: dict[str, tuple[int, ...] | None] = {
     "stride_w": None, "kernel_h": None, "kernel_w": None, "count": None,
 }  # fmt: skip
 POSITIVE = ("stride_h", "stride_w", "kernel_h", "kernel_w", "count", "ndim")
-Param = int | str | tuple[int, ...]  # a number, the name of a parameter variable, or a vector
-
-
-@dataclass(frozen=True)
-class Input:
-    """Tensor variable of a text rule."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"?{self.name}"
-
-
-@dataclass(frozen=True)
-class Number:
-    """Number in a text rule, used as a scalar tensor."""
-
-    value: float
-
-    def __str__(self) -> str:
-        return f"{self.value:g}"
-
-
-@dataclass(frozen=True)
-class TextApply:
-    """Operator of a text rule with its parameters and operands.
-
-    The halves of a split are `split_0` and `split_1` of a tensor along `axis`.
-    """
-
-    op: str
-    params: tuple[tuple[str, Param], ...]
-    args: tuple[Term, ...]
-
-    def param(self, name: str) -> Param | None:
-        """The value of a parameter, or None if the form used has none."""
-        return next((v for n, v in self.params if n == name), None)
-
-    def __str__(self) -> str:
-        shown = ["_".join(map(str, v)) if isinstance(v, tuple) else f"?{v}" if isinstance(v, str) else str(v)
-                 for _, v in self.params]  # fmt: skip
-        return f"({' '.join([self.op, *shown, *map(str, self.args)])})"
-
-
-Term = Input | Number | TextApply
-
-
-@dataclass(frozen=True)
-class TextRule:
-    """A rule in TASO's or Tensat's language: `lefts[i]` equals `rights[i]` for every i, once all left sides match.
-
-    `both` is set for equations. `problem` says why a well-formed rule cannot be interpreted (an unknown operator or
-    code); it then has no sides. `text` is the rule as written in the file, with the lines of a pair joined by a
-    newline; `line` is the number of the first line.
-    """
-
-    text: str
-    line: int
-    lefts: tuple[Term, ...] = ()
-    rights: tuple[Term, ...] = ()
-    both: bool = False
-    problem: str = ""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Tensor variables in order of first use."""
-        return tuple(dict.fromkeys(n.name for n in self._nodes() if isinstance(n, Input)))
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        """Parameter variables, each with the parameter that it stands for ('act', 'stride_h', …)."""
-        calls = [n for n in self._nodes() if isinstance(n, TextApply)]
-        return {v: k for c in calls for k, v in c.params if isinstance(v, str)}
-
-    def at(self, values: Mapping[str, Param]) -> TextRule:
-        """The rule with values substituted for parameter variables."""
-
-        def put(term: Term) -> Term:
-            if not isinstance(term, TextApply):
-                return term
-            params = tuple((n, values.get(v, v) if isinstance(v, str) else v) for n, v in term.params)
-            return TextApply(term.op, params, tuple(map(put, term.args)))
-
-        return replace(self, lefts=tuple(map(put, self.lefts)), rights=tuple(map(put, self.rights)))
-
-    @property
-    def convolutions(self) -> int:
-        """The number of distinct convolutions."""
-        return len({n for n in self._nodes() if isinstance(n, TextApply) and n.op == "conv2d"})
-
-    def _nodes(self) -> Iterator[Term]:
-        for side in (*self.lefts, *self.rights):
-            yield from nodes(side)
-
-
-def nodes(term: Term) -> Iterator[Term]:
-    """The subterms of a term, operands first."""
-    if isinstance(term, TextApply):
-        for a in term.args:
-            yield from nodes(a)
-    yield term
 
 
 # ---------------------------------------------------------------- tokens
@@ -268,7 +168,7 @@ class _Reader:
 
 # ---------------------------------------------------------------- resolution
 def _resolved(raw: _Raw, reader: _Reader) -> Term:
-    """The resolved term. _Unknown for an unknown operator, or one with unexpected arguments."""
+    """The resolved term. Raises _Unknown for an unknown operator, or one with unexpected arguments."""
     if raw.args is None:
         return _atom(raw.head, reader)
     op = ALIASES.get(raw.head, raw.head)

@@ -9,12 +9,12 @@ from math import isqrt
 from typing import Any
 
 from .linear_equations import Affine
-from .tensat import Param
+from .text_rule import Param
 
 FACTORINGS = 12  # limit on factorizations per reshaped value
 
 
-class NoMeaning(Exception):
+class Untypable(Exception):
     """Raised when a side has no value under the current choices, whatever the sizes."""
 
 
@@ -81,9 +81,9 @@ class Choices:
         self.at = 0
 
     def choose(self, options: Sequence[Any]) -> Any:
-        """One of the options, chosen by the search over choices."""
+        """One of the options, chosen by the search over choices. Raises Untypable without options."""
         if not options:
-            raise NoMeaning("nothing fits")
+            raise Untypable("no option is left")
         if self.at == len(self.taken):
             self.taken.append(0)
             self.sizes.append(len(options))
@@ -105,7 +105,9 @@ class Choices:
 
 
 def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS a first factor."""
+    """Factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS for each first
+    factor.
+    """
     if count < 2:
         yield from [(number,) * count] if count or number == 1 else []
         return
@@ -118,7 +120,7 @@ def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
 def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
     """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank).
 
-    None if it is none.
+    None if the value is no permutation.
     """
     if isinstance(value, tuple):
         return value if sorted(value) == list(range(len(value))) else None
@@ -136,4 +138,4 @@ def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
     return None
 
 
-__all__ = ["FACTORINGS", "Choices", "NoMeaning", "TermAxis", "Typed", "factorings", "perm_of", "subterms"]
+__all__ = ["FACTORINGS", "Choices", "TermAxis", "Typed", "Untypable", "factorings", "perm_of", "subterms"]

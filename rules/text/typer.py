@@ -11,8 +11,8 @@ from .linear_equations import Affine, System
 from .ranks import Ranks
 from .scopes import AxisScope, group_counts
 from .shape_families import Typing
-from .tensat import Input, Number, Term, TextApply, TextRule, nodes
-from .terms import FACTORINGS, Choices, NoMeaning, TermAxis, Typed, factorings, perm_of
+from .terms import FACTORINGS, Choices, TermAxis, Typed, Untypable, factorings, perm_of
+from .text_rule import Input, Number, Term, TextApply, TextRule, nodes
 
 ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 1, 2, 3), "kernel_h": (1, 3),
               "kernel_w": (1, 5), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),
@@ -57,7 +57,7 @@ class Typer:
         return self.ranks.rank[self.ranks.set(i, rank)]
 
     def fresh(self, **more: Any) -> Affine:
-        """A term axis of unknown size."""
+        """An unknown size; `more` are options of `System.fresh`."""
         return self.system.fresh(**more)
 
     def merge(self, *axes: TermAxis) -> TermAxis:
@@ -86,7 +86,7 @@ class Typer:
     # ------------------------------------------------------------ operators
     def _pointwise(self, args: Any, params: Any, term: TextApply) -> Typed:
         if len({len(a.axes) for a in args}) > 1:
-            raise NoMeaning(f"{term.op} of ranks {[len(a.axes) for a in args]}")
+            raise Untypable(f"{term.op} of ranks {[len(a.axes) for a in args]}")
         return Typed(term.op, [self.merge(*axes) for axes in zip(*(a.axes for a in args))], args, params)
 
     _ewadd = _ewmul = _relu = _tanh = _sigmoid = _pointwise
@@ -97,7 +97,7 @@ class Typer:
     def _matmul(self, args: Any, params: Any, term: TextApply) -> Typed:
         a, b = (x.axes for x in args)
         if len(a) != len(b):
-            raise NoMeaning(f"matmul of ranks {len(a)} and {len(b)}")
+            raise Untypable(f"matmul of ranks {len(a)} and {len(b)}")
         self.system.equate(a[-1].size, b[-2].size)
         lead = [self.merge(p, q) for p, q in zip(a[:-2], b[:-2])]
         return Typed("matmul", [*lead, a[-2], b[-1]], args, params)
@@ -106,7 +106,7 @@ class Typer:
         axis, found = params["axis"], args[0]
         for other in args[1:]:
             if not axis < len(found.axes) == len(other.axes):
-                raise NoMeaning(f"concat along axis {axis} of ranks {len(found.axes)} and {len(other.axes)}")
+                raise Untypable(f"concat along axis {axis} of ranks {len(found.axes)} and {len(other.axes)}")
             pairs = list(zip(found.axes, other.axes))
             axes = [
                 TermAxis(p.size + q.size, cut=(p, q)) if i == axis else self.merge(p, q)
@@ -122,7 +122,7 @@ class Typer:
         if not cuts:
             places = x.axes[axis].openings()
             if not places:
-                raise NoMeaning(f"a split along axis {axis}, where nothing was concatenated")
+                raise Untypable(f"a split along axis {axis}, where nothing was concatenated")
             place = places[0]
             parts = (TermAxis(self.fresh(), open=True), TermAxis(self.fresh(), open=True))
             self.system.equate(place.size, parts[0].size + parts[1].size)
@@ -144,7 +144,7 @@ class Typer:
     def _transpose(self, args: Any, params: Any, term: TextApply) -> Typed:
         perm = perm_of(params["perm"]) if params.get("perm") is not None else (1, 0)
         if perm is None or len(perm) != len(args[0].axes):
-            raise NoMeaning(f"{params.get('perm')} does not permute {len(args[0].axes)} axes")
+            raise Untypable(f"{params.get('perm')} does not permute {len(args[0].axes)} axes")
         return Typed("transpose", [args[0].axes[p] for p in perm], args, {"perm": perm})
 
     def low(self, kernel: Affine, pad: int) -> Affine:
@@ -192,7 +192,7 @@ class Typer:
         ratio = channels.ratio(per)
         groups = ratio if ratio is not None else self.choices.choose(self.groups)
         if groups < 1 or groups != int(groups):
-            raise NoMeaning("the channels are not a multiple of the weight's")
+            raise Untypable("the channels are not a multiple of the weight's")
         self.system.equate(x[1].size, w[1].size * int(groups))
         if groups > 1:
             self.system.equate(w[0].size, self.fresh() * int(groups))
@@ -249,7 +249,7 @@ class Typer:
         sizes = [self.system.reduce(a.size) for a in args[0].axes]
         left, rest = divmod(prod(shape), prod(int(s.constant) for s in sizes if not s.terms))
         if rest:
-            raise NoMeaning(f"{shape} does not hold as many elements")
+            raise Untypable(f"{shape} does not hold as many elements")
         unknown = [s for s in sizes if s.terms]
         for size, number in zip(unknown, self.choices.choose(list(islice(factorings(left, len(unknown)), FACTORINGS)))):
             self.system.equate(size, number)
@@ -293,7 +293,7 @@ class Typer:
                 self.system.equate(p, q)
 
     def run(self, only_left: bool) -> Typing:
-        """The family of shapes under the current choices. NoMeaning or Inconsistent if there is none."""
+        """The family of shapes under the current choices. Raises Untypable or Inconsistent if there is none."""
         lefts, rights = self.rule.lefts, () if only_left else self.rule.rights
         ranks = [self.ranks.visit(t) for t in (*lefts, *rights)]
         for a, b in zip(ranks[: len(lefts)], ranks[len(lefts) :]):

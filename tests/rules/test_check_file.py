@@ -157,7 +157,7 @@ def test_what_holds_for_ungrouped_convolutions_says_so() -> None:
         "(ewadd (conv2d 1 1 0 0 ?x ?w) (conv2d 1 1 0 0 ?y ?v))=>(conv2d 1 1 0 0 (concat 1 4 ?x ?y) (concat 1 4 ?w ?v))"
     )
     found = verdict(rule)
-    assert found.status == "proved" and SCOPES[1].said in found.detail
+    assert found.status == "proved" and SCOPES[1].description in found.detail
     assert not all(proves(f)[0] for f in typings(rule, SCOPES[0]).found)
 
 
@@ -413,7 +413,7 @@ def test_smt_proves_no_wrong_rule() -> None:
 
 def test_without_z3_our_rules_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise smt.Beyond("z3 is not installed (pip install 'tensor-graphs[rules]')")
+        raise smt.OutOfScope("z3 is not installed (pip install 'tensor-graphs[rules]')")
 
     monkeypatch.setattr(smt_world, "z3", missing)
     found = own_verdict(Rule("a", "x + y", "y + x"), samples=4)

@@ -21,7 +21,7 @@ from tensor_graphs.egraph.saturate.worker import Pool
 from tensor_graphs.rules.derive.prove import LIMITS, Prover, for_proofs
 from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.files.derive_file import Derived, claims, derive, derive_all
-from tensor_graphs.rules.smt.spelling import said, spelled_out
+from tensor_graphs.rules.smt.spelling import array_term, spelled_out
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 PROVER, SESSION = Prover(), InProcess()
@@ -161,7 +161,7 @@ def test_constants_are_said_bit_for_bit(n: int, lo: int, hi: int, value: float, 
         kind
     ]
     array = np.pad(inner, [(lo, hi), *[(0, 0)] * (inner.ndim - 2), (hi, lo)]).astype(np.float32)
-    found = said(array)
+    found = array_term(array)
     if found is not None:
         back = evaluate([found], {})[0]
         assert back.dtype == array.dtype and back.shape == array.shape and back.tobytes() == array.tobytes()
@@ -183,8 +183,8 @@ def test_a_mean_over_windows_is_a_convolution(channels: int, kernel: tuple[int, 
 
 
 def test_arrays_without_structure_stay() -> None:
-    assert said(np.random.default_rng(0).standard_normal((3, 3))) is None
-    assert said(np.eye(3, dtype=np.int64)) is None and said(np.zeros((0, 3))) is None
+    assert array_term(np.random.default_rng(0).standard_normal((3, 3))) is None
+    assert array_term(np.eye(3, dtype=np.int64)) is None and array_term(np.zeros((0, 3))) is None
 
 
 @pytest.fixture

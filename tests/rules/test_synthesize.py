@@ -22,10 +22,11 @@ from tensor_graphs.rules.synthesize.derivable import claim, derived
 from tensor_graphs.rules.synthesize.generalize import generalise
 from tensor_graphs.rules.synthesize.guards import weakest
 from tensor_graphs.rules.synthesize.rule_candidates import RuleCandidate, as_rule, candidate
-from tensor_graphs.rules.synthesize.synthesis_result import Synthesis, line
+from tensor_graphs.rules.synthesize.synthesis_result import Synthesis, rule_line
 from tensor_graphs.rules.synthesize.synthesize import minimise, synthesize
+from tensor_graphs.rules.synthesize.term_values import PRIMES, residue
 from tensor_graphs.rules.synthesize.terms import render
-from tensor_graphs.rules.synthesize.universe import PRIMES, Equality, Universe, residue, worlds
+from tensor_graphs.rules.synthesize.universe import Equality, Universe, worlds
 
 MATRICES = worlds(["matmul", "add", "concat", "split"], 3)[0]
 
@@ -117,7 +118,7 @@ def test_the_most_general_form_is_found(case: str) -> None:
     left, right, expected = GENERAL[case]
     form = generalise(at(left, right), MATRICES, 1)
     assert form is not None
-    assert line(as_rule(*form, name="x")) == f"x: {expected}"
+    assert rule_line(as_rule(*form, name="x")) == f"x: {expected}"
 
 
 def test_a_rule_keeps_the_conditions_that_it_needs() -> None:
@@ -199,7 +200,7 @@ def small() -> Synthesis:
 
 def test_the_algebra_is_rediscovered(small: Synthesis) -> None:
     assert small.stopped == "complete" and small.reached == {"matrices": 2}
-    found = {line(f.rule).split(": ")[1].split(";")[0] for f in small.found}
+    found = {rule_line(f.rule).split(": ")[1].split(";")[0] for f in small.found}
     assert {
         "add(a, b) <-> add(b, a)",
         "relu(relu(a)) -> relu(a)",
@@ -214,7 +215,7 @@ def test_found_rules_pass_on_fresh_instances(small: Synthesis) -> None:
     assert small.found
     for f in small.found:
         assert f.verdict.status in ("proved", "tested")
-        assert check(f.rule, seed=99, samples=12).status == "tested", line(f.rule)
+        assert check(f.rule, seed=99, samples=12).status == "tested", rule_line(f.rule)
 
 
 def test_no_found_rule_follows_from_the_others(small: Synthesis) -> None:

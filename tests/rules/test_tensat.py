@@ -16,8 +16,9 @@ from tensor_graphs.rules.text.instance import eye_kernel
 from tensor_graphs.rules.text.linear_equations import Affine, Inconsistent, System
 from tensor_graphs.rules.text.scopes import SCOPES
 from tensor_graphs.rules.text.shapes import instances, members, typings
-from tensor_graphs.rules.text.tensat import Input, TextApply, TextRule, blank, is_text, paired, parse_line
+from tensor_graphs.rules.text.tensat import blank, is_text, paired, parse_line
 from tensor_graphs.rules.text.terms import perm_of
+from tensor_graphs.rules.text.text_rule import Input, TextApply, TextRule
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples of Tensat's rules are not here")

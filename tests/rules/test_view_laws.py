@@ -57,11 +57,11 @@ def test_views_in_proofs_are_those_in_python(op: str, shapes: Any, attrs: dict[s
             world.view(entry, args, solver, facts)
         except IllTyped:
             return
-        assert z.is_false(z.simplify(z.And(*facts.said)))
+        assert z.is_false(z.simplify(z.And(*facts.conditions)))
         return
     found = world.view(entry, args, solver, facts)
     assert tuple(int(str(z.simplify(d))) if z.is_expr(d) else d for d in found.shape) == want
-    assert z.is_true(z.simplify(z.And(*facts.said, True)))
+    assert z.is_true(z.simplify(z.And(*facts.conditions, True)))
     assert entry.numpy is not None
     values = entry.numpy(attrs, *data)
     for i in product(*map(range, want)):

@@ -22,7 +22,7 @@ from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph, Tensor, load_data
 from ..egraph.ir.interpret import evaluate
-from ..egraph.ir.strips import Axes, axes_of, stretch
+from ..egraph.ir.strips import Axes, axes_of, interval_view
 from ..errors import VerificationError
 from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, of_all
 from .judge import Judge
@@ -144,7 +144,7 @@ class OutputStrips:
         strip = self._strip if stop - start == self.count else self.axes.strip(stop - start)
         values = dict(inputs)
         for name, (leaf, axis) in strip.reads.items():
-            values[name] = stretch(_data(leaf, self.graph, inputs), axis, start, stop)
+            values[name] = interval_view(_data(leaf, self.graph, inputs), axis, start, stop)
         return StripPart(replace(Graph.of(strip.term), params=self.graph.params), values, self.axes.axis, start, stop)
 
 
@@ -160,7 +160,7 @@ class StripPart:
 
     def of(self, value: Array) -> Array:
         """The strip's elements of a whole output."""
-        found: Array = stretch(value, self.axis, self.start, self.stop)
+        found: Array = interval_view(value, self.axis, self.start, self.stop)
         return found
 
     def run(self, *, float64: bool, poll: Callable[[], object] = lambda: None) -> Array:
