@@ -48,7 +48,10 @@ ThreadSchedule = SimtSchedule | SkinnyGemmSchedule | FewRowAttentionSchedule  # 
 
 
 def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Launch]:
-    """The launch of a kernel in a thread layout; the last block of each tile combines the parts of a split reduction."""
+    """One launch of a kernel in a schedule's thread layout.
+
+    With a split reduction, the last block of each tile combines its partial results.
+    """
     layout = s.layout(found.kernel, found.shape)
     if s.scratch_parts == 1:
         return [emit(found.kernel, layout, name, found.shape, found.constant)]
@@ -76,14 +79,17 @@ def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Laun
 
 
 def _emitted(kernel: Kernel, shape: Shape, s: ThreadSchedule, splits: bool) -> bool:
-    """Whether a kernel can be emitted with a schedule within the limits on registers and shared memory."""
+    """Whether emission of a kernel with a schedule succeeds. Split reductions need `splits`."""
     if s.scratch_parts > 1 and not splits:
         return False
     return if_fusable(_emit_threads, Lowered(kernel, shape, ()), s, PROBE) is not None
 
 
 def _emit_windows(found: Lowered, s: WindowSchedule, name: str) -> Sequence[Launch]:
-    """The launch of a short-window kernel. Either all box sizes can be emitted, or none: a probe takes the smallest."""
+    """The launch of a short-window kernel.
+
+    Whether a kernel can be emitted does not depend on the box size, so a probe (`PROBE`) takes the smallest.
+    """
     return [emit_windows(found.kernel, WindowSchedule(1) if name == PROBE else s, name)]
 
 
@@ -170,23 +176,31 @@ class CudaEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, ATTENTION, GEMM, TILED), kw_only=True)
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """The version, with an ending for kernels that read bytes: scales of groups are applied to sums of products."""
+        """Version of the emitted code for the kernel that computes `roots`.
+
+        Kernels that read uint8 or int8 operands have the suffix `GROUPED`, since their quantization scales are
+        applied per group, to sums of products.
+        """
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
         return self.version + (GROUPED if bytes_ else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
         """(launch statement, definitions) of a kernel for free sizes (`Emitter.sized_launch`).
 
-        The grid is an argument of the statement; sizes have a placeholder.
+        The grid is an argument of the statement; `SIZES_<kernel name>` in it is a placeholder for the size arguments.
         """
         return sized_launch(launch, statement, definitions)
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the further arguments of a launch statement: values of given sizes (`Emitter.size_arguments`)."""
+        """Text of the launch arguments that pass the values of the named sizes; "" without sizes
+        (`Emitter.size_arguments`)."""
         return f", sizes=({''.join(f'{n}, ' for n in names).rstrip(' ' if len(names) == 1 else ', ')})" if names else ""
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """(kernel text, free sizes in it), with one integer parameter per free size (`Emitter.with_sizes`)."""
+        """(kernel text with one integer parameter per free size, the free sizes that occur in it).
+
+        None if the compiler needs one of them as a constant (`Emitter.with_sizes`).
+        """
         return with_sizes(text, name, sizes, prefix)
 
 

@@ -1,10 +1,11 @@
 """Attention of few rows in CUDA C++ (decode steps): schedules, their ranking and legality.
 
-The rows are the query heads that share keys and values, times the tokens of a step. `lanes` threads lie along the head size of
-queries, keys and values: each holds `vector` neighbours of a key, the lanes of a group add up its score by shuffles, and the same
-threads hold the columns of the result, so that scores never leave registers. `groups` of lanes lie along the positions; with
-`split`, blocks compute parts of the positions, and the last block of a tile combines their maxima, sums and results
-(split-KV). `emit/kernel.py` writes the kernel in the thread layout of the schedule.
+The rows are the query heads that share keys and values, times the tokens of a step. A group of `lanes` threads shares
+the head size of queries, keys and values: each thread holds vectors of `vector` elements of a key, the group sums the
+score by shuffles, and the same threads hold the columns of the result, so that scores never leave registers. A block
+has `groups` groups for different positions. With `split`, blocks compute parts of the positions, and the last block of
+a tile combines their maxima, sums and results (split-KV). `emit/kernel.py` writes the kernel in the thread layout of
+the schedule.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ POWERS = Domain(powers=True)
 
 @dataclass(frozen=True)
 class FewRowAttentionSchedule(Schedule):
-    """Schedule of attention of few rows."""
+    """Schedule of attention of few rows (see the module)."""
 
     lanes: int = number("threads along the head size of keys and values", Domain(1, 32, powers=True))
     vector: int = number("contiguous elements per thread along the head size", Domain(1, 8, powers=True))
@@ -61,7 +62,7 @@ class FewRowAttentionSchedule(Schedule):
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block: all."""
+        """(rows, columns) of a block's tile: all rows and columns."""
         return shape.m, shape.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
@@ -79,7 +80,8 @@ class FewRowAttentionSchedule(Schedule):
 
 
 def positions_of(shape: Shape) -> Axis | None:
-    """The axis of the positions: that of the longest product around another product; None without one."""
+    """The axis of the positions (keys): the longest axis that is reduced by a product whose operand is another product;
+    None without one."""
     around = [e.axis for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
     return max(around, key=lambda a: a.size, default=None)
 
@@ -88,10 +90,11 @@ def positions_of(shape: Shape) -> Axis | None:
 class FewRows:
     """Description of attention of few rows, to rank its schedules.
 
-    `rows`: query rows of a block; `head`, `columns`: sizes of keys and of values; `room`: positions; `batch`: blocks that do
-    not share keys; `itemsize`: bytes of an element of keys and values; `vector`: its widest contiguous access; `before`: rows
-    that are read along the head size to compute queries (a norm's gain, rotary waves), besides one of each query; `splits`:
-    whether the positions may be split; `seen`: whether a mask ends the loop over them.
+    `rows`: query rows of a block; `head`, `columns`: head sizes of keys and of values; `room`: number of positions;
+    `batch`: number of sets of keys; `itemsize`: bytes of an element of keys and values; `vector`: elements of the
+    widest vector access; `before`: vectors of head size that are read to compute queries (a norm's gain, rotary
+    tables), besides one per query; `splits`: whether the positions may be split; `seen`: whether a mask can end the
+    loop over positions.
     """
 
     rows: int
@@ -106,7 +109,7 @@ class FewRows:
     seen: bool
 
     def ranked(self) -> Iterator[tuple[FewRowAttentionSchedule, float]]:
-        """Yields (schedule, estimated µs)."""
+        """Yields (schedule, estimated µs) of every schedule that fits."""
         widths = {self.vector} if self.rows <= WIDE else {self.vector, max(1, self.vector // 2)}
         for vector, lanes, threads, deep in product(widths, LANES, THREADS, DEEP):
             if lanes > LANES[0] and lanes * vector >= 2 * max(self.head, self.columns):
@@ -189,8 +192,11 @@ def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRows | None:
 
 @per_machine(1024)
 def _ranked(seen: FewRows, count: int) -> tuple[FewRowAttentionSchedule, ...]:
-    """At most `count` schedules, best rank first and at most two of each number of parts; about three quarters with
-    programmatic dependent launch, and where a mask ends the loop every third one with it."""
+    """At most `count` schedules, best rank first, beginning with at most two of each split factor.
+
+    About three quarters have programmatic dependent launch; every third of these ends the loop by the mask (`seen`)
+    if there is one.
+    """
     ordered = [s for s, _ in sorted(seen.ranked(), key=lambda found: (found[1], found[0].key))]
     alike: dict[int, int] = {}
     first: list[FewRowAttentionSchedule] = []
@@ -216,7 +222,8 @@ def few_row_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) ->
 
 
 def few_row_legal(kernel: Kernel, shape: Shape, s: FewRowAttentionSchedule, splits: bool) -> bool:
-    """Whether a schedule fits a kernel: its values in registers and shared memory, and equal parts of the positions."""
+    """Whether a schedule fits a kernel: its values fit in registers and shared memory, parts of the positions are
+    equal, and it splits or ends the loop only where the kernel allows that."""
     seen = description(kernel, shape, splits)
     return seen is not None and s.valid and (seen.splits or s.scratch_parts == 1) and (seen.seen or not s.seen) and (
         seen.fits(s))  # fmt: skip

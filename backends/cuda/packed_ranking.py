@@ -17,11 +17,11 @@ GROUPED = 2.0  # the same where offsets and scales are applied to sums of produc
 
 @dataclass(frozen=True)
 class PackedFew:
-    """A skinny GEMM with packed weights, as its ranking model sees it.
+    """Description of a skinny GEMM with packed weights, to rank its schedules.
 
-    Rows, columns, elements along K, numbers in 16 bytes of codes (`span`), matrices, batch size, whether split-K is
-    possible, and the fixed schedule entries of short inner reductions. `grouped`: whether offsets and scales are
-    applied to sums of products.
+    `rows`, `columns` and `length` are M, N and K, `span` the numbers in 16 bytes of codes, `matrices` the number of
+    right-hand matrices, `batch` the batch size, `splits` allows split-K, `own` holds the fixed schedule entries of
+    short inner reductions. `grouped`: whether offsets and scales are applied to sums of products.
     """
 
     rows: int

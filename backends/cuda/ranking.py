@@ -53,10 +53,10 @@ class Seen(Protocol):
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """Candidate schedules for a kernel description, at most `count`, best rank first.
 
-    About three quarters of them use programmatic dependent launch (`early`), the remaining places go to the best
-    schedules without it. Every second `early` schedule of a product with matrices, the first one included, also prefetches
-    into L2 (`warm`), unless the reduction is split in a kernel with further reductions; of large matrices along K every fourth
-    one, the first one not included.
+    About three quarters of them use programmatic dependent launch (`early`); the others are the best schedules
+    without it. Of a product's `early` schedules every second one, from the first on, also prefetches matrices into
+    L2 (`warm`); if matrices along K are large, every fourth one but not the first. A schedule that splits the
+    reduction of a kernel with further reductions has no `warm`.
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
@@ -250,7 +250,8 @@ class Reduced:
     def ranked(self) -> Ranked:
         """Yields (schedule, estimated µs).
 
-        Bandwidth time, scaled by idle SMs, too few bytes in flight and uncoalesced reads, plus the split's cost.
+        Bandwidth time, multiplied by penalties for idle SMs, too few bytes in flight and uncoalesced reads, plus the
+        cost of combining split parts.
         """
         vm, vk = (self.vector, 1) if self.along_rows else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
@@ -328,10 +329,8 @@ class Product:
                             yield schedule | more | {f"v{at}": beside, f"u{at}": depth // beside}, rank - 0.2
 
     def _depths(self, tn: int, held_n: int, tk: int, vk: int) -> Iterator[tuple[Schedule, int, float]]:
-        """Combinations along K that fit registers and shared memory.
-
-        ({split-K factor, prefetch distance}, repeats, rank).
-        """
+        """Yields (schedule entries of split-K factor and prefetch distance, repeats along K, rank) of combinations that
+        fit registers and shared memory."""
         block, sums = max(32, tk * tn), self.rows * held_n * self.matrices
         lanes = min(tk, max(1, 32 // tn) if self.along_columns else 32)
         tiles = -(-self.columns // (tn * held_n)) * self.batch
@@ -363,7 +362,8 @@ class Product:
 
     @property
     def fitted(self) -> bool:
-        """Whether `us_along_k` estimates schedules: vectors along K, of numbers that need no conversion from bytes."""
+        """Whether `us_along_k` estimates this product's schedules: its vectors lie along K, and its elements need no
+        conversion from bytes."""
         return not self.along_columns and self.itemsize > 1
 
     @property
@@ -374,10 +374,11 @@ class Product:
     def us_along_k(self, tn: int, held_n: int, tk: int, depth: int, split: int, ahead: int = 0) -> float:
         """Estimated time in µs with vectors along K, fitted to measured kernels of decode steps.
 
-        `tn` threads along N hold `held_n` columns each, `tk` threads along K hold `depth` vectors; `ahead`: the prefetch
-        distance of cp.async copies. The larger of DRAM time and of one memory latency per round of loads and wave of
-        blocks. DRAM time is longer where blocks are dealt out unevenly, too few bytes are in flight, contiguous runs are
-        short, or large matrices are read by many loads of one thread.
+        `tn` threads along N hold `held_n` columns each, `tk` threads along K hold `depth` vectors each; `split`
+        is the split-K factor, `ahead` the prefetch distance of cp.async copies. The larger of DRAM time and of
+        one memory latency per round of loads and wave of blocks. DRAM time has penalties for uneven
+        distribution of blocks, too few bytes in flight, short contiguous runs, and large matrices read by many
+        loads of one thread.
         """
         machine, vector = target(), self.vector
         threads, sums = max(32, tk * tn), self.rows * held_n * self.matrices
@@ -401,11 +402,12 @@ class Product:
         return us * (1.15 if ahead else 1.0) + (JOIN + 0.03 * split if split > 1 else 0.0)
 
     def us(self, columns: int, across: int, held: int, threads: int, split: int, ring: int = 0) -> float:
-        """Estimated time in µs with vectors along N, or of bytes.
+        """Estimated time in µs where `us_along_k` does not apply (not `fitted`).
 
-        A block computes `columns` columns with `across` threads along K; each thread holds `held` matrix elements per
-        iteration, of which the compiler keeps only some loads in flight. An iteration takes its bandwidth time or the
-        memory latency, whichever is longer. With a prefetch ring of `ring` bytes, `AHEAD` iterations are in flight.
+        A block of `threads` threads computes `columns` columns with `across` threads along K; each thread holds
+        `held` matrix elements per iteration, of which the compiler keeps only some loads in flight; `split` is
+        the split-K factor. An iteration takes its bandwidth time or the memory latency, whichever is longer.
+        With a prefetch ring of `ring` bytes, `AHEAD` iterations are in flight.
         """
         share = -(-self.columns // columns) * self.batch * split / target().multiprocessors
         sums = self.rows * self.matrices * max(1.0, columns * across / threads)

@@ -32,7 +32,8 @@ SPLIT = "split-K factor over blocks; the last block of a tile combines the parti
 
 
 def covered(dimension: str, *numbers: tuple[tuple[str, int], ...]) -> int:
-    """Elements that a thread block covers along a dimension: the product of its numbers, each 1 if absent."""
+    """Elements that a thread block covers along a dimension: the product of the dimension's entries in `numbers`
+    (threads, vectors, repeats), 1 where absent."""
     return prod(dict(n).get(dimension, 1) for n in numbers)
 
 
@@ -122,17 +123,16 @@ class SkinnyGemmSchedule(Schedule):
 
 
 def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
-    """Whether a thread layout is within hardware limits and its tiles are not much larger than the matrix.
-
-    A tile has at most twice the rows, and twice the columns, rounded up to a power of two.
-    """
+    """Whether a schedule has at most 1024 threads and its tiles are not much larger than the matrix: along rows and
+    columns at most twice the size rounded up to a power of two."""
     sizes = zip(s.tile(shape), (shape.m, shape.n))
     within = all(tile <= (2 * padded(size) if size > 1 else 1) for tile, size in sizes)
     return s.valid and within and prod(t for _, t in s.threads) <= 1024 and (s.early or not s.warm)
 
 
 def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
-    """Whether warps cover the columns evenly, and a block has at most 32 of them and all rows."""
+    """Whether a schedule is legal: warps cover the tile's columns evenly, and a block has at most 32 warps and all
+    rows."""
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
     packed = not s.packed or (s.n % (16 * wide) == 0 and s.deep is None and not s.warm)
@@ -140,10 +140,9 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
 
 
 def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:
-    """Thread layout in which the last block of a tile combines partial results.
-
-    Threads along the reduction become threads along the parts.
-    """
+    """Thread layout in which the last block of a tile combines partial results, given the layout `first` of the kernel
+    that computes them and the shape of the combining kernel. Threads along the reduction become threads along the
+    parts."""
     dims: dict[str, DimensionThreads] = {}
     for name, along in first.dims.items():
         if name in ("m", "n"):
@@ -178,7 +177,7 @@ def _groups(shape: Shape) -> dict[str, tuple[Axis, ...]]:
 
 
 def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
-    """Dimensions of a tile -> bytes of global-memory traffic whose elements are contiguous along each."""
+    """Bytes of global-memory traffic that is contiguous along each dimension: name of the dimension -> bytes."""
     found: dict[str, float] = {}
     for dim, group in _groups(shape).items():
         ends = [group[-1], *shape.joined] if dim == "n" and group else group[-1:]
@@ -188,7 +187,8 @@ def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
 
 
 def width(kernel: Kernel, shape: Shape, dim: str) -> int:
-    """Elements of the widest useful vector along a dimension, at most 16 bytes of the narrowest operand."""
+    """Elements of the widest useful vector along a dimension; at most 16 bytes of the narrowest operand that is
+    contiguous along it."""
     group = _groups(shape)[dim]
     if not group:
         return 1
@@ -218,7 +218,8 @@ def skinny_applies(kernel: Kernel, shape: Shape) -> bool:
 
 
 def _unwalked(shape: Shape) -> bool:
-    """Whether no emitter of loops over whole rows is needed, as for attention."""
+    """Whether a kernel is no attention and processes no columns after a reduction (`Shape.walks`), except reductions
+    over its own columns."""
     return shape.kind != "attention" and (not shape.walks or bool(shape.joined))
 
 
@@ -246,7 +247,7 @@ def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> 
 
 
 def _parsed(seen: Few | PackedFew, count: int) -> list[SkinnyGemmSchedule]:
-    """At most `count` ranked schedules of a skinny GEMM."""
+    """At most `count` schedules of a skinny GEMM, best rank first."""
     return [s for one in ranked(seen, count) if (s := SkinnyGemmSchedule.parse(one)) is not None]
 
 
@@ -261,7 +262,8 @@ def packed_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int)
 
 
 def _packed(kernel: Kernel, shape: Shape, few: Few | None) -> PackedFew | None:
-    """Description of a skinny GEMM whose codes are converted 16 bytes at a time; None where they are no known form."""
+    """Description of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time; None if they have
+    no known encoding (`code_forms`)."""
     if few is None:
         return None
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
@@ -285,7 +287,7 @@ def _splittable(kernel: Kernel, shape: Shape) -> bool:
 
 
 def _partial_shape(kernel: Kernel, shape: Shape) -> Shape:
-    """The shape of the kernel of partial results of a split reduction, for two parts."""
+    """The shape of the kernel that computes the partial results of a reduction split in two parts."""
     return shape_of(split(kernel, split_axis(shape), 2)[0])
 
 

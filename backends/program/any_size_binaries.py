@@ -1,4 +1,4 @@
-"""Compiled kernels of programs with free sizes, for saved programs: a helper class of emitted programs.
+"""Compiled kernels of saved programs with free sizes: helper classes of emitted programs.
 
 Triton compiles a function once for each alignment of its operands; sizes are arguments on which it does not specialize.
 CUDA C++ kernels are compiled together, once for each least alignment (`SizedCudaKernel.stored`).
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 class NotStored(LookupError):
-    """A saved program has no compiled kernel for operands of this alignment."""
+    """Raised when a saved program has no compiled kernel for operands of this alignment."""
 
 
 class Variants:
-    """The Triton kernels that a program launched: (name, alignment of operands) -> (binary, facts), None for one that cannot
-    be stored. `stored`: those of a saved program, which launches them without Triton."""
+    """The Triton kernels that a program launched: `known` maps (name, alignment of operands) to (binary, launch facts),
+    or to None for a kernel that cannot be stored. `stored`: the kernels of a saved program, which are launched without
+    Triton."""
 
     stored: Any = None
 
@@ -38,7 +39,8 @@ class Variants:
 
     @staticmethod
     def key(name: str, given: Sequence[Any]) -> str:
-        """The kernel's name, and for each operand whether it begins at a multiple of 16 bytes."""
+        """Key of a kernel and its operands' alignment: the name, then "+" for each operand that begins at a multiple of
+        16 bytes, else "-"."""
         return name + "".join("-" if x.data_ptr() & 15 else "+" for x in given if isinstance(x, torch.Tensor))
 
     def note(self, name: str, given: Sequence[Any], compiled: Any, early: bool) -> None:
@@ -53,7 +55,10 @@ class Variants:
         self.known[key] = (compiled.asm["cubin"], found) if plain else None
 
     def launch(self, name: str, grid: Any, *given: Any, **options: Any) -> None:
-        """Launch a stored kernel on Torch's current stream. NotStored if there is none for operands of this alignment."""
+        """Launch a stored kernel on Torch's current stream.
+
+        Raises NotStored if there is none for operands of this alignment.
+        """
         device = torch._C._cuda_getDevice()
         key = device, self.key(name, given)
         if key not in self.loaded:
@@ -69,7 +74,7 @@ class Variants:
         self.driver("cuLaunchKernelEx", ctypes.byref(config), function, parameters, None)
 
     def load(self, key: str) -> Any:
-        """The function of a stored kernel in the current device, its facts, and its number of parameters."""
+        """(function of a stored kernel on the current device, its launch facts, its number of parameters)."""
         if key not in self.stored:
             raise NotStored(f"there is no compiled kernel {key}")
         binary, facts = self.stored[key]

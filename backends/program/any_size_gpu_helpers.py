@@ -48,11 +48,12 @@ class CallsBySize:
 
     Nothing is compiled for a new choice, because kernels take their sizes as arguments. `warm` lists shapes at which,
     together, all kernels run: they are compiled there at once. With `graph`, their launches are recorded there, and the
-    fastest way of launching (see `Calls`) is found, unless `way` names one. The first two calls at a choice make their
-    launches from recorded ones, later calls repeat those of the second. If another way is faster, the launches of a choice are recorded when as
-    many calls as `break_even` have lost as much time as recording takes. If a launch is like no recorded one, launches are
-    recorded when a choice occurs for the `SEEN`th time. The last `KEPT` choices are kept. Calls that are part of a CUDA
-    graph of the caller are kept for as long as the program exists, because that graph uses their memory.
+    fastest way of launching (see `Calls`) is found, unless `way` names one. The first two calls at a choice derive
+    their launches from recorded ones; later calls repeat the launches of the second call. If another way is faster, the
+    launches of a choice are recorded after `break_even` calls, which have then lost as much time as recording takes. If
+    a launch resembles no recorded one, the launches of a choice are recorded when it occurs for the `SEEN`th time. The
+    last `KEPT` choices are kept. Calls that are part of a CUDA graph of the caller are kept for as long as the program
+    exists, because that graph uses their memory.
     """
 
     KEPT, SEEN, BREAK_EVEN = 64, 2, 32
@@ -123,8 +124,8 @@ class CallsBySize:
     def made(self, shapes: Any, capturing: bool) -> Any:
         """New calls for a choice of sizes.
 
-        While a CUDA graph is captured, values of weights that `at` computes become part of that graph: the calls are
-        for it only.
+        While a CUDA graph is captured, values of weights that `at` computes become part of that graph, so that
+        the calls can be used in this graph only.
         """
         elsewhere = self.gpu and torch._C._cuda_getDevice() != self.index
         if elsewhere or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
@@ -198,7 +199,10 @@ class SizedCudaKernel(CudaKernel):
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """See `CudaKernel`; a stored binary, if it is of a saved program. NotStored without one for this alignment."""
+        """As `CudaKernel.compiled`, but a saved program uses its stored binary.
+
+        Raises NotStored if it has none for this alignment.
+        """
         if not cls.stored:
             return super().compiled(arch, aligned)
         if aligned not in cls.stored:

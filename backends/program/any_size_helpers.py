@@ -1,9 +1,5 @@
-"""Helper functions of emitted CPU programs with free sizes.
-
-Memory plans and views made when a choice of sizes first occurs.
-
-Their source is copied into emitted programs.
-"""
+"""Helper functions of emitted CPU programs with free sizes: memory plans and views, made when a choice of sizes first
+occurs. Their source is copied into emitted programs."""
 
 from __future__ import annotations
 

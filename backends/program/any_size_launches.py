@@ -3,8 +3,9 @@ sizes.
 
 A kernel's own interface (Triton's, `CudaKernel`'s) and recording a CUDA graph cost hundreds of microseconds at every
 new size. The function of a kernel and the layout of its parameters are the same at all sizes of a form. So calls at a
-new size write the parameters of each launch and launch by the driver: the first one into memory that the template has
-for it, since many sizes never recur; the second one into memory of its own, and later calls repeat these launches.
+new size write the parameters of each launch and launch by the driver. The first call at a size writes them into memory
+of the template, since many sizes never recur. The second call writes them into memory of its own, and later calls
+repeat its launches.
 
 The source of the classes is copied into emitted programs: each may use `ctypes`, `torch`, the helpers of cuda_driver.py
 and gpu_launches.py, `Struct`, and the others only.
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class LaunchTemplate:
-    """A recorded launch, as the pattern of launches of its kernel at other sizes.
+    """A recorded launch, as a template for launches of the same kernel at other sizes.
 
     `values` are the arguments of the recorded call: tensors, integers and tensor descriptors of Triton; `boxes` are the
-    operands accessed by TMA. `source` gives (address, index of the caller's tensor or -1, offset) of a tensor. LookupError
-    if the parameters are not these arguments in order, or if an address is no multiple of 16 bytes, for which kernels are
-    compiled in other variants.
+    operands accessed by TMA. `source` gives (address, index of the caller's tensor or -1, offset) of a tensor. Raises
+    LookupError if the parameters are not these arguments in order, or if an address is no multiple of 16 bytes (another
+    variant of the kernel).
     """
 
     def __init__(self, one: Any, values: Sequence[Any], boxes: Sequence[Any], source: Callable[[Any], Any]) -> None:
@@ -68,7 +69,7 @@ class LaunchTemplate:
         self.once()
 
     def once(self) -> None:
-        """Make the memory of launches whose parameters the next launch overwrites."""
+        """Allocate the template's own memory for parameters, which each launch from the template overwrites."""
         self.own = ctypes.create_string_buffer(self.size + 64)
         start = -ctypes.addressof(self.own) % 64  # tensor maps need this alignment
         base = ctypes.addressof(self.own) + start
@@ -92,7 +93,10 @@ class LaunchTemplate:
             fields = fields[count:]
 
     def launch(self, grid: Any, values: Sequence[Any], maps: Sequence[Any], stream: int) -> None:
-        """Launch once on the tensors, integers, tensor maps and grid of a call; LookupError as from `SizedLaunch`."""
+        """Launch once on the tensors, integers, tensor maps and grid of a call.
+
+        Raises LookupError as `SizedLaunch` does.
+        """
         given = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in values]
         for _, k, _ in self.pointers:
             self.check(not given[k] & 15)
@@ -109,13 +113,14 @@ class LaunchTemplate:
             self.driver.checked(self.call, self.arguments, code)
 
     def check_numbers(self, values: Sequence[Any]) -> None:
-        """LookupError unless all integers fit into their parameters; the kernel has another variant for larger ones."""
+        """Raise LookupError unless all integers fit into their parameters; the kernel has another variant for larger
+        integers."""
         for k in self.narrow:
             self.check(-(1 << 31) <= values[k] < 1 << 31)
 
     @staticmethod
     def check(holds: bool) -> None:
-        """LookupError unless the parameters are as expected."""
+        """Raise LookupError unless `holds`."""
         if not holds:
             raise LookupError("a launch's parameters are not those of its call")
 
@@ -126,7 +131,7 @@ class LaunchTemplate:
 
     @staticmethod
     def facts(x: Any) -> tuple[Any, ...]:
-        """What a tensor descriptor says, as a key."""
+        """(address, shape, strides) of a tensor descriptor."""
         return x.base.data_ptr(), tuple(x.shape), tuple(x.strides)
 
     def read(self, start: int, size: int) -> int:
@@ -135,10 +140,10 @@ class LaunchTemplate:
 
 
 class SizedLaunch(DirectLaunch):
-    """A launch like a recorded one, on the tensors, integers, tensor maps and grid of a call at another size.
+    """A launch made from a template, on the tensors, integers, tensor maps and grid of a call at another size.
 
-    `spans`: (address, bytes) of the caller's tensors of that call. LookupError if the call needs another variant of the
-    kernel, or if a tensor is not where the recorded call had it.
+    `spans`: (address, bytes) of the caller's tensors of that call. Raises LookupError if the call needs another
+    variant of the kernel, or if an address is not in the caller's tensor in which the recorded call had it.
     """
 
     def __init__(
@@ -177,7 +182,10 @@ class SizedLaunch(DirectLaunch):
 
     @staticmethod
     def offset(where: int, start: int, size: int) -> int:
-        """Bytes from the start of a caller's tensor. LookupError for an address outside of it."""
+        """Bytes from the start of a caller's tensor to an address.
+
+        Raises LookupError for an address outside of the tensor.
+        """
         if not start <= where < start + max(size, 1):
             raise LookupError("a launch reads another tensor than the recorded one")
         return where - start
@@ -217,9 +225,9 @@ class KnownLaunches:
     def call(
         self, kernels: Any, tensors: Sequence[Any], stream: int, run: Callable[..., Any], keep: bool
     ) -> tuple[Any, bool]:
-        """The results of `run` on the caller's tensors, and whether all launches were like recorded ones.
+        """(results of `run` on the caller's tensors, whether all launches could be made from templates).
 
-        With `keep`, `kernels` then has them for later calls.
+        With `keep`, `kernels` repeats these launches in later calls.
         """
         self.made, self.spans, self.stream, self.keep = [], [(x.data_ptr(), x.nbytes) for x in tensors], stream, keep
         kernels.known = self
@@ -234,7 +242,7 @@ class KnownLaunches:
         return results, True
 
     def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Any) -> bool:
-        """Make the next launch; False if it is not like a recorded one."""
+        """Make the next launch from its template; returns False, without launching, if none fits."""
         like, boxes = self.templates.get(self.key(len(self.made), kernel, options)), options.get("boxes", ())
         self.made.append(None)
         if like is None:

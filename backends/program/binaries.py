@@ -2,8 +2,8 @@
 
 `binaries/launches.json` names the GPU and has a record for each launch of a generated kernel (see `StoredLaunch` in
 gpu_launches.py); `binaries/N.cubin` are the kernels' code; of a program with C kernels, `binaries/kernels.so` is the
-library. The manifest has the checksum of each file. They are used on the same kind of GPU or CPU; otherwise, or if one is
-missing or damaged, kernels are compiled from source, with a warning unless it is another CPU.
+library. The manifest has the checksum of each file. The files are used on the same kind of GPU or CPU. Elsewhere, or if
+a file is missing or damaged, kernels are compiled from source, with a warning except on another CPU.
 """
 
 from __future__ import annotations
@@ -70,10 +70,9 @@ class Binaries:
 
 
 def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Binaries | None:
-    """Compiled kernels of a bound program; None if there are none, or not all are known.
-
-    Those that calls on this GPU launched, or the C library of the namespace `space` on this CPU.
-    """
+    """Compiled kernels of the bound program `run`: the kernels that its calls launched on this GPU, or the C library of
+    its namespace `space` on this CPU. `here`: name of the GPU or CPU, "" for none. None if there are no kernels, or if
+    not all of them can be stored."""
     space = space or {}
     if not here:
         return None
@@ -91,7 +90,7 @@ def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Bi
 
 
 def _of_every_size(space: Mapping[str, Any], run: Any, here: str) -> Binaries | None:
-    """All kernels that a program with free sizes has compiled; None if one cannot be stored."""
+    """All kernels that a program with free sizes has compiled; None if there are none or if one cannot be stored."""
     variants = {} if run.variants is None else {**(run.variants.stored or {}), **run.variants.known}
     sized = space.get("SizedCudaKernel")
     modules = {} if sized is None else dict(sized.stored)
@@ -114,7 +113,8 @@ def _of_every_size(space: Mapping[str, Any], run: Any, here: str) -> Binaries | 
 
 
 def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | None:
-    """The file of a C library: the one that the program was loaded with, or that of the cache of compiled kernels."""
+    """The file of a program's C library: the file that the program was loaded with, or that in the cache of compiled
+    kernels; None if there is none."""
     code = space.get("C_BINARY")
     if code is None:
         path = Path(library._name)
@@ -154,7 +154,10 @@ def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
 
 
 def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None:
-    """Compiled kernels of a saved program; None without any. RuntimeWarning and None if a file is missing or damaged."""
+    """Compiled kernels of a saved program; None if it has none.
+
+    If a file is missing or damaged, warns (RuntimeWarning) and returns None.
+    """
     if not checksums:
         return None
     try:
@@ -180,9 +183,9 @@ def binaries_of(texts: Mapping[str, bytes]) -> Binaries:
 
 
 class Absent:
-    """Stand-in for a compiler module where kernels are compiled already: accepts any attribute and any call.
+    """Stand-in for a compiler module when kernels are compiled already: accepts any attribute and any call.
 
-    `base`: the first argument, a tensor for tensor maps.
+    `base`: the first argument of the call that gave this object; for tensor descriptors, the tensor.
     """
 
     def __init__(self, base: Any = None) -> None:

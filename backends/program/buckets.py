@@ -1,6 +1,7 @@
 """Buckets of sizes: ranges of one free dimension, each with the plan that a program runs there.
 
-The program's own plan, for all sizes, is chosen at one size. A plan chosen at a size of another bucket runs in that one.
+The program's own plan is chosen at one size and holds for all sizes. A bucket may have another plan, chosen at a size
+within the bucket.
 """
 
 from __future__ import annotations
@@ -48,17 +49,16 @@ class Buckets:
         return [name for name in dict.fromkeys(row.plan for row in self.rows) if name]
 
     def to_json(self) -> dict[str, list[Bucket]]:
-        """The rows by dimension."""
+        """JSON form: dimension -> its buckets in order."""
         return {self.dimension: list(self.rows)}
 
     @staticmethod
     def of_json(
         record: Mapping[str, Sequence[tuple[int, int, str]]], sizes: Mapping[str, tuple[int, int, int]]
     ) -> Buckets | None:
-        """The inverse of `to_json` for a program with these ranges of sizes; None without buckets.
-
-        Raises Malformed unless the rows divide the range of one size, and all plans have plain names.
-        """
+        """Inverse of `to_json`, for a program with these ranges of sizes (name -> (least, most, size of the search));
+        None for an empty record. Raises Malformed unless the buckets divide the range of one size without gaps, and all
+        plans have plain names."""
         if not record:
             return None
         (dimension, found), *others = record.items()

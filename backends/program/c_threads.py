@@ -1,13 +1,15 @@
-"""Threads of C kernels in programs whose other kernels have none: C text that stands for OpenMP's run-time library.
+"""Thread pool of C kernels in programs whose other kernels use no threads: C text that replaces OpenMP's run-time
+library.
 
-The compiler turns a parallel loop into a function of (thread, number of threads) and a call of `GOMP_parallel`. Here a region is
-divided into `PARTS` parts a thread, which count as threads for the loop; whoever is free takes the next part. So the calling thread
-never waits for a thread that is not running (other processes on its core, a forked child, a core that another library's idle
-threads keep busy), only for parts that have been begun. Idle threads look for work for `SPIN_NS`, then sleep.
+The compiler turns a parallel loop into a function of (thread, number of threads) and a call of `GOMP_parallel`. Here a
+region is divided into `PARTS` parts per thread, which count as threads for the loop; a free thread takes the next part.
+So the calling thread waits only for parts that have begun, never for a thread that is not running (because of other
+processes on its core, a fork, or a core that another library's idle threads keep busy). Idle threads look for work for
+`SPIN_NS`, then sleep.
 
-All libraries of a process share the threads of the first one: `tensor_graphs_region_1` is looked up among global symbols first. A
-caller that finds them busy computes its region alone. The number of threads is OpenMP's at the time of the call
-(OMP_NUM_THREADS, torch.set_num_threads).
+All libraries of a process share the threads of the first one: `tensor_graphs_region_1` is looked up among global
+symbols first. A caller that finds the threads busy computes its region alone. The number of threads is OpenMP's at the
+time of the call (OMP_NUM_THREADS, torch.set_num_threads).
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ __all__ = ["DevicePrograms"]
 
 
 class DevicePrograms:
-    """How programs of one device are emitted, bound and called. The defaults are those of NumPy arrays on the host.
+    """How programs of one device are emitted, bound and called.
 
-    `place` is the user's choice among devices of this kind ("cuda:1"); the device's name by default.
+    The methods' defaults are for NumPy arrays on the host. `place` is the user's choice among devices of this kind
+    ("cuda:1"), by default the device's name.
     """
 
     helpers: Mapping[str, str] = {}  # source of helper functions that emitted programs may call, by name
@@ -47,7 +48,7 @@ class DevicePrograms:
         return ""
 
     def hardware(self) -> str:
-        """Name of the hardware that programs are made for; "" if they run on any."""
+        """Name of the hardware that programs are made for; "" if they run on any hardware."""
         return ""
 
     def present(self, place: str) -> str:
@@ -70,5 +71,6 @@ class DevicePrograms:
         """
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """The named error that stands for a device's RuntimeError; None if the error is not the device's."""
+        """The error of this package to raise for a RuntimeError of the device during the operation `what`; None if the
+        error is not the device's."""
         return None

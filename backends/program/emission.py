@@ -23,7 +23,7 @@ except ImportError:  # Windows
 
 
 def device_of(plan: Plan) -> str:
-    """Name of the device that a plan's kernels run on; the host's without any.
+    """Name of the device that a plan's kernels run on; the host's name for a plan without kernels.
 
     Raises UsageError if there are several.
     """

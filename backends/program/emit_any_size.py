@@ -54,7 +54,7 @@ _OWN = {
 
 # ---------------------------------------------------------------- names of sizes
 def renamed_sizes(plan: Plan) -> Plan:
-    """Plan whose sizes have no names that clash with keywords, builtins or names in emitted source."""
+    """The plan with sizes renamed whose names clash with keywords, builtins or names in emitted source."""
     from .helper_functions import all_helpers
 
     taken = RESERVED | set(all_helpers()) | _OWN
@@ -71,7 +71,10 @@ def renamed_sizes(plan: Plan) -> Plan:
 
 
 def substituted(plan: Plan, fresh: Mapping[str, Dim], sizes: Mapping[str, int]) -> Plan:
-    """Plan with its sizes replaced by other expressions. `sizes`: the new plan's sizes."""
+    """The plan with each size replaced by the expression `fresh[name]`.
+
+    `sizes`: the new plan's sizes, with the values that the plan was chosen for.
+    """
 
     def kind(t: Type) -> Type:
         return Type(bound_value(t.shape, fresh), t.dtype)
@@ -106,10 +109,8 @@ class Source:
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """Input axis that each free size is read from: one of exactly this extent, else of a linear expression in it.
-
-    Raises UsageError if no axis determines a size.
-    """
+    """Input axis that each free size is read from: an axis whose extent is the size, else one whose extent is a linear
+    expression in the size. Raises UsageError if no axis determines a size."""
     found: dict[str, Source] = {}
     for leaf, shape in enumerate(shapes):
         for axis, d in enumerate(shape):
@@ -191,7 +192,7 @@ class SizedEmitter(ProgramEmitter):
         return self._value(term) if self._sized(term) else super()._weight(value)
 
     def _value(self, term: Tensor) -> str:
-        """The variable of an array that `at` computes."""
+        """Variable of the value of a term over weights and sizes, which `at` computes; emits its definition."""
         for node in [n for n in topological([term]) if self._sized(n)]:
             for a in node.args:
                 if a not in self.computed and not self._sized(a):
@@ -201,7 +202,7 @@ class SizedEmitter(ProgramEmitter):
         return self.computed[term]
 
     def _loaded(self, node: Tensor) -> str:
-        """The variable of a size-independent array."""
+        """Variable of a size-independent array; emits its definition."""
         if node.op == "full":
             return self._line("w", self._filled(node))
         digest = structural_digest(node)
@@ -213,7 +214,7 @@ class SizedEmitter(ProgramEmitter):
         return self._line(self.keys[digest], self._stored(self.keys[digest]))
 
     def _made(self, node: Tensor) -> str:
-        """The variable of an array that depends on sizes."""
+        """Variable of an array that depends on sizes; emits its definition."""
         if node.op == "full":
             return self._line("w", self._filled(node))
         if node.op == "iota":
@@ -221,7 +222,7 @@ class SizedEmitter(ProgramEmitter):
         return self._computed(node)
 
     def _filled(self, node: Tensor) -> str:
-        """Source of an array with one value."""
+        """Source of an array whose elements are all one value."""
         return f"np.full({literal(node.shape)}, {literal(node.attr('value'))}, {dtype_text(node.dtype)})"
 
     def _stored(self, key: str) -> str:
@@ -242,7 +243,8 @@ class SizedEmitter(ProgramEmitter):
         return name
 
     def _computed(self, node: Tensor) -> str:
-        """The variable of an op computed by NumPy's kernel for that op, or by the kernels of its decomposition."""
+        """Variable of an op's result; emits its computation by NumPy's kernel for the op, or by the kernels of its
+        decomposition. Raises UsageError for an op without either."""
         from ..library.numpy import BACKEND
 
         operands = [Operand(a.type, contiguous(a.shape)) for a in node.args]  # type: ignore[arg-type]
@@ -269,7 +271,7 @@ class SizedEmitter(ProgramEmitter):
 
     # ------------------------------------------------------------ the file
     def _offer_results(self) -> None:
-        """Does nothing: sizes are read from all arguments."""
+        """Do nothing: callers cannot give memory for outputs, because sizes are read from all arguments."""
 
     def _function(self) -> list[str]:
         states = bool(self._state_types())
@@ -304,7 +306,7 @@ class SizedEmitter(ProgramEmitter):
         yield f"check_sizes({given}, {literal(tuple(map(tuple, shapes)))}, ({said}))"
 
     def _conditions(self) -> list[str]:
-        """Python expressions over the sizes that must be true."""
+        """Python expressions over the sizes that a call must satisfy."""
         return conditions(self.plan.graph)
 
     def _sized_names(self) -> set[str]:
@@ -312,7 +314,7 @@ class SizedEmitter(ProgramEmitter):
         return {*self.plan.sizes, "memory", "offsets", *self.written}
 
     def _scopes(self) -> tuple[list[str], list[str]]:
-        """(lines of `bind` that are size-independent, lines of `at`)."""
+        """(size-independent lines, for `bind`; lines that depend on sizes, for `at`)."""
         sized = self._sized_names()
         fixed: list[str] = []
         each: list[str] = []
@@ -328,14 +330,15 @@ class SizedEmitter(ProgramEmitter):
 
 
 def atoms_of(plan: Plan) -> dict[str, Atom]:
-    """Free sizes of a plan as atoms, which have their ranges."""
+    """Free sizes of a plan by name, as atoms of size expressions, with their ranges."""
     return {
         name: atom for leaf in plan.graph.inputs for d in leaf.shape for name, atom in dims.symbols(d).items()
     }  # fmt: skip
 
 
 def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
-    """Call of a template that is exactly the node's op, without weight preparation and scratch; None if it is not."""
+    """Call of a template that computes exactly the node's op, without weight preparation and scratch memory; None if
+    the template is another."""
     term = template.term
     if not isinstance(term, PatternCall) or term.op != node.op or template.prep or template.when or template.scratch:
         return None
@@ -347,7 +350,7 @@ def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) ->
 
 
 def along_axis(node: Tensor) -> tuple[str, str]:
-    """Source text of an iota's size along its axis, and of the shape that is -1 there and else 1."""
+    """Source texts of (an iota's size along its axis, the shape that is -1 along this axis and 1 along the others)."""
     axis = node.attr("axis")
     return literal(node.shape[axis]), literal(tuple(-1 if i == axis else 1 for i in range(node.rank)))
 

@@ -150,7 +150,8 @@ class ProgramEmitter:
                 self.names[v.id, self._home(v.id)] = self.inputs[v.name]
 
     def _fresh_outputs(self) -> set[int]:
-        """Kernel results returned without a copy: each is the root of exactly one output and of no state update."""
+        """Ids of kernel results that are returned without a copy: each owns the memory of exactly one output and of no
+        state update."""
         if self.reuse_outputs:
             return set()
         seen: dict[int, int] = {}
@@ -163,7 +164,7 @@ class ProgramEmitter:
         }  # fmt: skip
 
     def _dynamic(self, value: int) -> bool:
-        """Whether the value's address differs between calls: inputs and fresh results."""
+        """Whether a value's address differs between calls, as of inputs and results that kernels allocate."""
         r = self.root[value]
         return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
 
@@ -172,10 +173,8 @@ class ProgramEmitter:
         return operand_kind(template)
 
     def _home(self, value: int) -> str:
-        """Operand kind that a value is created as.
-
-        "torch" for Torch kernels' results and their Torch views, else "numpy".
-        """
+        """Operand kind in which a value's first variable is: "torch" for results that Torch kernels allocate and their
+        Torch views, else "numpy"."""
         r = self.root[value]
         if r not in self.fresh or not is_torch(self.makers[r].template):
             return "numpy"
@@ -310,9 +309,9 @@ class ProgramEmitter:
         self.setups |= {(template.backend, name) for name in template.setup}
 
     def _pack_large_weights(self) -> None:
-        """Pack weights of at least `LARGE` bytes first, largest first.
+        """Emit the packing of weights of at least `LARGE` bytes before other weights, largest first.
 
-        Packing holds a weight twice, so this limits peak memory.
+        While a weight is packed, it is in memory twice, so this order limits peak memory.
         """
         found = [
             (self._bytes(v), i, o, v)
@@ -374,17 +373,15 @@ class ProgramEmitter:
         return memory.nbytes(self.plan.values[value].type, self.plan.sizes)
 
     def _once(self, text: str, name: str) -> str:
-        """The variable of an object made in `bind`, one per definition."""
+        """Variable of an object that `bind` makes once; equal definitions share a variable."""
         if text not in self.shared:
             self.shared[text] = identifier(name, self.taken)
             self.once.append(f"{self.shared[text]} = {text}")
         return self.shared[text]
 
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
-        """The call, with constant views hoisted to `bind`.
-
-        Reshapes of buffers at fixed addresses, arrays in scratch memory.
-        """
+        """Source of a step's call, with objects that are the same in each run hoisted to `bind`: reshapes of buffers at
+        fixed addresses, arrays in scratch memory."""
         text = step.template.write(replace(step.call, names=names))
         values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
         operands = step.call.places
@@ -405,7 +402,7 @@ class ProgramEmitter:
         return _PART.sub(part, _RESHAPE.sub(once, text))
 
     def _release(self, i: int) -> None:
-        """Delete fresh results after their last use, to free their memory."""
+        """Emit the deletion of results that kernels allocated, if step `i` was their last use."""
         for root in self.dying.pop(i, ()):
             keys = self.loose.pop(root)
             self.each.append(f"del {', '.join(self.names.pop(key) for key in keys)}")
@@ -437,7 +434,10 @@ class ProgramEmitter:
             self._offer_results()
 
     def _offer_results(self) -> None:
-        """Let calls give the memory of outputs that kernels write, where it is used as addresses and tensors only."""
+        """Make outputs that kernels write optional parameters of `run`, so that callers can give their memory.
+
+        Only for outputs that `run` uses as addresses or tensors.
+        """
         for i, v in enumerate(self.plan.outputs):
             name = self.names.get((v, "numpy"), "")
             made = f"{name} = np.empty("
@@ -447,7 +447,8 @@ class ProgramEmitter:
                 self.offered[i] = name
 
     def _tensor_or_array(self, value: int) -> str:
-        """An output that is returned without a copy: for inputs that are tensors the tensor, if a kernel made or used one."""
+        """Source of an output that is returned without a copy: a tensor if the inputs are tensors and a kernel made or
+        used this output as one, else an array."""
         home = self._home(value)
         name = self.ref(value, home)
         tensor = name if home == "torch" else self.names.get((value, "torch"))
@@ -469,7 +470,7 @@ class ProgramEmitter:
             self.each.append(self._assign(self.state_names[n], saved.get(v) or self._result(v)))
 
     def _result(self, value: int) -> str:
-        """The variable of an output or a new state."""
+        """Variable of an output or a new state."""
         return self.ref(value, "numpy")
 
     def _copy(self, name: str) -> str:
@@ -543,11 +544,11 @@ class ProgramEmitter:
             self.once = [line for line in self.once if line not in single]
 
     def _takes_tensors(self) -> bool:
-        """Whether calls use inputs as addresses and tensors only, so that arrays and tensors are the same to them."""
+        """Whether `run` uses inputs only as addresses or tensors, so that callers may pass arrays or tensors."""
         return bool(self.inputs) and not any(map(self._uses_in_other_ways, self.inputs.values()))
 
     def _uses_in_other_ways(self, name: str) -> int:
-        """How often `run` uses a variable other than as an address or a tensor, and other than to return it."""
+        """Number of uses of a variable in `run` other than as an address, as a tensor or as a result."""
         lines = "\n".join(line for line in self.each if not line.startswith(("# ", "return ")))
         uses = rf"\b{re.escape(name)}\b"
         return len(re.findall(uses, lines)) - len(re.findall(rf"= (?:argument|tensor)\({uses}\)\n", lines))

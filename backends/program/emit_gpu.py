@@ -49,7 +49,8 @@ HALVES = frozenset(["float16", "bfloat16"])
 class GpuProgramEmitter(ProgramEmitter):
     """Emitter of programs for GPU plans: every value is a Torch tensor.
 
-    At a fixed address, except inputs, results that are written to fresh memory, and results that kernels allocate.
+    Values have fixed addresses, except inputs, results that are written to fresh memory, and results that kernels
+    allocate.
     """
 
     own: set[str] = field(default_factory=set)  # generated kernels that are launched
@@ -83,7 +84,7 @@ class GpuProgramEmitter(ProgramEmitter):
         return text
 
     def _strided_empty(self, value: int) -> str:
-        """Shape, dtype and strides of a result, as text; None for row-major strides."""
+        """Text of (shape, dtype, strides) of a result, with strides None if they are row-major."""
         v = self.plan.values[value]
         shape = v.type.shape
         strides = "None" if v.strides == contiguous(shape) else literal(v.strides)  # type: ignore[arg-type]
@@ -137,7 +138,7 @@ class GpuProgramEmitter(ProgramEmitter):
         return f"{place}.copy_({name})"
 
     def _takes_tensors(self) -> bool:
-        """False: this is about tensors in place of arrays."""
+        """False: GPU programs take tensors only."""
         return False
 
     def _finish(self) -> None:
@@ -146,11 +147,12 @@ class GpuProgramEmitter(ProgramEmitter):
         self.by_library |= {self.root[v] for v in copied} - self.fresh_outputs
 
     def _row_major(self) -> frozenset[str]:
-        """Empty: the device transposes a weight a thousand times as fast as the host."""
+        """Empty, because the device transposes a weight a thousand times as fast as the host."""
         return frozenset()
 
     def _fresh_bytes(self) -> int:
-        """Peak allocation: `launch` plus input buffers, output copies, packed weights; or `bind`, if larger."""
+        """Peak bytes allocated besides workspace and weights: in calls (results, copies of inputs and outputs, packed
+        weights), or in `bind` if that is more."""
         again = self.packed - sum(term.type.nbytes for key, term in self.weights.items() if key not in self.plain)
         places = sum(memory.nbytes(leaf.type) for leaf in self.plan.graph.inputs)
         copies = 0 if self.reuse_outputs else sum(memory.nbytes(self.plan.values[v].type) for v in self.plan.outputs)
@@ -170,7 +172,7 @@ class GpuProgramEmitter(ProgramEmitter):
         ]  # fmt: skip
 
     def _calls(self) -> tuple[list[str], str]:
-        """Lines that define `launch`, and the text of `Calls` up to its last argument, `way`."""
+        """(lines that define `launch`, text of the `Calls` object without its last argument, `way`)."""
         self._use("Calls")
         self._use("Launches")
         read = {v.name: v.id for v in self.plan.values if v.origin == "input"}
@@ -192,7 +194,7 @@ class GpuProgramEmitter(ProgramEmitter):
         return lines, f"Calls(launch, kernels, inputs, results, device, graph, {', '.join(options)}"
 
     def _variants(self) -> str:
-        """What notes the compiled kernels, as source: the launches themselves."""
+        """Text of the arguments of `Launches`: "", since the launches themselves record compiled kernels."""
         return ""
 
 

@@ -65,7 +65,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return self._space(self.slots[self.layout.buffer[v.id]], v.type.shape, v.strides, v.type.dtype)
 
     def _space(self, span: int, shape: Sequence[Dim], strides: Sequence[Dim], dtype: str) -> str:
-        """A tensor in the workspace."""
+        """Source of a tensor in the workspace, at the slot of `span`."""
         self._use("Workspace")
         start = f"offset{self.slot_of[span]}"
         offset = start if itemsize(dtype) == 1 else f"{start} // {itemsize(dtype)}"
@@ -122,7 +122,8 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
 
     # ------------------------------------------------------------ results, the file
     def _fresh_bytes(self) -> int:
-        """Peak allocation of a call at the sizes of the plan: new outputs, and copies of inputs and outputs of a graph."""
+        """Peak bytes that a call allocates at the sizes for which the plan was chosen: new outputs, and the copies of
+        inputs and outputs of a CUDA graph."""
         places = sum(memory.nbytes(leaf.type, self.plan.sizes) for leaf in self.plan.graph.inputs)
         copies = sum(self._bytes(v) for v in self.plan.outputs)
         return ProgramEmitter._fresh_bytes(self) + places + copies + self.packed
@@ -157,16 +158,15 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         ]  # fmt: skip
 
     def _variants(self) -> str:
-        """`bind` keeps the Triton kernels of all sizes together."""
+        """Text of the arguments of `Launches`: the `Variants` object that records the Triton kernels of all sizes; ""
+        without Triton kernels."""
         if not any("@triton" in self.definitions.get(name, "") for name in self.own):
             return ""
         return self._use("Variants").lower()
 
     def _warm(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Shapes of the inputs at which, together, each form of each kernel runs.
-
-        At the least sizes of forms, and at one more, where pointers into values may be aligned less.
-        """
+        """Choices of input shapes that together run each form of each kernel: at the least sizes of the form, and at
+        sizes one larger, where pointers may have a smaller alignment. At most `MOST_WARM`."""
         atoms, graph = atoms_of(self.plan), self.plan.graph
         cuts = {n: {atom.min, atom.min + 1} for n, atom in atoms.items()}
         for step in self.plan.steps:
@@ -185,7 +185,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return found
 
     def _conditions(self) -> list[str]:
-        """Also: generated kernels have addresses of 32 bits."""
+        """As for CPU programs, and the conditions of generated kernels, such as that 32 bits hold their addresses."""
         found = dict.fromkeys(SizedEmitter._conditions(self))
         for step in self.plan.steps:
             found |= dict.fromkeys(step.template.conditions_of(step.call))
@@ -195,7 +195,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return {*self.plan.sizes, "spaces", *(f"offset{i}" for i in range(len(self.slot_sizes))), *self.written}
 
     def _offsets(self) -> Iterator[str]:
-        """Lines of the memory plan: where each slot begins, then the workspace."""
+        """Lines of the memory plan: the offset of each slot, then the workspace."""
         end = "0"
         for i, texts in enumerate(self.slot_sizes):
             yield f"offset{i} = {end}"
@@ -209,8 +209,8 @@ def slots(
 ) -> tuple[dict[int, int], list[list[str]]]:  # fmt: skip
     """Assignment of values to slots of the workspace, as (span -> slot, texts of the bytes of each slot's values).
 
-    Values that are live at a common step have different slots; the largest come first, each into the slot of the
-    nearest size that is free. `spans`: (bytes as an expression, first step, last step).
+    Values that are live at a common step have different slots. The largest values are placed first, each into the free
+    slot of the nearest size. `spans`: (bytes as an expression, first step, last step).
     """
     bytes_of = [concrete((parse(text, sizes),))[0] for text, _, _ in spans]
     slot_of: dict[int, int] = {}

@@ -25,12 +25,8 @@ on_forget.append(all_helpers.cache_clear)
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
-    """Names of the helper functions that emitted code needs, sorted.
-
-    `names`, those in `setups`, and all that these call.
-
-    `setups` are pairs (backend, helper).
-    """
+    """Sorted names of the helper functions that emitted code needs: `names`, the helpers in `setups` (pairs of backend
+    and helper), and all helpers that these call."""
     known = all_helpers()
     found: set[str] = set()
     todo = {*names, *(name for _, name in setups)}

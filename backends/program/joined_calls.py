@@ -12,10 +12,11 @@ COMMENT = "# "
 
 @dataclass
 class JoinedCalls:
-    """Joins calls in the lines of a program.
+    """Rewriter of a program's lines that joins consecutive calls.
 
-    `fixed`: line -> call of a C function whose arguments are the same in each run. `named(base)`: a free name. `functions`: C
-    functions by name; those of joined calls are added. `made(text, base)`: the name of an object made once.
+    `fixed`: line -> call of a C function whose arguments are the same in each run. `functions`: C texts by function
+    name, to which functions of joined calls are added. `named(base)` gives an unused name; `made(text, base)` gives
+    the name of an object that is made once from the source `text`.
     """
 
     fixed: Mapping[str, str]
@@ -26,7 +27,7 @@ class JoinedCalls:
     group: list[str] = field(default_factory=list)  # the last lines: calls and comments between them
 
     def joined(self, lines: Iterable[str]) -> list[str]:
-        """The lines with one call in place of each run of several calls."""
+        """The lines, with each sequence of several consecutive calls replaced by one call."""
         for line in lines:
             if not line.startswith(COMMENT) and self._call(line) is None:
                 self._flush()
@@ -37,12 +38,12 @@ class JoinedCalls:
         return self.lines
 
     def _call(self, line: str) -> tuple[str, Sequence[str]] | None:
-        """Function and arguments of a line that calls a C function."""
+        """(function, arguments) of a line that calls a C function with fixed arguments; None for other lines."""
         found = _CALL.fullmatch(self.fixed.get(line, ""))
         return None if found is None or found[1] not in self.functions else (found[1], found[2].split(", "))
 
     def _flush(self) -> None:
-        """End the current run of calls."""
+        """End the current sequence of calls: write it as one call if it has at least two."""
         group, self.group = self.group, []
         trailing: list[str] = []
         while group and group[-1].startswith(COMMENT):  # belongs to what follows

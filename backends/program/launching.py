@@ -1,12 +1,12 @@
-"""How the kernels of a GPU program follow each other: as they were measured, or overlapping in part.
+"""Ways in which consecutive kernels of a GPU program are launched: one after another, or partly overlapping.
 
-`Plan.launching` is one of `WAYS`; a search times them as whole programs, because kernels that were measured one by one do not
-tell which one is fastest.
+`Plan.launching` is one of `WAYS`. A search times whole programs to choose one, because times of single kernels do not
+tell which way is fastest.
 
-- "": every kernel as it was measured.
+- "": every kernel with the schedule with which it was measured.
 - "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights before
   they wait for it.
-- "overlapping": the same, and every generated kernel that can starts while its predecessor runs.
+- "overlapping": as "held", and every generated kernel for which that is legal starts while its predecessor runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ WAYS = ("", HELD, OVERLAPPING)
 
 
 def launched(plan: Plan) -> Plan:
-    """The plan with the schedules and constant operands of its way to launch kernels (`Plan.launching`).
-
-    In the ways that read weights before a wait, the first generated kernel waits before it lets its successor start. So what
-    runs before the program, which may write weights, has ended when the second one reads its weights.
-    """
+    """The plan with its kernels' schedules and constant operands changed as its way of launching (`Plan.launching`)
+    demands. Where kernels read weights before they wait, the first generated kernel is without programmatic dependent
+    launch. So work before the program, which may write weights, has ended when the second kernel reads its weights."""
     if plan.launching not in (HELD, OVERLAPPING) or plan.sizes:
         return plan
     root, steps, first = roots(plan), [], True
@@ -44,7 +42,7 @@ def launched(plan: Plan) -> Plan:
 
 
 def changes(plan: Plan, launching: str) -> bool:
-    """Whether another way to launch kernels changes a plan."""
+    """Whether the way of launching `launching` changes the schedules or constant operands of a plan."""
     pairs = zip(plan.steps, launched(replace(plan, launching=launching)).steps, strict=True)
     return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
 

@@ -131,7 +131,7 @@ _Sizes = list[Annotated[int, Within(0, 1 << 62)] | str]  # text: an expression i
 
 @dataclass(frozen=True)
 class _File:
-    """The fields of manifest.json."""
+    """Content of manifest.json, field by field."""
 
     schema: int
     source_sha256: str

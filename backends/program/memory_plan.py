@@ -54,7 +54,8 @@ def place(buffers: Sequence[LiveBuffer], alignment: int = ALIGNMENT) -> tuple[li
 
 
 def _best_gap(offsets: Sequence[int], sizes: Sequence[int], size: int) -> int:
-    """Start of the smallest gap of at least `size` bytes between blocks sorted by offset; their end if none."""
+    """Start of the smallest gap of at least `size` bytes between blocks, which are sorted by offset; the end of the
+    last block if there is no such gap."""
     end, best, best_room = 0, -1, -1
     for offset, taken in zip(offsets, sizes):
         room = offset - end
@@ -79,10 +80,10 @@ def symbolic_bytes(kind: Type) -> Dim:
 class Layout:
     """Memory plan of a plan's values.
 
-    `root`: value -> value that owns its memory (a view's base). `buffer`: root -> buffer, named by a root value's id;
-    differs from the root after in-place reuse. `offsets`: buffer -> offset in the workspace. `scratch`: first output of
-    a step -> (offset, bytes) of its scratch memory. `pinned`: new state value -> state whose memory the value is
-    written to. `last`: root -> last step that reads its memory. `size`: bytes of the workspace.
+    `root`: value -> value that owns its memory (a view's base). `buffer`: root -> its buffer, named by the id of the
+    root that used the buffer first; the two differ after in-place reuse. `offsets`: buffer -> offset in the workspace.
+    `scratch`: first output of a step -> (offset, bytes) of its scratch memory. `pinned`: new state value -> state whose
+    memory the value is written to. `last`: root -> last step that reads its memory. `size`: bytes of the workspace.
     """
 
     root: Mapping[int, int]
@@ -112,7 +113,8 @@ def layout(
 ) -> Layout:
     """Memory plan of all values that kernels write, and of each step's scratch memory.
 
-    `outside`: values not in the workspace (results that kernels allocate, fresh outputs).
+    `outside`: values that are not in the workspace (results that kernels allocate, fresh outputs). `sizes`: values
+    of free sizes. `alignment` in bytes.
     """
     root, end = roots(plan), len(plan.steps)
     last = _last_uses(plan, root, end)
@@ -156,10 +158,8 @@ def _last_uses(plan: Plan, root: Mapping[int, int], end: int) -> dict[int, int]:
 
 
 def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int], output: int) -> bool:
-    """Whether an output may overwrite this operand.
-
-    Same type and strides, and no other operand views the same memory with another layout.
-    """
+    """Whether an output may overwrite an operand: both have the same type and strides, and no operand views the same
+    memory in another layout."""
     a, b = plan.values[operand], plan.values[output]
     whole = plan.values[root[operand]]
     if (a.type, a.strides) != (b.type, b.strides) or symbolic_bytes(whole.type) != symbolic_bytes(a.type):
@@ -180,7 +180,8 @@ def _inplace(step: Step) -> list[int]:
 
 def _reusable(plan: Plan, step: Step, i: int, root: Mapping[int, int], last: Mapping[int, int],
               buffer: Mapping[int, int]) -> int | None:  # fmt: skip
-    """The root value whose buffer the step may overwrite because its last use is this step; None without one."""
+    """Root value whose buffer step number `i` may overwrite, because the step is the value's last use; None without
+    one."""
     for v in _inplace(step):
         victim = root[v]
         if (
@@ -199,10 +200,8 @@ def _all_inplace(step: Step, victim: int, root: Mapping[int, int], output: int) 
 
 
 def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int]) -> dict[int, int]:
-    """New state value -> state, where the value can be written to the state's memory.
-
-    Nothing reads the old value later.
-    """
+    """New state value -> state, for values that can be written directly to the state's memory, because no later step
+    reads the old value."""
     states = {v.name: v.id for v in plan.values if v.origin == "state"}
     found: dict[int, int] = {}
     for name, update in plan.updates.items():

@@ -62,8 +62,8 @@ class Program(Unpicklable):
     A program with free sizes runs at every size in their ranges; the first call at a size prepares its memory plan.
 
     On a GPU, kernels run on the caller's current stream, without synchronization unless results are converted to
-    arrays. `device` runs the program on another device than it was made for, also "cpu" where Torch has the same
-    kernels.
+    arrays. `device` names another device than the program was made for, such as "cuda:1", or "cpu" if Torch has the
+    same kernels for CPUs.
     """
 
     kept_by = "program.save(folder), and tg.load_program(folder) where it is needed"
@@ -94,8 +94,8 @@ class Program(Unpicklable):
     ) -> Program:
         """A program without a plan, from the parts of a saved folder.
 
-        `source`: text of program.py. `binaries`: compiled kernels, if they are known. `device`: the user's choice;
-        None runs where the manifest says.
+        `source`: text of program.py. `binaries`: compiled kernels, if they are known. `device`: the user's choice; None
+        for the manifest's device.
         """
         made = object.__new__(cls)
         made.plan, made.layout, made._params = None, None, {}
@@ -163,11 +163,11 @@ class Program(Unpicklable):
     def divide(
         self, buckets: Buckets, plans: Mapping[str, Program], forms: Mapping[int, BucketForm] | None = None
     ) -> Program:
-        """Run other plans in some buckets of sizes. Returns itself.
+        """Run other plans in some buckets of sizes, from the next binding on. Returns itself.
 
         `plans`: programs with the same inputs and outputs, by the names of their plans in `buckets`; each must hold for
         the sizes of its buckets. `forms`: executor by a bucket's least size, which runs in place of the bucket's plan
-        for arguments that its `quick` accepts. Weights that several plans read are in memory once.
+        for arguments that its `quick` accepts. Plans share equal weights.
         """
         with self._lock:
             self.manifest = replace(self.manifest, buckets=buckets)
@@ -186,7 +186,8 @@ class Program(Unpicklable):
         return self
 
     def missing_bytes(self) -> int:
-        """Bytes that binding the program allocates on its device beside the states and weights that it shares."""
+        """Bytes that binding the program allocates on its device, without shared states and weights that are there
+        already."""
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
         there += 0 if self._pool is None else self._pool.held(self._weights)
         return sum(self._own_memory().values()) - there
@@ -194,12 +195,12 @@ class Program(Unpicklable):
     def check_room(self) -> None:
         """Check free device memory without allocating.
 
-        Raises DeviceMemoryError if the program does not fit beside what it shares.
+        Raises DeviceMemoryError if `missing_bytes` are not free.
         """
         self._programs.check_room(self.device, self.missing_bytes())
 
     def preparing_s(self) -> float:
-        """Estimated seconds of preparing the weights on the host, except those that its pool holds."""
+        """Estimated seconds of preparing on the host those weights that the program's pool does not hold."""
         there = 0 if self._pool is None else self._pool.held(self._weights)
         nbytes = sum(map(bytes_of, self.manifest.weights)) - there
         if isinstance(self._weights, EvaluatedWeights):
@@ -222,8 +223,8 @@ class Program(Unpicklable):
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
 
         `states`: memory by name, as other programs got or made it; states that are missing are allocated and added.
-        Their values stay; `reset` and `bind` leave them alone from here on. `weights`: a pool of the programs' prepared
-        weights. Raises ShapeError for a state of another shape or dtype.
+        Values of existing states are kept; from here on, `reset` and `bind` do not change shared states. `weights`: a
+        pool of the programs' prepared weights. Raises ShapeError for a state of another shape or dtype.
         """
         with self._lock:
             self._collect()
@@ -236,7 +237,8 @@ class Program(Unpicklable):
         return self
 
     def _state_memory(self, spec: Spec) -> Any:
-        """Memory of a state: shared with other programs, or zeros."""
+        """Memory of a state: that shared with other programs (allocated with the initial value if missing), else new
+        zeros."""
         if self._shared is None:
             return self._exchange.zeros(spec)
         name, shape, dtype = spec
@@ -251,7 +253,8 @@ class Program(Unpicklable):
         return found
 
     def _usable(self) -> Binaries | None:
-        """The compiled kernels, if this is the kind of GPU or CPU that they are for."""
+        """The known compiled kernels, if they are for this kind of GPU or CPU; else None, with a RuntimeWarning on a
+        GPU."""
         if self._binaries is None or (self.device == HOST.name != self.manifest.device):
             return None
         here = self._programs.present(self.device)
@@ -268,13 +271,13 @@ class Program(Unpicklable):
         return None
 
     def _collect(self) -> None:
-        """Keep the compiled kernels of a program that was called."""
+        """Remember the compiled kernels of the bound program, if none are known yet."""
         if self._run is not None and self._binaries is None:
             self._binaries = collected(self._run, self._programs.present(self.device), self._space)
 
     @property
     def binaries(self) -> Binaries | None:
-        """The compiled kernels of the last calls, or those that the program was given; None if they are not known."""
+        """The compiled kernels that the program was given, else those of its calls so far; None if they are not known."""
         with self._lock:
             self._collect()
             return self._binaries
@@ -375,7 +378,7 @@ class Program(Unpicklable):
         return self._exchange.hand_out(self.flat_near(*given), given)
 
     def flat_near(self, *given: Any) -> Sequence[Any]:
-        """Flat outputs of a call with all of the program's inputs; they stay on the program's device."""
+        """Flat outputs of a call, left on the program's device. `given`: all of the program's inputs."""
         specs: Sequence[Any] = self.manifest.inputs
         program = self
         if self.manifest.sizes:
@@ -387,7 +390,7 @@ class Program(Unpicklable):
         return self._exchange.quick(specs, lambda: None if self._run is None else self._tensors)
 
     def _tensor_calls(self, space: Mapping[str, Any]) -> TensorCalls:
-        """How the executed source takes tensors of the CPU: the names TENSORS and RESULTS of its namespace."""
+        """How the executed source takes CPU tensors, read from the names TENSORS and RESULTS in its namespace."""
         outputs: Sequence[Any] = self.manifest.outputs
         own = [i for i in space.get("RESULTS", ()) if bytes_of(outputs[i]) < LARGE]
         own = own if own == list(space.get("RESULTS", ()))[: len(own)] else []  # they are given by position
@@ -401,7 +404,8 @@ class Program(Unpicklable):
         return self._called(taken)
 
     def _called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """Run the program on arguments in its own form; errors get names."""
+        """Run the program on marshalled arguments; errors of the device and of emitted code become errors of this
+        package."""
         try:
             with self._lock:
                 run = self._run
@@ -435,14 +439,15 @@ class Program(Unpicklable):
         return self._at(given).specs
 
     def _compiled_again(self, taken: Sequence[Any], why: str) -> Sequence[Any]:
-        """Run the program with kernels compiled from source, since saved ones are not enough."""
+        """Run the program with kernels compiled from source, because the saved kernels do not suffice (`why`, for the
+        warning)."""
         warnings.warn(f"{self.manifest.name}: kernels are compiled again: {why}", RuntimeWarning, stacklevel=5)
         with self._lock:
             self._binaries, self._run = None, None
         return self._called(taken)
 
     def _at(self, given: Sequence[Any]) -> AtSizes:
-        """What calls at the sizes that the arguments have need. Raises ShapeError for sizes outside their ranges."""
+        """The prepared calls for the arguments' sizes. Raises ShapeError for sizes outside their ranges."""
         try:
             shapes = tuple([x.shape for x in given])
         except AttributeError:
@@ -474,10 +479,8 @@ class Program(Unpicklable):
         return AtSizes(specs, form.quick(specs), form, program)
 
     def near(self, values: Sequence[Any]) -> list[Any]:
-        """Return the values in the memory that calls read without a transfer.
-
-        Tensors on the program's GPU, or NumPy arrays.
-        """
+        """The values as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no
+        transfer."""
         return [self._exchange.near(v) for v in values]
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -502,9 +505,10 @@ class Program(Unpicklable):
     def memory_by_kind(self) -> dict[str, int]:
         """Bytes on the program's device, by purpose, known before anything is allocated.
 
-        weights, states: held from binding to `unbind`; workspace: intermediate values, held as long; results: outputs of
-        one call; staging: the most that binding or a call needs besides, for copies of inputs, packed weights and results
-        that library kernels allocate. For programs with free sizes, at the sizes that the plan was chosen for.
+        Keys: weights, states and workspace (intermediate values), held from binding to `unbind`; results, the outputs
+        of one call; staging, the peak of further memory in binding or in a call, for copies of inputs, packed weights
+        and results that library kernels allocate. Programs with free sizes are counted at the sizes for which the plan
+        was chosen.
         """
         found = self._own_memory()
         for plan in self.plans.values():
@@ -515,7 +519,7 @@ class Program(Unpicklable):
         return found
 
     def _own_memory(self) -> dict[str, int]:
-        """`memory_by_kind` of the plan for all sizes."""
+        """`memory_by_kind` without the plans for buckets of sizes."""
         m = self.manifest
         results = sum(bytes_of((n, concrete(bound_value(shape, m.chosen)), d)) for n, shape, d in m.outputs)
         results = min(results, m.fresh)  # outputs in reused memory are part of the workspace
@@ -548,8 +552,8 @@ class Program(Unpicklable):
 
         An existing program is replaced atomically. States are saved with their initial values, not their current ones.
         For a GPU, the kernels that were compiled for calls so far are saved, too: loaded on the same kind of GPU, the
-        program needs no compiler. Loaded, it returns named tuples of the same type if that is imported by then, else
-        of an equal one, and dicts in place of other types (`egraph/ir/structure.py`).
+        program needs no compiler. A loaded program returns named tuples of the original type if it is imported by then,
+        else of an equal type, and dicts in place of other types (`egraph/ir/structure.py`).
 
         Raises UsageError if the folder holds something else. Raises UnwritableError if writing fails; an existing
         program is kept then.
@@ -567,7 +571,7 @@ class Program(Unpicklable):
 
     @property
     def _stored_bytes(self) -> int:
-        """Bytes of the weights that a saved program has in its own file."""
+        """Bytes of the weights that are in the saved program's own weight file."""
         m = self.manifest
         return sum(bytes_of(s) for s in (*m.weights, *m.initial) if s[0] not in m.borrowed)
 
@@ -590,10 +594,10 @@ class Program(Unpicklable):
 
 # ---------------------------------------------------------------- outputs
 def _mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
-    """Function that tells whether a caller is in a mode of Torch that programs with Torch's kernels must leave.
+    """Function that tells whether the caller is in a Torch mode that a call must leave; None if Torch is not used.
 
-    Autocast changes the dtypes that the plan has decided. Memory that a program for free sizes makes at its first call at a size
-    could not be written outside of inference mode, if it was made in it.
+    Autocast would change the dtypes of the plan. Inference mode matters to programs with free sizes (`sized`):
+    memory that they allocate in it could not be written outside of it later.
     """
     if torch is None:
         return None

@@ -44,7 +44,11 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
 def _loaded(
     path: Path, device: str | None, around: tuple[Manifest, StoredWeights] | None = None
 ) -> tuple[StoredWeights, Program]:
-    """(stored weights, program without its plans for buckets); `around`: those of the program that it is a plan of."""
+    """(stored weights, program without its plans for buckets).
+
+    `around`: (manifest, stored weights) of the whole program if the folder is one of its plans. Raises as
+    `load_program` does.
+    """
     record, source = _texts(path)
     try:
         manifest = read_manifest(record, source)
@@ -68,7 +72,7 @@ def _loaded(
 
 
 def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
-    """Raises BadModelError unless a manifest is that of a plan for some sizes of a program."""
+    """Raise BadModelError unless `plan` can be the manifest of a plan for some sizes of the program `around`."""
     same = all(
         [(n, len(shape), dtype) for n, shape, dtype in specs] == [(n, len(shape), dtype) for n, shape, dtype in others]
         for specs, others in ((plan.inputs, around.inputs), (plan.outputs, around.outputs))
@@ -78,7 +82,10 @@ def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
 
 
 def _texts(path: Path) -> tuple[str, str]:
-    """Texts of manifest.json and program.py, of one saved program even if another process replaces it meanwhile."""
+    """Texts of manifest.json and program.py.
+
+    Both are of the same saved program even if another process replaces the folder meanwhile.
+    """
     parts = ("manifest.json", "program.py")
     try:
         for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""Weights of a program: evaluated from params on demand, or read from a safetensors file; and its writer."""
+"""Weights of a program, evaluated from params on demand or read from a safetensors file, and the writer of that file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Array = np.ndarray[Any, Any]
 
 
 class KeyedWeights(Mapping[str, Array]):
-    """Weights of a program by key, with the key by which programs share equal weights (`SharedWeights`)."""
+    """Mapping of a program's weights by key.
+
+    `pool_key` is the key under which programs share equal weights (`SharedWeights`).
+    """
 
     @abstractmethod
     def pool_key(self, key: str) -> Hashable:
@@ -81,21 +84,22 @@ class EvaluatedWeights(KeyedWeights):
         return self.terms[key].type.nbytes
 
     def computed_bytes(self) -> int:
-        """Bytes of all values that evaluating the weights writes; 0 if each is a param as it is, or a view of one."""
+        """Bytes of all values that evaluating the weights writes; 0 if each weight is a param or a view of one."""
         nodes = topological(list(self.terms.values()))
         return sum(n.type.nbytes for n in nodes if n.args and n.entry.kind != "view")
 
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
-        """Weights that another program has, too, as {name here: name there}."""
+        """Weights that the program with the weights `around` has too: name here -> name there."""
         there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
         found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
         return {name: known for name, known in found.items() if known is not None}
 
 
 def _unwidened(term: Tensor) -> Tensor:
-    """A term without float widening, which changes no value, below and above views.
+    """A term without casts to wider floats above or below views, which change no value.
 
-    A chain of views that widens a value and narrows it again loses both casts: 16-bit float casts are slow on CPUs.
+    A chain of views that widens a value and narrows it again loses both casts, since 16-bit float casts are slow on
+    CPUs.
     """
     if term.op == "cast" and (moved := _moved(term.args[0], term.dtype)) is not None:
         return moved
@@ -108,7 +112,7 @@ def _unwidened(term: Tensor) -> Tensor:
 
 
 def _moved(term: Tensor, dtype: str) -> Tensor | None:
-    """A term rebuilt in `dtype`, if all values that it moves were widened from that dtype; else None."""
+    """A term of views and concatenations rebuilt without widening casts, if its operands then have `dtype`; else None."""
     if term.dtype == dtype:
         return term
     if term.op == "cast":
@@ -128,25 +132,26 @@ def _widens(cast: Tensor) -> bool:
 
 
 class SharedWeights:
-    """Pool of weights for programs over the same params: equal terms are one array or tensor while a program holds it.
+    """Pool of weights for programs over the same params: programs with equal terms share one array or tensor.
 
-    The pool itself holds nothing.
+    The pool keeps weak references; a weight is freed with the last program that holds it.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
     def of(self, weights: Mapping[str, Any], exchange: Exchange, device: str) -> Mapping[str, Any]:
-        """A program's weights on its device, looked up in the pool first; as they are if their origin is not known.
+        """A program's weights on its device, looked up in the pool first. Weights without sharing keys (other than
+        `KeyedWeights`) are returned unchanged.
 
         `device`: the Torch device of the program's tensors, "" for arrays.
         """
         return _PooledWeights(self._known, weights, exchange, device) if isinstance(weights, KeyedWeights) else weights
 
     def adopt(self, other: SharedWeights) -> list[Any]:
-        """Add what another pool knows of the same params, and this one does not.
+        """Add the weights that only another pool over the same params knows.
 
-        Returns the added arrays or tensors, which live while the list does.
+        Returns the added arrays or tensors; the caller's list keeps them alive.
         """
         found = {key: value for key, value in other._known.items() if key not in self._known}
         self._known.update(found)
@@ -248,9 +253,9 @@ class StoredWeights(KeyedWeights):
 
 
 class BorrowedWeights(KeyedWeights):
-    """Weights of a plan within a saved program: its own, and by `names` those of the program around it.
-
-    Raises BadWeightsError if a weight of another shape or dtype is named."""
+    """Weights of a plan for some sizes in a saved program: the plan's own, and those that it borrows from the whole
+    program. `names`: name here -> name in `around`. Raises BadWeightsError if a borrowed weight has another shape or
+    dtype."""
 
     def __init__(
         self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]
@@ -285,7 +290,7 @@ _SAFETENSORS = {
 
 
 def bytes_of(spec: Spec) -> int:
-    """Number of bytes of a weight or state."""
+    """Bytes of a weight or state."""
     return math.prod(spec[1]) * dtypes.itemsize(spec[2])
 
 

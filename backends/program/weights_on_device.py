@@ -1,4 +1,4 @@
-"""Computing weights of a program on its GPU: a quantized matrix is expanded there in milliseconds, by NumPy in seconds."""
+"""Computing weights of a program on its GPU, which expands a quantized matrix in milliseconds; NumPy takes seconds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EXACT_OPS = frozenset(
 def computed_weight(term: Tensor, params: Mapping[str, Data], device: str) -> Any | None:
     """The value of a weight as a tensor on a GPU, computed there; None if NumPy has to compute it.
 
-    Its bits are those that NumPy computes: operations other than views are elementwise and correctly rounded, in float32 or
-    less. None for other operations, small weights, params as they are, other devices, and where the device's memory does not
-    suffice.
+    The result has the same bits as NumPy's: operations other than views are elementwise and correctly rounded, in
+    float32 or less. None for other operations, small weights, params without computation, devices other than GPUs, and
+    if the device's memory does not suffice.
     """
     if not device.startswith(GPU_KIND) or term.type.nbytes < LEAST_BYTES:
         return None

@@ -2,8 +2,8 @@
 
 Works on the text of Triton's GPU IR (TTGIR). A software-pipelined loop copies later tiles into a ring of shared-memory
 buffers while its last asynchronous products are in flight. A copy into a buffer that such a product still reads is a
-race: some elements are wrong, different ones at each run, or none on an idle machine. Triton 3.6 makes the ring one
-buffer too short where something besides a product reads a tile. emit/products.py emits kernels that avoid this; every
+race: some elements are wrong, different ones at each run, or none on an idle machine. Triton 3.6 allocates one buffer
+too few if operations besides products read a tile as well. emit/products.py emits kernels that avoid this; every
 compiled kernel is checked here before it runs.
 """
 
@@ -25,10 +25,9 @@ ROUNDS = 4  # loop iterations that are simulated: more than products stay in fli
 
 @dataclass
 class _Loop:
-    """Events of a loop without its inner loops, each with its line.
-
-    Copies into rings, asynchronous products of rings, and waits that leave the last products pending.
-    """
+    """Events in a loop's own body (not in inner loops), as (line number, event): `copies` into a ring, asynchronous
+    products (`dots`) that read rings, and `waits` until at most a number of products is pending. `first` is the loop's
+    first line."""
 
     first: int
     copies: list[tuple[int, str]] = field(default_factory=list)
@@ -37,12 +36,8 @@ class _Loop:
 
 
 def overtaking(ttgir: str) -> list[str]:
-    """Async-copy races in a kernel's TTGIR.
-
-    One sentence for each shared-memory ring in which a copy overtakes a product.
-
-    Empty if there is no race or nothing asynchronous.
-    """
+    """Async-copy races in a kernel's TTGIR: a sentence for each shared-memory ring in which a copy overwrites what a
+    product may still read. Empty if there is no race."""
     lines = ttgir.splitlines()
     places = {m[1]: int(m[2]) for line in lines if (m := _RING.search(line))}
     if not places or "isAsync = true" not in ttgir:
@@ -69,7 +64,10 @@ def overtaking(ttgir: str) -> list[str]:
 
 
 def _loops(lines: Sequence[str], ring: Callable[[str], str]) -> tuple[list[_Loop], list[tuple[int, str]]]:
-    """(loops, copies outside of them): the latter are prologue copies that fill rings before a loop begins."""
+    """(loops, all copies as (line number, ring)).
+
+    Copies before a loop's first line are its prologue, which fills rings.
+    """
     loops: list[_Loop] = []
     before: list[tuple[int, str]] = []
     around: list[tuple[int, _Loop]] = []  # enclosing loops with their indentation
@@ -93,10 +91,8 @@ def _loops(lines: Sequence[str], ring: Callable[[str], str]) -> tuple[list[_Loop
 
 
 def _under_way(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
-    """Products that may be in flight at a line of a loop's body.
-
-    (iteration relative to the current one, at most 0; rings that are read).
-    """
+    """Products that may be in flight at a line of a loop's body, as (iteration that issued the product, relative to the
+    current one, at most 0; rings that it reads)."""
     events: list[tuple[int, frozenset[str] | int]] = sorted([*loop.dots, *loop.waits], key=lambda event: event[0])
     flying: list[tuple[int, frozenset[str]]] = []
     for back in range(1 - ROUNDS, 1):

@@ -62,7 +62,8 @@ def held(x):
 
 
 def _emit_tile(found: Lowered, s: TileSchedule, name: str) -> Sequence[Launch]:
-    """The launches of a general kernel: one, or two for a split reduction whose parts a second kernel combines."""
+    """The launches of a general kernel: one, or two for a split reduction whose partial results a second kernel
+    combines."""
     if s.scratch_parts == 1:
         return [emit(found.kernel, s.tiling(found.shape), name, found.shape)]
     first, second = found.halves(s.scratch_parts)
@@ -137,11 +138,15 @@ class TritonEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """(launch statement with grid argument and placeholder for sizes, definitions): `Emitter.sized_launch`."""
+        """(launch statement with the placeholder `SIZES_<kernel name>` for the size arguments, definitions unchanged):
+        `Emitter.sized_launch`."""
         return sized_launch(launch, statement), definitions
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """(kernel text with an integer parameter per free size in it, these sizes): `Emitter.with_sizes`."""
+        """(kernel text with one integer parameter per free size, the free sizes that occur in it).
+
+        None if Triton needs one of them as a constant (`Emitter.with_sizes`).
+        """
         return with_sizes(text, name, sizes, prefix)
 
 

@@ -37,7 +37,7 @@ class Lines:
     rest: bytes = b""
 
     def of(self, piece: bytes) -> list[bytes]:
-        """Lines that a further piece of bytes completes."""
+        """The lines that are complete once `piece` is appended to the bytes received so far."""
         *whole, self.rest = (self.rest + piece).split(b"\n")
         return whole
 

@@ -105,11 +105,9 @@ def _shares(x: Array) -> bool:
 def _reference(
     roots: Sequence[Tensor], given: Mapping[str, Any], operands: Mapping[str, Array], flops: float
 ) -> tuple[str, list[Array]]:
-    """(precision, reference outputs) of some terms, cached while kernels with the same meaning are measured.
-
-    The key includes storage dtypes, value ranges, and strides of overlapping operands, because these change the
-    operands' values.
-    """
+    """(precision, reference outputs) of terms for given operands, cached while kernels with the same meaning are
+    measured. The cache key includes storage dtypes, value ranges, and strides of overlapping operands, because these
+    change the operands' values."""
     ways = [(n, how, operands[n].strides if _shares(operands[n]) else None) for n, how in sorted(given.items())]
     key = b"".join(map(structural_digest, roots)) + repr(ways).encode()
     if key not in _references:
@@ -150,17 +148,15 @@ Stopwatch = Callable[[], Callable[[], int]]  # starts a watch; what it returns r
 
 
 def wall() -> Callable[[], int]:
-    """A stopwatch of wall-clock time."""
+    """Start a stopwatch of wall-clock time: a function that returns the ns since this call."""
     start = time.perf_counter_ns()
     return lambda: time.perf_counter_ns() - start
 
 
 def busy() -> Callable[[], int]:
-    """A stopwatch of CPU time: of the calling thread, or of all threads over the number of cores if that is more.
-
-    Where waiting threads sleep (OMP_WAIT_POLICY=PASSIVE), this is about the wall-clock time of an idle machine, whatever
-    else runs on this one.
-    """
+    """Start a stopwatch of CPU time: a function that returns the ns since this call, the larger of the calling thread's
+    time and of all threads' time divided by the number of cores. If waiting threads sleep (OMP_WAIT_POLICY=PASSIVE),
+    this is about the wall-clock time on an otherwise idle machine."""
     own, every, count = time.thread_time_ns(), time.process_time_ns(), cores()
     return lambda: max(time.thread_time_ns() - own, (time.process_time_ns() - every) // count)
 
@@ -198,8 +194,9 @@ def timed(
 
     Operand sets rotate; short kernels repeat within a sample.
 
-    Accepted are the undisturbed samples. If other processes leave too few, sampling takes up to four times as long, and
-    the faster half is accepted: disturbance only adds time. `watch`: of the samples.
+    Samples without disturbance by other processes are accepted. If these are too few, sampling takes up to four times
+    `seconds`, and the faster half of all samples is accepted, since disturbance only adds time. `watch` starts the
+    stopwatch of a sample.
     """
     for run in runs:
         run()
@@ -228,7 +225,8 @@ def timed(
 
 
 def _declared(roots: Sequence[Tensor], operands: Mapping[str, Array]) -> dict[str, Array]:
-    """The operands in the dtypes of the terms' leaves, which differ from those in memory where storage dtypes are mixed."""
+    """The operands converted to the dtypes of the terms' leaves, which differ from the dtypes in memory where storage
+    dtypes are mixed."""
     kinds = {str(n.attr("name")): dtypes.numpy_dtype(n.dtype) for n in topological(roots) if n.op == "param"}
     return {name: operands[name].astype(kind, copy=False) for name, kind in kinds.items()}
 
@@ -252,7 +250,7 @@ def _checked(
 def _checked_strips(
     strips: Sequence[KernelStrip], call: Call, got: Sequence[Array], allowed: float
 ) -> dict[str, float]:  # fmt: skip
-    """Error norms of a kernel's outputs over strips, of the worst one. Raises Wrong for a large error."""
+    """Largest error norms of a kernel's outputs over strips. Raises Wrong for a large error."""
     for output, y in zip(call.outputs, got, strict=True):
         check_layout(output, y)
     found = []
@@ -265,7 +263,8 @@ def _checked_strips(
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Reply to one measuring job.
 
-    "check" false: timed without a check, which an earlier job has passed. "clock": one of WATCHES.
+    With "check" false, the kernel is timed without a check, because it passed the check in an earlier job. "clock"
+    is a key of `WATCHES`.
     """
     stage = "compile"
     try:

@@ -16,10 +16,8 @@ CALIBRATE_S = 0.7
 
 
 class DeviceCalibration:
-    """Calibration beside measuring: at most once, and only if the sink lacks the limits of the device.
-
-    `wanted`: False if limits that the sink lacks are not measured either.
-    """
+    """Calibration of a device while kernels are measured: at most once, and only if the sink lacks the limits of the
+    device. With `wanted` False, `begin` never calibrates."""
 
     def __init__(self, sink: Sink, *, wanted: bool) -> None:
         self.sink = sink

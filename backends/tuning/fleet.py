@@ -69,8 +69,8 @@ class FleetWorker:
 class FleetOutcome:
     """Result of measuring on a cluster.
 
-    `measured`, `known`, `lost`: numbers of jobs. `bad`: job index -> error. `rows`: rows written per kind. `actors`:
-    those started; `died`: those that died.
+    `measured`, `known`, `lost`: numbers of jobs. `bad`: job index -> error. `rows`: numbers of rows written, per
+    kind. `actors`, `died`: numbers of actors that were started and that died.
     """
 
     measured: int
@@ -94,9 +94,10 @@ def measure_on_fleet(
     """Measure every job without a result in the shards under `root` on a Ray cluster, for at most `seconds`; returns
     counts.
 
-    `address`: of a running cluster ("auto": the one of this machine), or "local" for a cluster of this machine's cores
-    and GPUs that ends with the call. tensor_graphs must be importable on its machines. Rows are checked before they are
-    written. DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
+    `address`: that of a running cluster ("auto": the cluster of this machine), or "local" for a cluster of this
+    machine's cores and GPUs that ends with the call. tensor_graphs must be importable on the cluster's machines.
+    `device`, `workers`, `schedules`: as for `measure_jobs`. Rows are checked before they are written. Raises
+    DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
     """
     have = known(Path(root))
     pending, old, bad = deque[tuple[int, Job, bool]](), 0, dict[int, str]()
@@ -118,9 +119,9 @@ def measure_on_fleet(
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """The module ray, connected to a cluster.
+    """Context manager that gives the module ray, connected to a cluster.
 
-    A connection that the process has already is used, and kept: "local" is then the cluster that it leads to.
+    If the process is connected already, that connection is used and kept, whatever `address` is.
     """
     try:
         import ray
@@ -153,7 +154,7 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _reachable(address: str) -> None:
-    """Connect to HOST:PORT once: Ray itself tries for minutes. OSError if nothing answers."""
+    """Connect to HOST:PORT once, because Ray itself tries for minutes. Raises OSError if nothing answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
@@ -199,7 +200,7 @@ class _Fleet:
                     self._again(job, pending)
 
     def _actors(self, gpu: bool, most: int) -> list[Any]:
-        """Actors for the jobs of one kind: one a GPU of the cluster, or one a machine."""
+        """Start at most `most` actors for jobs of one kind: one per GPU of the cluster (`gpu`), or one per machine."""
         if gpu and self.device == GPU_KIND:
             count = int(self.ray.cluster_resources().get("GPU", 0))
             if not count:
@@ -252,7 +253,7 @@ class _Fleet:
         return True
 
     def _again(self, job: tuple[int, Job, bool], pending: deque[tuple[int, Job, bool]]) -> None:
-        """Queue a job whose actor died once more, or give it up."""
+        """Queue a job again whose actor died; after `TRIES` dead actors, record the job as lost."""
         self._tries[job[0]] = self._tries.get(job[0], 0) + 1
         if self._tries[job[0]] < TRIES:
             pending.append(job)

@@ -62,7 +62,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Turn:
-    """Captured sequence of calls; `rotating`: its operand sets exceed the cache."""
+    """Captured sequence of `calls` calls, and its replay. `rotating`: whether the operand sets exceed the cache."""
 
     replay: Run
     calls: int
@@ -71,7 +71,8 @@ class Turn:
 
 @dataclass
 class Arguments:
-    """One set of operands of a kernel, with guarded outputs of its own: (bytes, tensor) of each."""
+    """One set of operands of a kernel, with separate outputs between guard zones: `rooms` has (bytes, tensor) of each
+    output."""
 
     operands: Mapping[str, Any]
     rooms: Sequence[tuple[Any, Any]]
@@ -116,10 +117,8 @@ class Bench:
         self.before = self._sums(operands.values())
 
     def _too_large(self) -> bool:
-        """Whether the term itself overflows in its own dtypes although the reference is finite.
-
-        In a recurrence of many steps, the largest of a million values may overflow an intermediate.
-        """
+        """Whether the terms overflow when evaluated in their own dtypes although the float64 reference is finite, as a
+        recurrence of many steps may."""
         import torch
 
         values = self.sets[0].operands
@@ -148,7 +147,7 @@ class Bench:
 
     # ------------------------------------------------------------ one schedule
     def loaded(self, text: KernelText) -> Tried:
-        """A trial whose kernels are loaded on the device and not launched: another process may be timing."""
+        """A trial whose kernels are loaded on the device but not launched, because another process may be timing."""
         import torch
 
         if text.generated:
@@ -165,9 +164,9 @@ class Bench:
         return tried
 
     def attempt(self, index: int, tried: Tried) -> dict[str, Any]:
-        """Reply with a few samples of a schedule, which is run once and checked first.
+        """Run a schedule once, check its result, and reply with error norms and a few samples.
 
-        Wrong if the result is incorrect or varies.
+        `index`: number of the trial. Raises Wrong if the result is incorrect or varies between runs.
         """
         import torch
 
@@ -201,9 +200,10 @@ class Bench:
         return {"accuracy": accuracy, "cold": samples}
 
     def _call(self, tried: Tried, where: Arguments, scratch: Any = None, *, inplace: bool = False) -> Run:
-        """The kernel bound to one set of operands. `scratch`: its scratch memory, None for the trial's own.
+        """The kernel bound to one set of operands.
 
-        `inplace`: in-place updated operands are the outputs themselves, as states are in programs.
+        `scratch`: scratch memory to use; None for that of the trial. `inplace`: operands that are updated in
+        place are the outputs themselves, as states are in programs.
         """
         operands = {**where.operands, **{n: p(where.operands[n]) for n, p in tried.prepare.items()}}
         if inplace:
@@ -217,8 +217,8 @@ class Bench:
         """The kernel bound to each set of operands, each with separate scratch memory if scratch is smaller than the
         operands.
 
-        Then both are equally cold, as in a program. (Split parts that reused one scratch buffer took up to a
-        microsecond longer.)
+        Scratch memory is then as cold as operands are, as in a program. (Split reductions that reused one scratch
+        buffer took up to a microsecond longer.)
         """
         import torch
 
@@ -262,12 +262,13 @@ class Bench:
 
     # ------------------------------------------------------------ time
     def _turn(self, calls: int) -> int:
-        """At least `calls` calls; more if that lets the operand sets exceed the cache."""
+        """Number of calls to capture: `calls`, or more if the operand sets then exceed the cache and fit the memory
+        budget."""
         needed = -(-ROTATION * self.device.cache_bytes // self.nbytes)
         return max(calls, needed) if needed <= min(MOST_CALLS, self.device.budget_bytes // self.nbytes) else calls
 
     def _arguments(self, calls: int) -> list[Arguments]:
-        """Enough operand sets that `calls` calls in a row miss the cache, within the memory budget."""
+        """Enough operand sets for `calls` consecutive calls to miss the cache, within the memory budget."""
         most = self.device.budget_bytes // self.nbytes
         wanted = min(calls, -(-ROOM * self.device.cache_bytes // self.nbytes), max(1, most))
         while len(self.sets) < wanted:
@@ -292,10 +293,10 @@ class Bench:
         return Turn(replay, calls, not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes)
 
     def _sampled(self, turn: Turn, rounds: int) -> list[float]:
-        """µs per call of replays.
+        """Times in µs per call, one for each of `rounds` replays.
 
-        (If the cache is overwritten before each, the device may wait for the host: on an H200, with compilers running,
-        twenty calls took 1 to 5 µs longer per call, and not equally for all schedules.)
+        (If the cache is overwritten before each replay, the device may wait for the host: on an H200, with
+        compilers running, twenty calls took 1 to 5 µs longer per call, and not equally for all schedules.)
         """
         samples: list[float] = []
         while len(samples) < rounds and not _steady(samples):

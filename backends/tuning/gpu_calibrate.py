@@ -44,7 +44,7 @@ def calibrate(device: MeasuringDevice, seconds: float) -> list[Probe]:
 
 
 def _samples(device: MeasuringDevice, run: Callable[[], object], repeats: int, seconds: float) -> list[float]:
-    """µs per call in replays of `repeats` calls; 5 to 40 samples, as time allows."""
+    """Times in µs per call, from replays of `repeats` calls each; 5 to 40 samples, as `seconds` allow."""
     run()
     device.synchronize()
     replay = device.capture([run] * repeats)

@@ -35,7 +35,7 @@ class MeasuringDevice(Protocol):
         ...
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """Function that replays some calls in order, without host overhead."""
+        """Function that replays the calls in order, without host overhead."""
         ...
 
     def elapsed(self, run: Run) -> float:
@@ -43,7 +43,7 @@ class MeasuringDevice(Protocol):
         ...
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Times on the device, in µs, of each of `count` consecutive runs, after one that is not counted."""
+        """Times on the device, in µs, of each of `count` consecutive runs, after an untimed run."""
         ...
 
     def nothing(self) -> object:
@@ -159,7 +159,7 @@ class HostDevice:
         return (time.perf_counter_ns() - start) / 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Wall-clock times of runs in µs, after one that is not counted."""
+        """Wall-clock times of runs in µs, after an untimed run."""
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:

@@ -1,4 +1,5 @@
-"""GPU lock of the calling process: it alternates with measuring processes; no timed kernel shares the device."""
+"""GPU lock of the calling process, which thereby alternates with measuring processes: no kernel is timed while another
+process uses the device."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ POLL_S = 0.002  # polling interval; measuring processes poll four times as often
 
 
 class GpuLock:
-    """Context manager that holds the GPU lock of the calling process. For one thread.
+    """Context manager that holds the GPU lock of the calling process.
 
-    Call the object every now and then during long work: it then lets measuring processes have the GPU for a moment,
-    unless `hurried`.
+    For use by one thread. During long work, the thread calls the object repeatedly, which releases the GPU to
+    measuring processes for a moment, unless `hurried`.
     """
 
     def __init__(self) -> None:

@@ -98,10 +98,8 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
 
 
 def _tempered(order: list[Tensor]) -> Iterator[int]:
-    """Products whose inputs need no scaling.
-
-    Followed by a multiplication with a constant (as attention scores), or batched.
-    """
+    """Ids of nodes whose inputs need no scaling to keep sums near one: nodes that are multiplied with a constant (as
+    attention scores are), and batched products."""
     for node in order:
         if node.op in ("mul", "div") and any(a.op == "full" for a in node.args):
             yield from (id(a) for a in node.args)
@@ -118,7 +116,7 @@ def _own_size(node: Tensor) -> int:
 
 
 def _is_view(node: Tensor) -> bool:
-    """Whether a node moves elements, or casts them."""
+    """Whether a node only moves or casts elements."""
     return node.entry.moves or node.op == "cast"
 
 
@@ -133,7 +131,10 @@ def _fan_in(node: Tensor) -> int:
 
 
 def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[str]:
-    """Names of the params reachable from a node through `into`; each node is visited once."""
+    """Names of the params reachable from a node.
+
+    `into` gives the operands of a node to continue with; each node is visited once.
+    """
     seen: set[int] = set()
     todo = [top]
     while todo:
@@ -147,7 +148,7 @@ def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator
 
 
 def _below(top: Tensor, through: Callable[[Tensor], bool]) -> Iterator[str]:
-    """Names of the params below `top` that are reached through nodes of which `through` holds.
+    """Names of the params that `top` is computed from through nodes for which `through` holds.
 
     A product of a value with itself ends the path: it is positive whatever the param's sign, so the param may keep its own distribution.
     """
@@ -160,7 +161,7 @@ def _below(top: Tensor, through: Callable[[Tensor], bool]) -> Iterator[str]:
 
 
 def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
-    """Params of a broadcast factor, each with the magnitude for which the factor is near one.
+    """Params of a broadcast factor, as (name, magnitude of the param for which the factor is near one).
 
     Constant factors set the magnitude: a sum of 64 squares, as in a root mean square, is near 64. (Sums near one made
     queries and keys eight times too large, and the softmax amplified every rounding error.)
@@ -181,7 +182,10 @@ def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
 
 
 def _weights(top: Tensor) -> Iterator[str]:
-    """Params that form the right operand of a product; of one with a row or column, only the matrix."""
+    """Names of the params that form the right operand of a product.
+
+    Where a matrix is multiplied with a row or column, only the matrix counts.
+    """
 
     def into(node: Tensor) -> Iterable[Tensor]:
         if node.op == "mul":
@@ -223,7 +227,7 @@ def intact(raw: Any) -> Any:
 
 
 def place(values: Any, operand: Operand, device: str) -> Any:
-    """Tensor of some values in an operand's layout; stride 0 means broadcast."""
+    """New tensor with the given values in an operand's layout; stride 0 means broadcast."""
     import torch
 
     dtype, shape = torch_dtype(operand.type.dtype), concrete(operand.type.shape)
@@ -236,7 +240,7 @@ def place(values: Any, operand: Operand, device: str) -> Any:
 def draw(name: str, operand: Operand, role: OperandRole, device: str, size: float = 1.0) -> torch.Tensor:
     """Deterministic values for one operand in its layout, seeded by its name.
 
-    `size` scales floats whose role has no `near`.
+    Floats are multiplied by `size`, unless the role sets their magnitude (`near`).
     """
     import torch
 

@@ -31,8 +31,8 @@ START_S = 180.0  # deadline in seconds for starting the process or opening a ker
 class GpuProcess:
     """Worker process on `device` ("cuda", or "cpu" instead), with the parent's thread that runs its jobs.
 
-    `timeout`: seconds per job. `among`: number of device processes; with several, each holds the GPU lock while it runs
-    a kernel.
+    `timeout`: seconds per job. `among`: number of device processes; if there are several, each holds the GPU lock while
+    it runs a kernel.
     """
 
     def __init__(self, device: str, timeout: float, worker: CpuWorkerProcess | None = None, among: int = 1) -> None:
@@ -79,12 +79,16 @@ class GpuProcess:
         return self._hand.submit(self.ask, job, timeout)
 
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
-        """The process's reply to running, checking and roughly timing one schedule of a kernel."""
+        """The process's reply to running, checking and roughly timing one schedule of a kernel.
+
+        `opening`: the message that opens the kernel; `index`: number of the trial.
+        """
         with self.clock.running("try"):
             return self._in_context(opening, {"job": "try", "index": index, "text": text.to_json()}, None)
 
     def measure(self, opening: Reply, index: int, text: KernelText | None) -> Reply:
-        """The process's reply to measuring a tried schedule in full: all samples, cold and hot, and another check."""
+        """The process's reply to measuring a tried schedule in full (all samples, cold and hot, and another check);
+        parameters as for `attempt`."""
         with self.clock.running("time"):
             return self._in_context(opening, {"job": "time", "index": index}, text)
 

@@ -1,14 +1,14 @@
 """Worker process with the GPU: checks and times kernels, one at a time; jobs and replies are JSON lines.
 
-    open  a kernel: draw operands, compute the float64 reference; several can be open
+    open  a kernel: draw operands, compute the float64 reference; several kernels can be open
     try   one schedule: run, check, take a few samples
     time  a tried schedule: all samples, cold and hot; check again
     close a kernel: free its memory
     calibrate, describe: the device; ready: only reply
 
-A schedule must be correct before it is timed: outputs and scratch start as NaN between guard zones, and inputs must be
-unchanged. Generated kernels must give bitwise equal results after some runs, which detects races. A kernel that faults
-invalidates the CUDA context and ends this process: the parent starts another.
+A schedule must be correct before it is timed: outputs and scratch start as NaN between guard zones, and inputs must
+stay unchanged. Generated kernels must give bitwise equal results in several runs, which detects races. A kernel that
+faults invalidates the CUDA context and ends this process: the parent starts another.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def alone() -> Iterator[None]:
 
 
 def _seconds_since_used(lock: str) -> float:
-    """Seconds since any process released the lock, which kept the device busy until then: the file's access time.
+    """Seconds since a process last released the lock, and thus used the device: the age of the lock file's access time.
 
-    (Locking changes its modification time.)
+    (Locking changes the file's modification time.)
     """
     try:
         return max(0.0, time.time() - os.stat(lock).st_atime)
@@ -141,7 +141,7 @@ def _seconds_since_used(lock: str) -> float:
 
 
 def _free(lock: Any) -> bool:
-    """Acquire the lock without waiting; whether that succeeded. The lock is reentrant."""
+    """Try to acquire the lock without waiting; returns whether that succeeded. The lock is reentrant."""
     with contextlib.suppress(TimeoutError):
         lock.acquire(blocking=False)
         return True
@@ -149,7 +149,7 @@ def _free(lock: Any) -> bool:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Reply to one job. `fatal`: the device is unusable from now on."""
+    """Reply to one job. `fatal` in a reply: the device is unusable from now on."""
     stage = str(job["job"])
     try:
         return {"ok": True, **_JOBS[stage](job)}

@@ -237,7 +237,7 @@ class Outcome:
     """Result of measuring a job file.
 
     `measured`: candidates measured now. `known`: jobs already measured. `bad`: job index -> error. `rows`: rows written
-    per kind. `gpu`: value of the setting `gpu` for planning on other machines.
+    per kind. `gpu`: value of the setting `gpu` with which another machine plans for this GPU.
     """
 
     measured: int
@@ -259,7 +259,9 @@ def measure_jobs(
 ) -> Outcome:  # fmt: skip
     """Measure every job without a result in the shards under `root`, in order, for at most `seconds`; returns counts.
 
-    DeviceUnavailableError if GPU jobs are given and there is no GPU.
+    `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter (tests). `workers`: compiler processes.
+    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is asked before each job.
+    Raises DeviceUnavailableError if GPU jobs are given and there is no GPU.
     """
     have, until = known(Path(root)), time.monotonic() + seconds
     sink = ShardSink(Path(root), snapshot=have)
@@ -284,7 +286,8 @@ def measure_jobs(
 
 
 class LocalMeasurers:
-    """The measuring processes of one machine, for jobs of any device: started when first needed, closed on exit."""
+    """Context manager of one machine's measuring processes for CPU and GPU jobs: started when first needed, closed on
+    exit."""
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
@@ -302,9 +305,10 @@ class LocalMeasurers:
     def measure(
         self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
     ) -> None:
-        """Measure candidates into the sink; `taken` may end the sequence early.
+        """Measure candidates into the sink.
 
-        DeviceUnavailableError without a GPU for GPU candidates.
+        `taken` wraps the sequence of candidates and may end it early. Raises DeviceUnavailableError for GPU
+        candidates if there is no GPU.
         """
         gpu = [c for c in found if on_gpu(c)]
         if gpu:
@@ -331,7 +335,8 @@ class LocalMeasurers:
 def wanted(
     jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
-    """(candidates to measure, number of jobs already measured, job index -> error)."""
+    """(candidates to measure, number of jobs already measured, job index -> error) of jobs, given the measurements
+    `have`. `most`: number of schedules per kernel."""
     found: list[Candidate] = []
     old, bad = 0, dict[int, str]()
     for number, job in enumerate(jobs):
@@ -349,7 +354,8 @@ def wanted(
 
 
 def _ended(template: Template, call: Call, have: Snapshot, most: int) -> bool:
-    """Whether nothing is left to measure of a call."""
+    """Whether a call needs no further measurement: its search of at most `most` schedules has ended, or it has a stored
+    time or failure."""
     search = search_of(template, call, most, have)
     if search is not None:
         return bool(search.known) and not search.more()

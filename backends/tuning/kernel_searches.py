@@ -1,7 +1,7 @@
 """Schedule searches of the kernels that a measurer tunes; similar kernels share their best schedules.
 
 Two kernels are similar if `trials.kind_of` gives them equal keys. A search starts with the best schedules of similar
-kernels, and is shorter once one of these was searched to the end.
+kernels, and is shorter once a similar kernel was searched to the end.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ class KernelSearches:
         self._numbers: dict[str, int] = {}  # digest of a kernel with an extended search -> its number of schedules
 
     def of(self, template: Template, call: Call) -> ScheduleSearch | None:
-        """The search of a kernel, starting with the best schedules of similar kernels.
-
-        Shorter if one of these was searched.
-        """
+        """The search of a kernel, starting with the best schedules of similar kernels; shorter if a similar kernel was
+        searched to the end. None if the kernel has no schedules to choose from."""
         most = self._numbers.get(key_of(template, call).digest, self.schedules) if self._numbers else self.schedules
         search = search_of(template, call, most, self.sink.snapshot)
         known = dict(self.alike.get(kind_of(template, call), {}))  # a copy, because another thread may add to it
@@ -49,9 +47,9 @@ class KernelSearches:
         return search
 
     def wanted(self, kernel: Measured, search: ScheduleSearch, worth: Cutoff | None) -> list[Schedule]:
-        """The schedules that a kernel's search proposes after a round of trials, whose times it gets first.
+        """Tell a kernel's search the times of the last round of trials; returns the schedules that it proposes next.
 
-        If the kernel is given up, its remaining schedules fail.
+        If the kernel is given up, its remaining schedules are recorded as failures.
         """
         for one in kernel.trials:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
@@ -67,9 +65,10 @@ class KernelSearches:
         return search.more(useful, look=kernel.look)
 
     def best(self, kernel: Measured, worth: Cutoff | None) -> list[int]:
-        """Indices of trials to measure in full: the fastest, unless the kernel is useless.
+        """Indices of trials to measure in full: the fastest ones.
 
-        Empty after a first look with schedules left: the samples of trials suffice then.
+        Empty if they are far above the cutoff `worth`, and after a first look with schedules left, for which
+        the samples of the trials suffice.
         """
         alive = {i: t for i, t in enumerate(kernel.trials) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)
@@ -83,7 +82,10 @@ class KernelSearches:
         return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
     def beginnings(self, later: Iterable[tuple[Candidate, bool]]) -> Iterator[tuple[Measured, Schedule]]:
-        """(kernel, schedule) that the searches of candidates not yet started would begin with."""
+        """Yields (kernel, schedule) pairs with which the searches of candidates that are not yet started would begin.
+
+        `later`: (candidate, whether it is a first look).
+        """
         for candidate, look in later:
             if not candidate.is_view:
                 kernel = Measured(candidate.template, candidate.call)

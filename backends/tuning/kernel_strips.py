@@ -1,7 +1,8 @@
-"""Strips of a kernel's outputs: what is compared where computing a whole reference takes much longer than the kernel.
+"""Strips of a kernel's outputs, which are compared instead of whole outputs if the reference would take much longer
+than the kernel.
 
-A product of one row with a matrix of 10^8 packed numbers takes milliseconds; its float64 reference takes seconds and gigabytes.
-A program with the kernel is verified as a whole later.
+A product of one row with a matrix of 10^8 packed numbers takes milliseconds; its float64 reference takes seconds and
+gigabytes. The whole program that uses the kernel is verified later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ READ = 1 << 22  # elements of the largest operand that the strips of an output r
 
 @dataclass(frozen=True)
 class KernelStrip:
-    """Indices `start` to `stop` of an axis of one output. `params`: all operands, in the dtypes of the terms' leaves."""
+    """Indices `start` to `stop` of an axis of output number `output`.
+
+    `params`: all operands, in the dtypes of the terms' leaves.
+    """
 
     output: int
     axes: Axes
@@ -34,7 +38,7 @@ class KernelStrip:
     params: Mapping[str, Array]
 
     def of(self, value: Array) -> Array:
-        """The strip of a whole output."""
+        """The part of a whole output that the strip selects."""
         found: Array = interval_view(value, self.axes.axis, self.start, self.stop)
         return found
 
@@ -59,7 +63,7 @@ def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[Kern
 
 
 def _sliced(axes: Axes, params: Mapping[str, Array]) -> list[int]:
-    """Elements of the operands that a strip reads a part of."""
+    """Numbers of elements of those operands of which a strip reads only a part; 0 first."""
     return [0, *(params[str(leaf.attr("name"))].size for leaf, _ in axes.strip(1).reads.values())]
 
 

@@ -51,7 +51,7 @@ def _plain(value: Any) -> Plain:
 def _source(template: Template, call: Call) -> str:
     """Hash of the executed text: call, weight preparations and helpers.
 
-    For generated kernels the identity, which contains the terms and the emitter version.
+    For a generated kernel, the kernel's identity, which contains its terms and the emitter version.
     """
     if template.space is not None:
         return template.identity

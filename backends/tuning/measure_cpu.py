@@ -61,11 +61,11 @@ SHORT = 80  # maximum length of a worker's message about waiting
 
 
 class _Cut(Exception):
-    """No reply is needed any more."""
+    """Raised when a reply is no longer needed."""
 
 
 class Sink(Protocol):
-    """Destination of rows, such as costdb's Store. Defaults: `SinkBase`."""
+    """Protocol of destinations of rows, such as costdb's Store. Default implementations: `SinkBase`."""
 
     def add(self, rows: Iterable[Row]) -> object:
         """Add rows; they may become durable only with `flush`."""
@@ -141,10 +141,10 @@ class CpuWorkerProcess:
         return self._parsed(line, process)
 
     def _reply(self, timeout: float) -> str | None:
-        """The next line that is a reply.
+        """The next line that is a reply; None if the worker ended.
 
-        queue.Empty after `timeout` seconds, not counting time in which the worker waits for a lock. _Cut if no reply
-        was needed for GRACE_S.
+        Raises queue.Empty after `timeout` seconds, not counting time in which the worker waits for a lock, and
+        _Cut `GRACE_S` after measuring time was up.
         """
         until, cut = time.monotonic() + timeout, math.inf
         while True:
@@ -289,8 +289,9 @@ class CpuMeasurer:
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call and store timing, accuracy and failures; returns when the rows are durable.
 
-        A kernel still running `GRACE_S` after time is up is abandoned without a row. Always returns (): no measurement
-        stays in flight.
+        Parameters as for `Measurer.measure`; `progress` is called with the number of finished candidates. A
+        kernel that still runs `GRACE_S` after time is up is abandoned without a row. Always returns (), because
+        no measurement stays in flight.
         """
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)

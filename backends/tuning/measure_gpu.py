@@ -1,6 +1,4 @@
-"""Measurement and tuning of kernels on a GPU: schedules compile in a process pool.
-
-Device processes check and time them.
+"""Measurement and tuning of kernels on a GPU: a process pool compiles schedules, device processes check and time them.
 
 Each candidate is measured with the schedules that its search proposes (schedule_search.py). Several candidates are in
 flight: while schedules of some compile, ready schedules of others run, in any order. Schedules that need too many
@@ -93,11 +91,12 @@ class GpuMeasurer(TrialPipeline):
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
-        Returns when the rows are durable. Candidates are drawn from the iterable slightly ahead of measuring. `worth`:
-        cost cutoff of a candidate in µs, above which measuring is useless; called repeatedly. `look`: searches end with
-        their first guesses. `later`: (candidate, whether it is a first look) that may be measured next; idle compilers
-        compile their first schedules. `leave`: return early and give the candidates still in flight; these continue in
-        the background and in the next call, which makes their rows durable.
+        Returns when the rows are durable. Candidates are drawn from the iterable slightly ahead of measuring.
+        `progress`: called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
+        which measuring is useless; called repeatedly. `look`: searches end with their first guesses. `later`:
+        (candidate, whether it is a first look) that may be measured next; idle compilers compile their first schedules.
+        `leave`: return early with the candidates still in flight; these continue in the background and in the next
+        call, which makes their rows durable.
         """
         self.start()
         began = time.monotonic()
@@ -125,7 +124,7 @@ class GpuMeasurer(TrialPipeline):
         return left
 
     def _go_on(self, worth: Cutoff | None) -> None:
-        """Background thread: process events of kernels in flight until called back."""
+        """Body of the background thread: process events of kernels in flight until `_call_back`."""
         try:
             while self._under_way and not self._called_back:
                 self._over(self._step(worth, iter(())))
@@ -192,7 +191,7 @@ class GpuMeasurer(TrialPipeline):
                 progress(done)
 
     def _given_up(self) -> None:
-        """Time is up: keep the finished trials of kernels in flight and abandon the rest."""
+        """When time is up: store the finished trials of the kernels in flight and abandon the other trials."""
         for kernel in self._drop():
             kernel.trials = [t for t in kernel.trials if t.cold or t.failure is not None]
             self._process_of(kernel).forget(kernel.number)
@@ -200,10 +199,10 @@ class GpuMeasurer(TrialPipeline):
             self._keep(rows_of(kernel))
 
     def _following(self, source: Iterator[Candidate], held: deque[Candidate], look: bool) -> Candidate | None:
-        """The next candidate to start, None if there is none.
+        """The next candidate to start, from `held` or `source`; None if there is none.
 
-        While compilers are busy, a candidate waits for the first look, or the search, of a similar kernel: it will
-        start with that kernel's best schedules.
+        While compilers are busy, a candidate is held back until a similar kernel's first look or search has
+        ended, because it will start with that kernel's best schedules.
         """
         busy = {kind_of(k.template, k.call) for k in self._under_way}
         busy -= self.searches.alike.keys() if look else set()
@@ -220,7 +219,8 @@ class GpuMeasurer(TrialPipeline):
         return free
 
     def _keep(self, rows: Sequence[Row], *, all_: bool = False) -> None:
-        """Give rows to the sink, batched by time: a store writes a file each time."""
+        """Queue rows for the sink, which gets them every `KEEP_S` seconds (at once with `all_`), because a store writes
+        a file each time."""
         self._rows += rows
         if self._rows and (all_ or time.monotonic() - self._kept > KEEP_S):
             with self.clock.running("rows"):
@@ -273,10 +273,8 @@ class GpuMeasurer(TrialPipeline):
         return self.searches.further(candidate)
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
-        """Measure the device limits (bandwidths, peak rates, launch gap), store and return the rows.
-
-        WorkerError on failure.
-        """
+        """Measure the device limits (bandwidths, peak rates, launch gap) for about `seconds`; stores and returns the
+        rows. Raises WorkerError on failure."""
         self._call_back()
         return self.calibration.measured(self.processes[0], seconds)
 
@@ -364,15 +362,13 @@ class GpuMeasurer(TrialPipeline):
 
 
 def _capability(device: str) -> int:
-    """Compute capability to compile for: the GPU's, if there is one."""
+    """Compute capability to compile for (90 is sm_90): that of the GPU, if there is one."""
     return int(gpu_facts().get("capability", CAPABILITY)) if device == GPU_KIND else CAPABILITY
 
 
 def _refuse_elsewhere() -> None:
-    """DeviceUnavailableError if the setting `gpu` describes another GPU than this machine's.
-
-    Times would be stored under its name.
-    """
+    """Raise DeviceUnavailableError if the setting `gpu` describes another GPU than this machine's, because times would
+    be stored under that GPU's name."""
     wanted = gpu_machine() if settings.current().gpu else None  # otherwise do not query the driver yet
     if wanted is not None and wanted != (here := machine_here()):
         raise DeviceUnavailableError(

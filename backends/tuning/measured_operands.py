@@ -1,4 +1,4 @@
-"""Operand values with which a CPU kernel is checked and timed: the same for every kernel with the same meaning."""
+"""Operand values with which a CPU kernel is checked and timed. Kernels with the same meaning get the same values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _large: dict[
 
 
 def operand_values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
-    """Values of the operand `name` of a type: an array, also for rank 0; equal in every call.
+    """Values of the operand `name` as an array of type `kind` (also for rank 0), equal in every call.
 
     Floats are normal numbers from a pool, repeated if needed; `positive` and `scale` change them. Integers follow their
     role. Values are converted before they are repeated, so that large operands take one pass.
@@ -78,10 +78,8 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bo
 def shown(
     operands: Mapping[str, Array], given: Mapping[str, tuple[Type, Role, bool, float]], call: Call
 ) -> dict[str, Array]:  # fmt: skip
-    """Operands whose masks hide nothing: sequence lengths in them are the last position. Empty if there are none.
-
-    A kernel that ends at such a length is then timed on all positions.
-    """
+    """The operands with sequence lengths in masks set to the last position, so that nothing is masked and kernels that
+    end at such a length are timed on all positions. Empty if there are no such operands."""
     found = {}
     for name, (kind, role, _, _) in given.items():
         if role.counted and dtypes.category(kind.dtype) == "int":

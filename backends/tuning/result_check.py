@@ -51,9 +51,10 @@ def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
-    """Error norms of output `k`.
+    """Error norms of output `k` against the reference `want`.
 
-    Raises Wrong for another type or layout than declared, or a large error overall, in a slice or in an element.
+    `allowed`: largest relative error; `disturbed`: sensitivity to rounding. Raises Wrong for another type or layout
+    than declared, or a large error overall, in a slice or in an element.
     """
     check_layout(output, got)
     return check_values(output.type, got, want, k, allowed, disturbed)
@@ -72,7 +73,10 @@ def check_layout(output: Operand, got: Array) -> None:
 def check_values(
     kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed
 ) -> dict[str, float]:  # fmt: skip
-    """Error norms of output `k` of a type, or of a part of it. Raises Wrong for a large error."""
+    """Error norms of output `k`, of type `kind`, or of a part of the output.
+
+    Other parameters as for `check`. Raises Wrong for a large error.
+    """
     if not dtypes.is_float(kind.dtype):
         found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
     else:

@@ -187,7 +187,7 @@ def _linear(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
 
 
 def _window(s: _Draw, call: pattern.PatternCall, n: int) -> tuple[Shape, Shape, Shape, Shape]:
-    """(kernel, strides, pads, dilations) of n spatial axes."""
+    """Random (kernel sizes, strides, pads, dilations) of n spatial axes."""
 
     def pick(*options: int) -> Shape:
         return tuple(s.rng.choice(options) for _ in range(n))
@@ -348,7 +348,7 @@ def _cross_entropy(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type
 
 
 def _recurrent(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
-    """The state length follows from choices made here; the wanted shape is ignored."""
+    """Operand types of a recurrent op, with a random state length; the wanted shape is ignored."""
     if kind.rank != 1 or not is_float(kind.dtype):
         raise Retry
     cell = s.give(call, "cell", s.rng.choice(("lstm", "gru", "plain")))

@@ -5,8 +5,8 @@ Ranked guesses first, then local search by single-parameter moves.
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
 further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);
 parameters that paid off before come first. A first look tries only a few guesses: one with and one without warp
-specialization, then the rest if the result is not far from useful; or the best schedule of similar kernels, if any was
-measured.
+specialization, then the other first guesses if the result is not far above the cutoff. If similar kernels were
+measured, it tries only their best schedule.
 
 The search ends when `COUNT` schedules are measured, when nothing is left to try, or when the kernel is so far above the
 cost cutoff `worth` (µs above which it is useless) that the remaining schedules are unlikely to reach it.
@@ -79,17 +79,14 @@ class ScheduleSearch:
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
         """The schedules to measure next; empty when the search has ended.
 
-        Results of earlier proposals must be recorded by now. With `look`, the search ends after the first guesses, if
-        one succeeded.
+        Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`,
+        the search ends after the first guesses if one of them succeeded.
         """
         return self._noted(self._looked(worth) if look else self._wanted(worth), self.room)
 
     @property
     def room(self) -> int:
-        """Number of schedules that may still be proposed.
-
-        Failures do not count towards `count`, up to as many again.
-        """
+        """Number of schedules that may still be proposed. Up to `count` failures do not count towards `count`."""
         return min(self.count - len(self.measured), 2 * self.count - len(self.known))
 
     @property
@@ -103,7 +100,8 @@ class ScheduleSearch:
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
     def _looked(self, worth: float) -> list[Schedule]:
-        """The best guess of each form; then the other first guesses, if the results make them worthwhile."""
+        """The schedules of a first look: the best guess of each form, then the other first guesses if the fastest
+        result is not far above the cutoff `worth`."""
         if worth <= 0:
             return []
         if again := list(filter(self._open, self.confirm)):
@@ -173,7 +171,8 @@ class ScheduleSearch:
                     yield step
 
     def _around(self, centre: Schedule, gains: Mapping[tuple[str, int], float]) -> Iterator[Schedule]:
-        """Legal untried neighbours of a schedule; moves with the smallest of `gains` (`_gains`) first."""
+        """Legal untried neighbours of a schedule, ordered by the gain of their move (`_gains`), smallest log ratio
+        first."""
         assert self.fits is not None
         steps = [move for move in self._moves(centre) if self._open(move[2])]
         steps.sort(key=lambda move: gains.get(move[:2], 0.0))
@@ -183,7 +182,8 @@ class ScheduleSearch:
         return self.moves(schedule) if self.moves is not None else ()
 
     def _gains(self) -> dict[tuple[str, int], float]:
-        """(parameter, direction) -> mean log ratio of times after and before, over measured pairs one move apart."""
+        """Mean log ratio of the times after and before a move, by (parameter, direction), over measured pairs of
+        schedules that are one move apart."""
         pairs: dict[tuple[str, int], list[float]] = {}
         for key, us in self.known.items():
             if us == math.inf:

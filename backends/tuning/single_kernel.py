@@ -1,4 +1,4 @@
-"""Single-kernel harness: a kernel's program, and operand values. For measuring and tests."""
+"""Single-kernel harness for measuring and tests: a kernel's program, and operand values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapp
 
 
 def laid(array: Array, operand: Operand) -> Array:
-    """Array with some values in an operand's layout: axes ordered by stride; stride 0 means broadcast."""
+    """The values of an array in an operand's layout: axes ordered by stride; stride 0 means broadcast."""
     shape = concrete(operand.type.shape)
     if array.size == 0 or not shape:
         return array

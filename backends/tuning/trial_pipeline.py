@@ -36,9 +36,9 @@ FREE = 3  # compilers kept idle while only speculative work is available
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Completion of a compilation or of a device `job`.
+    """Completion of a compilation (`job` None) or of a device job.
 
-    `one`: the trial; None for the last job of a kernel. `kernel` None: wake-up without a completion.
+    `one`: the trial; None for the last job of a kernel. An event with `kernel` None only wakes the calling thread.
     """
 
     kernel: Measured | None
@@ -93,7 +93,8 @@ class TrialPipeline:
         return dropped
 
     def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
-        """Emit and compile calls of a kernel unless done speculatively; queue an event for each that can be judged."""
+        """Emit and compile calls of a kernel that were not compiled speculatively; queues an event for each call when
+        its compilation is done."""
         for call in calls:
             place = (kernel.digest, key_of_schedule(call.schedule))
             one = self._early.pop(place, None)
@@ -119,7 +120,10 @@ class TrialPipeline:
             one.compiled.add_done_callback(lambda _: self._events.put(Event(kernel, one)))
 
     def _step(self, worth: Cutoff | None, later: Iterator[Ahead]) -> Measured | None:
-        """Give ready jobs to the device and process one event. Returns the kernel if it is finished."""
+        """Give ready jobs to the device and process one event.
+
+        Returns the kernel that the event finished, else None. `later`: schedules to compile speculatively.
+        """
         self._hand_out()
         event = self._next(later)
         kernel, one = event.kernel, event.one
@@ -164,9 +168,9 @@ class TrialPipeline:
         return kernel.process or self.processes[0]
 
     def _next(self, later: Iterator[Ahead]) -> Event:
-        """The next event; meanwhile idle compilers get speculative work.
+        """The next event; while none comes, idle compilers get speculative work.
 
-        Raises WorkerError if nothing happens for too long.
+        Raises WorkerError if no event comes for too long, and Ended when measuring time is up.
         """
         until = time.monotonic() + START_S + COMPILE_S
         while time.monotonic() < until:
@@ -182,9 +186,9 @@ class TrialPipeline:
         raise WorkerError(f"nothing was compiled within {START_S + COMPILE_S:g} s")
 
     def _compiled_ahead(self, later: Iterator[Ahead]) -> bool:
-        """Start one speculative compilation if a compiler is idle; whether one was started.
+        """Start one speculative compilation if a compiler is idle; returns whether one was started.
 
-        Next moves of running searches come first, then first schedules of later candidates.
+        Likely next schedules of running searches come first, then first schedules of later candidates.
         """
         busy = self.pool.busy if self.pool is not None else math.inf
         written = self._ahead is None or self._ahead.text is not None or self._ahead.failure is not None

@@ -93,9 +93,8 @@ class Measured:
     def given_up(self) -> str:
         """Reason why the remaining schedules are not tried; empty if they are.
 
-        A kernel that is wrong in some schedules is most often wrong in all: ten schedules of one matrix product took
-        0.7 to 2.8
-        seconds each to find out.
+        A kernel that is wrong in some schedules is most often wrong in all; checking ten schedules of a matrix product
+        took 0.7 to 2.8 seconds each.
         """
         wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.trials)
         if self.broken >= GIVE_UP:
@@ -179,10 +178,10 @@ def search_of(
 def _by_learnt(
     snapshot: Snapshot, key: KernelKey, work: Work, ranked: Sequence[dict[str, int]]
 ) -> list[dict[str, int]]:  # fmt: skip
-    """Ranked schedules reordered by the device's learnt model, if there is one.
+    """Ranked schedules reordered by the times that the device's learnt model predicts, if there is one.
 
-    The earlier of two schedules of the ranking model stays ahead unless the other is predicted to be faster by
-    RANK_WEIGHT for each place between them.
+    Of two schedules, the one ranked later moves ahead only if it is predicted to be faster by RANK_WEIGHT for each rank
+    between them.
     """
     if not snapshot.learnt.models:
         return list(ranked)
@@ -209,10 +208,8 @@ def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, 
 
 
 def kind_of(template: Template, call: Call) -> Hashable:
-    """Group key of kernels whose best schedules are good guesses for each other (`GeneratedKernel.alike`).
-
-    Unique for other kernels.
-    """
+    """Key of a group of kernels whose best schedules are good guesses for each other (`GeneratedKernel.alike`); unique
+    for kernels that are not generated."""
     return template.alike(call)
 
 

@@ -78,7 +78,8 @@ class _Builder:
             raise NoPlanError(f"no kernel computes {node!r}")
 
     def _computed(self, node: Tensor, inputs: Sequence[int]) -> bool:
-        """Add a kernel for the node over these values if a template accepts their layouts; whether one was added."""
+        """Add a kernel for the node over the values `inputs` if a template accepts their layouts; returns whether one
+        was added."""
         operands = [Operand(self.values[v].type, self.values[v].strides) for v in inputs]
         for template in self.by_op.get(node.op, ()):
             found = self._fits(template, node, operands)

@@ -1,7 +1,9 @@
-"""Forms of quantized numbers that registers convert several at a time, recognized by the values that an expression has.
+"""Encodings of quantized numbers that are converted several at a time in registers, recognized by evaluating
+expressions.
 
-An expression of bytes in memory is a `CodeForm` if it has the values of a known form for every byte, and the byte of each element
-along K lies where that form wants it: 16 bytes for 16 numbers, or for 32 numbers of which the first 16 are the low halves.
+An expression over one load of bytes is a `CodeForm` if its values for all 256 bytes are those of a known encoding, and
+if its elements along K are stored as the encoding requires: 16 contiguous bytes hold 16 elements, or 32 elements of 4
+bits, of which the first 16 are in the low halves of the bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 @dataclass(frozen=True)
 class CodeForm:
-    """A form of packed numbers.
+    """An encoding of quantized numbers in bytes, and the load that reads them.
 
-    `name`: the conversion in cuda_library.cuh (`nibbles`, `e2m1`, `unsigned_bytes`, `signed_bytes`, `float8`).
-    `load`: the load of the bytes. `span`: how many numbers 16 bytes hold. `offset`: the number that is added to
-    integers.
+    `name`: the conversion in cuda_library.cuh (`nibbles`, `e2m1`, `unsigned_bytes`, `signed_bytes`, `float8`). `load`:
+    the load of the bytes. `span`: how many numbers 16 bytes hold (16 or 32). `offset`: added to each integer after
+    conversion.
     """
 
     name: str
@@ -38,7 +40,7 @@ class CodeForm:
 
 
 def code_form(e: Expr, axis: Axis) -> CodeForm | None:
-    """The form of an expression of bytes along K; None if it has none."""
+    """The encoding that an expression over loaded bytes decodes along `axis` (K); None if it decodes no known one."""
     loads = [x for x in walk([e]) if x.op == "load"]
     if len(loads) != 1 or loads[0].value[3] not in ("uint8", "int8") or loads[0].args or e.kind != "float":
         return None
@@ -53,7 +55,8 @@ def code_form(e: Expr, axis: Axis) -> CodeForm | None:
 
 
 def _repeats(e: Expr, load: Expr, axis: Axis, span: int) -> bool:
-    """Whether indices in an expression are the same `span` elements later, where the load moves by 16 bytes."""
+    """Whether a step of `span` elements along an axis moves the load by 16 bytes and changes no other index in the
+    expression."""
     later = {axis: index(axis) + span}
     others = [x.value for x in walk([e]) if x.op == "index"]
     at: Index = load.value[1]
@@ -62,8 +65,10 @@ def _repeats(e: Expr, load: Expr, axis: Axis, span: int) -> bool:
 
 
 def _lies(at: Index, axis: Axis, span: int) -> bool:
-    """Whether `span` elements along an axis are 16 consecutive bytes that begin at a multiple of 16; 32 elements use the
-    same bytes twice."""
+    """Whether the first `span` elements along an axis are read from 16 contiguous, 16-byte aligned bytes.
+
+    With a span of 32, the second 16 elements read the same bytes again.
+    """
     here = [_number(at, {axis: np.array(k)}) for k in range(span)]
     own = at.replaced({axis: index(0)})
     aligned = own.const % BYTES == 0 and all(c % BYTES == 0 for _, c in own.terms)
@@ -71,7 +76,7 @@ def _lies(at: Index, axis: Axis, span: int) -> bool:
 
 
 def _number(at: Index, where: Mapping[Axis, Array]) -> Array:
-    """Value of an index at places along axes; 0 along others."""
+    """Values of an index at given coordinates along axes (arrays that broadcast). Other axes are at 0."""
     found = np.array(at.const)
     for atom, c in at.terms:
         if isinstance(atom, Axis):
@@ -83,7 +88,10 @@ def _number(at: Index, where: Mapping[Axis, Array]) -> Array:
 
 
 def _table(e: Expr, load: Expr, axis: Axis, span: int) -> Array | None:
-    """Values [256, span] of an expression for each byte and place; None if an operation has no value."""
+    """Values of an expression, float64 [256, span], for each byte value and each of `span` elements along an axis.
+
+    None if an operation cannot be evaluated.
+    """
     codes = np.arange(256, dtype=np.uint8).view(dtypes.numpy_dtype(load.value[3]))[:, None]
     known: dict[Expr, Array] = {load: codes}
     where = {axis: np.arange(span)[None, :]}
@@ -120,7 +128,7 @@ def _ordered(e: Expr) -> list[Expr]:
 
 
 def _named(table: Array, load: Expr) -> CodeForm | None:
-    """The form with these values of bytes and places."""
+    """The known encoding with these values [256, span] (see `_table`); None if there is none."""
     whole = np.arange(256)
     if table.shape[1] == 2 * BYTES:
         low, high = table[:16, 0], table[::16, BYTES]
@@ -143,7 +151,7 @@ def _named(table: Array, load: Expr) -> CodeForm | None:
 
 
 def _small(offset: float, limit: int) -> bool:
-    """Whether an offset is a whole number at most `limit` large, so that sums with codes are exact in 16 bits."""
+    """Whether an offset is an integer of magnitude below `limit`, so that its sums with codes are exact in 16 bits."""
     return float(offset).is_integer() and abs(offset) < limit
 
 

@@ -14,8 +14,9 @@ HEIGHT = 16  # rows of a fragment
 class FragmentFrame(ThreadFrame):
     """Frame of mma fragments: a kernel's rows and columns distributed over a block's threads as tensor cores want them.
 
-    It exists beside the thread layout of the epilogue. `dim` is the dimension of K, of `size` elements; a loop
-    iteration of all warps covers `step` elements. Each thread holds 8 elements along K of a chunk, or `span` neighbours.
+    The main loop uses it; the epilogue has another thread layout. `dim` is the dimension of K, of `size` elements; a
+    loop iteration of all warps covers `step` elements. Of each chunk, a thread holds `span` contiguous elements along K
+    (8, or more with packed weights).
     """
 
     def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps, span: int = WIDTH) -> None:

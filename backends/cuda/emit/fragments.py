@@ -32,7 +32,7 @@ FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit fl
 class Put:
     """Location of the warps' partial sums in shared memory, in elements.
 
-    `first`: offset of the first one. `row`: row stride. `apart`: stride between the partial sums of two warps.
+    `first`: offset of the first sum. `row`: row stride. `apart`: stride between the partial sums of two warps.
     """
 
     first: int
@@ -93,8 +93,8 @@ class Fragments(CudaPart):
         self.names: dict[Expr, Local] = {}
 
     def _sides(self, dot: Dot) -> bool:
-        """Whether a product has only rows on the left side and other columns on the right, both with K. A single row is
-        repeated in all rows of a fragment."""
+        """Whether the left operand of a product varies only along rows and K, and the right one only along K and one
+        dimension of columns. A single row is repeated in all rows of a fragment."""
         frame = self.frame
         left, right = ({d for f in side for d in frame.spans(f)} for side in (dot.left, dot.right))
         return (
@@ -105,10 +105,8 @@ class Fragments(CudaPart):
         )
 
     def _rows(self, e: Expr) -> tuple[Expr, Expr] | None:
-        """The two operands of a sum of products of equal rows (such as a sum of squares), if both are vector loads.
-
-        Else None.
-        """
+        """The two operands of a sum of elementwise products within a row (such as a sum of squares), if both are vector
+        loads. Else None."""
         over, under = factors(e.args[0])
         rows = "m", self.frame.dim
         whole = not under and len(over) == 2 and all(self.read_whole(f) for f in over)
@@ -161,7 +159,7 @@ class Fragments(CudaPart):
         return local
 
     def spot(self, local: Local, at: str) -> str:
-        """Text of one of the vectors that a thread holds, for the loop variables in scope."""
+        """Text of the vector at index `at` of a thread's vectors in a register value."""
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
@@ -291,7 +289,7 @@ class Fragments(CudaPart):
         self.line("}")
 
     def _iteration(self, whole: bool) -> None:
-        """One step of the loop over K, or all of K if `whole`.
+        """Emit one step of the loop over K, or all of K if `whole`.
 
         Each vector is multiplied and, right after its last use, loaded for the next iteration.
         """
@@ -321,7 +319,7 @@ class Fragments(CudaPart):
                 self.accumulators.accumulate(e, e.args[0], self.frame.dim, self.names[e])
 
     def _more(self) -> None:
-        """Emit whether there is a next iteration."""
+        """Emit the declaration of `more`: whether there is a next iteration."""
         frame = self.frame
         self.line(f"const bool more = {frame.dim}_block + {frame.step} < {frame.size};")
 
@@ -331,9 +329,9 @@ class Fragments(CudaPart):
         self.line(f"const int {frame.dim}_0 = {frame.dim}_block + {frame.step} + own;")
 
     def _pack(self, e: Expr, other: str = "") -> Local:
-        """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors.
+        """Register value of an operand of a product as 16-bit vectors: as loaded, or computed from loaded vectors.
 
-        Of bytes alone in the dtype of the other side.
+        An operand computed from bytes only has the dtype `other` of the other operand.
         """
         frame = self.frame
         if e in self.held and self.held[e].dtype in HALVES:
@@ -350,10 +348,8 @@ class Fragments(CudaPart):
         return local
 
     def _rows_of(self, local: Local, height: int) -> list[str]:
-        """Texts of the A fragment of 16 rows inside the loop over K chunks.
-
-        The vectors of the upper 8 and of the lower 8 rows.
-        """
+        """Texts of the vectors of the upper 8 and of the lower 8 rows of an A fragment of 16 rows, inside the loop over
+        K chunks."""
         frame = self.frame
         depth = frame.along[frame.dim].repeat
         k = f"{frame.dim}_i" if depth > 1 else "0"
@@ -362,7 +358,7 @@ class Fragments(CudaPart):
         return [f"{local.name}[{plus(k, (2 * height + i) * depth)}]" for i in (0, 1)]
 
     def _multiply(self, dots: Sequence[Expr], columns: str, sides: dict[Expr, Local], later: Sequence[Expr]) -> None:
-        """The loop nest of products over the same columns.
+        """Emit the loop nest of the products `dots`, whose right operands share a dimension of columns.
 
         `later` are the loads for the next iteration, each emitted right after its use.
         """
@@ -382,7 +378,7 @@ class Fragments(CudaPart):
         nest.close()
 
     def _square(self, e: Expr) -> None:
-        """Sums of products of equal rows: the diagonal of A·Bᵀ, with the rows of the other operand as columns."""
+        """Emit a sum of elementwise products within each row, as the diagonal of A·Bᵀ."""
         frame = self.frame
         nest = ThreadNest(frame, (frame.dim,), frame.dim)
         a, b = (self.held[x] for x in self.squares[e])
@@ -392,7 +388,8 @@ class Fragments(CudaPart):
         nest.close()
 
     def put(self, e: Expr, first: int) -> Put:
-        """Emit the store of a warp's partial sum to shared memory; returns its location."""
+        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
+        returns their location."""
         frame = self.frame
         warps, rows, local = frame.warps, frame.heights * HEIGHT, self.names[e]
         tiles, across = 0, 1

@@ -19,9 +19,9 @@ WRITTEN = 2000  # limit of operations over all loop nests: values needed by seve
 
 @dataclass(frozen=True)
 class Local:
-    """Value in registers: an array over the elements that a thread holds along `dims`.
+    """Value in registers: an array of the elements that a thread holds along `dims`.
 
-    Elements along `lanes` (one dimension) are packed in vectors.
+    Elements along `lanes` (one of these dimensions) are packed in vectors.
     """
 
     name: str

@@ -62,11 +62,9 @@ def emit_joined(
     first: Kernel, second: Kernel, layouts: tuple[ThreadLayout, ThreadLayout], name: str, shapes: tuple[Shape, Shape],
     constant: frozenset[str] = frozenset(),
 ) -> CudaLaunch:  # fmt: skip
-    """One launch of a split reduction: the last block of each tile (by an atomic counter) combines the partial results.
-
-    Both halves cover the same tile with equally many threads. The buffer `counters` is zero before and after the
-    kernel.
-    """
+    """One launch of a split reduction: blocks run `first`, which computes partial results; the last block of each tile
+    to finish (by an atomic counter) runs `second`, which combines them. Both kernels use the same tiles and numbers of
+    threads. The buffer `counters` is zero before and after the launch."""
     last = SimtEmitter(ThreadFrame(second, layouts[1], name, shapes[1]))
     return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0], constant)).launch(last)
 

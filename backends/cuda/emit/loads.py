@@ -20,7 +20,7 @@ HELD = 512  # limit in bytes of one value in a thread's registers
 
 
 def no_reduction(e: Expr) -> None:
-    """Raise Unfusable, since a kernel has reductions besides its products."""
+    """Raise Unfusable: the `reduce` of emitters that support no reductions besides their products."""
     raise Unfusable("a reduction beside products")
 
 
@@ -57,8 +57,8 @@ class ThreadLoads(CudaPart):
         return self.frame.count(self.frame.spans(e))
 
     def _few(self, e: Expr) -> frozenset[Expr]:
-        """Values that attention computes once, before its loop over positions: those with fewer elements than the values
-        computed from them, such as normalized queries."""
+        """Values in an expression that attention computes once, before its loop over positions: those with fewer
+        elements than the values computed from them, such as normalized queries."""
         if not self.layout.shared:
             return frozenset()
         plain = ("load", "reduce", "const", "index")
@@ -161,12 +161,9 @@ class ThreadLoads(CudaPart):
         inner.known[e] = local
 
     def warm(self, bodies: Iterable[Expr], dim: str) -> None:
-        """Emit L2 prefetches of the matrices in a reduction along a dimension.
-
-        The first `WARM` bytes that a block reads of each matrix. To be placed before the wait for the previous kernel.
-
-        A prefetch is safe although that kernel may still write the memory: L2 is where writes meet.
-        """
+        """Emit L2 prefetches of the first `WARM` bytes that a block reads of each matrix in the reductions `bodies`
+        along a dimension. They are placed before the wait for the previous kernel. That is safe even if that kernel
+        still writes the memory, since its writes go through the same L2."""
         frame = self.frame
         found = dict.fromkeys(x for body in bodies for x in nest_of(body))
         matrices = [x for x in found if x.op == "load" and not x.args and {"n", dim} <= {*frame.spans(x)}]

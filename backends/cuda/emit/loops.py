@@ -104,10 +104,10 @@ class ThreadLoops(CudaPart):
             outer.known[e] = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
 
     def _end(self, ready: Sequence[Expr], dim: str) -> str:
-        """Source text of a loop bound that is read from memory, such as the number of positions in use; "" if the
-        schedule (`seen`) has none.
+        """Emit and name the end of a loop whose bound is read from memory, such as the number of positions in use; ""
+        if the layout (`seen`) asks for no such bound on the dimension.
 
-        Raises Unfusable unless every maximum over the loop is masked beyond that number.
+        Raises Unfusable unless every maximum over the loop is masked beyond that bound.
         """
         frame = self.frame
         if self.layout.seen != dim:
@@ -137,8 +137,9 @@ class ThreadLoops(CudaPart):
     ) -> None:
         """Write the sequential loop over a dimension around the statements of scope `inner`, into scope `outer`.
 
-        `fetched`: loads of an iteration, which are prefetched `ahead` iterations earlier (cp.async), as the scope of the
-        first of them and their text. `end`: text of the index at which the loop ends; empty for the end of the dimension.
+        `fetched`: (scope before the loop, scope with the loads of one iteration), for loads that are prefetched `ahead`
+        iterations earlier (cp.async); None without prefetching. `end`: text of the index at which the loop ends; empty
+        for the end of the dimension.
         """
         frame = self.frame
         size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead
@@ -165,8 +166,8 @@ class ThreadLoops(CudaPart):
         self.line("}", outer)
 
     def _ready(self, wanted: Expr, dim: str, rolls: bool = True) -> list[Expr]:
-        """Reductions along a dimension that are ready in this scope and can share a loop with `wanted`, inner ones
-        first.
+        """Reductions along a dimension whose operands are available in this scope and that can share a loop with
+        `wanted`, inner reductions first.
 
         With `rolls`, includes sums relative to a running maximum in the same loop (online softmax). Operands of
         `wanted` that must come first are computed here.

@@ -72,7 +72,7 @@ class ThreadNest:
     def coordinate(self, dim: str, start: bool = False) -> str:
         """Text of the coordinate along a dimension at this point of the nest.
 
-        With `start`, of the first element of its vector.
+        With `start`, the coordinate of the first element of the vector.
         """
         e, along = self.emitter, self.emitter.along[dim]
         terms = [f"{dim}_0"] if along.threads > 1 or dim in e.walked or self._tiled(dim) else []
@@ -114,10 +114,10 @@ class ThreadNest:
         return f"({text})" if axis is group[0] else f"({text} % {axis.size})"
 
     def position(self, at: Index, picks: Sequence[tuple[Expr, int]], span: int, start: bool = False) -> str:
-        """Text of an index with data-dependent terms `picks` (expression, stride).
+        """Text of an index plus its data-dependent terms `picks` (expression, stride).
 
-        With `start`, at the first element of the vector. `span` is the largest position: it decides between 32-bit and
-        64-bit arithmetic.
+        With `start`, at the first element of the vector. `span`, the largest possible position, decides between
+        32-bit and 64-bit arithmetic.
         """
         terms = []
         for atom, c in at.terms:

@@ -1,10 +1,10 @@
 """Skinny GEMM with quantized weights in CUDA C++: 16 bytes of codes per load, converted two at a time in registers.
 
-A thread holds all numbers of 16 bytes of a column, 16 or 32 neighbours along K, as several vectors of 8 of mma fragments; the
-rows' vectors are of the same neighbours. Conversions are functions of cuda_library.cuh (code_forms.py says which). What is one
-value for all numbers of such a vector, such as the scale of a group, multiplies the converted pairs. Scales and offsets of halves of
-bytes that are one value for all numbers that the four threads of a row hold (a group of 128) are applied to the sums of
-their products instead: an offset times the sum of the rows' elements, then the scale.
+A thread holds the 16 or 32 numbers in 16 bytes of a column, which are contiguous along K, as mma fragment vectors of 8,
+and the elements of the rows at the same K. Conversions are functions of cuda_library.cuh (code_forms.py says which). A
+scale or zero point that is the same for all numbers of such 16 bytes is applied to the converted pairs. Scales and zero
+points of 4-bit codes that are the same for all numbers that four neighbouring threads hold (a group of 128) are applied
+to the sums of products instead: the offset times the sum of the row's elements is added, then the scale multiplied.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
 class PackedSide:
     """The right operand of a product with packed weights: codes, zero points and scales.
 
-    Zero points are subtracted and scales multiplied, one value for all numbers of a vector of codes; None where there
-    are none.
+    `zero` is subtracted and `scale` multiplied, each one value for all numbers in 16 bytes of codes; None if
+    absent.
     """
 
     form: CodeForm
@@ -45,7 +45,8 @@ class PackedSide:
         return [x for e in (self.zero, self.scale) if e is not None for x in walk([e]) if x.op == "load"]
 
     def grouped(self, axis: Axis) -> bool:
-        """Whether zeros and scales are applied to sums of products: all numbers of a row of threads share them."""
+        """Whether zero point and scale are applied to sums of products: 4-bit codes, and one value for all numbers that
+        four neighbouring threads hold along K."""
         width = ROW * self.form.span
         return self.form.name == "nibbles" and all(
             _steady(e, axis, width) for e in (self.zero, self.scale) if e is not None
@@ -53,7 +54,8 @@ class PackedSide:
 
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
-    """The right side of a product as codes with one zero and one scale per vector of them; None if it is none."""
+    """The right operand of a product as codes with one zero point and one scale per 16 bytes; None if it has another
+    form."""
     over, under = factors(kernel.builder.product((*dot.right, *_bare(dot)), ()))
     moving = [f for f in over if not _steady(f, axis, BYTES)]
     if under or not moving:
@@ -71,12 +73,13 @@ def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
 
 
 def _bare(dot: Dot) -> list[Expr]:
-    """Factors on the left side of a product that read no memory: the place values of halves of bytes."""
+    """Factors of a product's left operand that read no memory; they belong to the decoding of 4-bit codes."""
     return [f for f in dot.left if all(x.op != "load" for x in walk([f]))]
 
 
 def _steady(e: Expr, axis: Axis, width: int) -> bool:
-    """Whether an expression has one value for each aligned run of elements: its loads have, and no other part names the axis."""
+    """Whether an expression is constant over each aligned run of `width` elements along an axis: its loads are, and it
+    has no index expressions or reductions."""
     return all(
         slope(x.value[1], axis, width) == 0 and not x.args if x.op == "load" else x.op not in ("reduce", "index")
         for x in walk([e])
@@ -84,7 +87,7 @@ def _steady(e: Expr, axis: Axis, width: int) -> bool:
 
 
 def sides_of(kernel: Kernel, shape: Shape, axis: Axis) -> list[PackedSide | None]:
-    """The packed right sides of all products along an axis; None for a product without one."""
+    """The packed right operand of each product along an axis; None for a product without packed weights."""
     return [packed_side(kernel, d, axis) for e, d in shape.dots.items() if e.axis == axis]
 
 
@@ -167,8 +170,8 @@ class PackedFragments(Fragments):
         return frame.top.lines
 
     def _each_tile(self, body: Callable[[], None], pair: str = "") -> None:
-        """Emit a loop over the tiles of columns (of the pair that begins with a tile), at the first element of a vector of
-        codes."""
+        """Emit a loop around `body` over the tiles of columns (with `pair`: over the two tiles from the one of that
+        name on). Indices along K are those of the first code of a vector."""
         frame = self.frame
         first, end = (pair, f"{pair} + 2") if pair else ("0", str(frame.warps.tiles))
         self.line("#pragma unroll")
@@ -182,7 +185,7 @@ class PackedFragments(Fragments):
         return ThreadNest(self.frame, ())
 
     def _fetch(self, condition: str) -> None:
-        """Emit the loads of a tile's codes, and of the values that belong to them."""
+        """Emit the loads of a tile's codes, scales and zero points, predicated by `condition` if there is one."""
         frame = self.frame
         nest = self._single()
         conditions = nest.masks(("n", frame.dim))
@@ -206,7 +209,8 @@ class PackedFragments(Fragments):
         nest.close()
 
     def _iteration(self, whole: bool) -> None:
-        """One step of the loop over K: codes are converted, multiplied, and the next ones loaded."""
+        """Emit one step of the loop over K, or all of K if `whole`: codes are converted and multiplied, and those of
+        the next iteration loaded."""
         sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
         self._accumulate_sums()
         self.row_sums = {x: self._row_sums(sides[x]) for x in dict.fromkeys(self.left[e] for e in self.grouped)}
@@ -223,10 +227,10 @@ class PackedFragments(Fragments):
             self.line("}")
 
     def _pair(self, sides: dict[Expr, Local], whole: bool) -> None:
-        """Emit two tiles of columns: conversion, the loads of the next iteration, products.
+        """Emit the work on two tiles of columns: conversion, the loads of the next iteration, products.
 
-        The matrix unit takes 16 columns as its rows and 8 rows as its columns: nothing is computed twice, and registers are
-        where it wants them.
+        The product is transposed: mma's 16 rows are 16 columns of the weights and its 8 columns are 8 rows. No
+        result is computed twice, and converted codes are already in the registers that mma reads.
         """
         frame = self.frame
         vectors = frame.span // WIDTH
@@ -258,11 +262,11 @@ class PackedFragments(Fragments):
                 )
 
     def _sums_of(self, e: Expr, octet: int) -> str:
-        """Text of the accumulator of a pair of tiles and of 8 rows."""
+        """Text of the accumulator of a pair of column tiles and the 8 rows with index `octet`."""
         return f"{self.names[e].name}[{plus('pair / 2', octet * self.frame.warps.tiles // 2)}]"
 
     def _row(self, left: Local, octet: int) -> str:
-        """Text of the vector of 8 rows inside the loop over a thread's vectors along K."""
+        """Text of the vector of the 8 rows with index `octet`, inside the loop over a thread's vectors along K."""
         frame = self.frame
         return f"{left.name}[{plus(f'{frame.dim}_i', octet * frame.span // WIDTH if 'm' in left.dims else 0)}]"
 
@@ -301,7 +305,8 @@ class PackedFragments(Fragments):
             self.line("}")
 
     def _bare(self, side: PackedSide, vectors: str, group: str, dtype: str) -> None:
-        """Emit the conversion of codes without their offset and scale, and these values of the tile's column."""
+        """Emit the conversion of codes without offset and scale, and the variables with the offset and the scale of the
+        tile's column."""
         nest = self._single()
         zero = f" - {enclosed(nest.scalar(side.zero, 0))}" if side.zero is not None else ""
         scale = nest.scalar(side.scale, 0) if side.scale is not None else "1.0f"
@@ -318,7 +323,8 @@ class PackedFragments(Fragments):
         self.line(f"float {self.names[e].name}[{self._octets * self.frame.warps.tiles // 2}][4] = {{}};")
 
     def put(self, e: Expr, first: int) -> Put:
-        """Emit the store of a warp's partial sum to shared memory; returns its location."""
+        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
+        returns their location."""
         if e not in self.dots:
             return super().put(e, first)
         frame, warps = self.frame, self.frame.warps
@@ -329,7 +335,8 @@ class PackedFragments(Fragments):
         return Put(first, row, rows * row)
 
     def _apply(self, function: str, vectors: str, e: Expr | None, minus: bool = False) -> None:
-        """Emit the addition or multiplication of one value to converted numbers."""
+        """Emit a call of `function` (`moved` adds, `scaled` multiplies) that applies one value, negated with `minus`,
+        to converted numbers."""
         if e is None:
             return
         nest = self._single()
@@ -338,7 +345,7 @@ class PackedFragments(Fragments):
         nest.close()
 
     def warmed(self) -> list[str]:
-        """No statements: codes are few bytes."""
+        """No prefetch statements: codes are few bytes."""
         return []
 
 

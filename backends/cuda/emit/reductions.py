@@ -15,7 +15,7 @@ from .spelling import COMBINE, CTYPES, enclosed
 
 @dataclass(eq=False)
 class Reductions(CudaPart):
-    """Emitter part for accumulators of reductions, and their combination across threads."""
+    """Emitter part for reductions: accumulators, and combining them across threads."""
 
     loads: ThreadLoads
 
@@ -77,9 +77,9 @@ class Reductions(CudaPart):
         self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
-        """One iteration of a running maximum (online softmax) along `dim`, kept in the variable `name`.
+        """Emit one iteration of a running maximum (online softmax) along `dim`, kept in the variable `name`.
 
-        Updates the maximum and returns the factor that rescales sums relative to the old one.
+        Returns the register value of the factor that rescales sums to the new maximum.
         """
         frame = self.frame
         kept, ctype = self.kept_dims(e, body, dim), CTYPES[frame.wide]
@@ -109,10 +109,8 @@ class Reductions(CudaPart):
     def joint(
         self, e: Expr, names: Mapping[Expr, str], sums: Sequence[Expr], dim: str, bodies: Mapping[Expr, Expr]
     ) -> None:
-        """Combine a running maximum and the sums relative to it across the threads along a dimension.
-
-        For online softmax.
-        """
+        """Emit the combination of a running maximum and of the sums that are relative to it across the threads along a
+        dimension (online softmax)."""
         frame = self.frame
         if frame.along[dim].threads == 1:
             return
@@ -140,7 +138,7 @@ def rolls_on(e: Expr) -> Expr | None:
 
 
 def vanishes(body: Expr) -> bool:
-    """Whether an expression is 0 wherever out-of-bounds loads give 0, so that no mask is needed.
+    """Whether an expression is 0 where its loads are out of bounds (such loads give 0), so that no mask is needed.
 
     True for a product of loads and constants.
     """

@@ -1,4 +1,5 @@
-"""CUDA C++ kernels with sizes as integer parameters, and launches whose grid is an expression."""
+"""CUDA C++ kernels for free sizes: sizes become integer parameters of kernels, and the grid an expression at the
+launch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """Launch statement with the grid as an argument of the call, and the definitions of the launch."""
+    """(launch statement with the grid as an argument and `SIZES_<kernel name>` in place of the size arguments,
+    definitions that the statement needs)."""
     head = f'CudaKernel("{launch.name}", {launch.grid}, '
     own = definitions[launch.name].replace(head, f'SizedCudaKernel("{launch.name}", ', 1)
     statement = re.sub(
@@ -26,10 +28,10 @@ def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tu
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """(definition of a kernel text with a parameter for each size that occurs in it, these sizes).
+    """(kernel text with an integer parameter for each size that occurs in it, the names of these sizes).
 
-    None if a size is where the compiler needs a constant: a template argument, the length of an array, an assembler
-    operand.
+    `prefix` comes before the names of sizes in the text. None if a size is used where the compiler needs a
+    constant, such as a template argument, an array length or an assembler operand.
     """
     found = _spot_at_call(str(text.spelled(lambda value: _spelled(value, prefix))), prefix)
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]
@@ -67,7 +69,8 @@ _SPOT = re.compile(r"\broles\.spot<(.*)>\(tile\);")
 
 
 def _spot_at_call(text: str, prefix: str) -> str:
-    """The text with `spot_at` for `Roles::spot` where a template argument of that depends on a size."""
+    """The text with calls of `Roles::spot` replaced by `spot_at` where one of their template arguments depends on a
+    size."""
     made = _SPOT.sub(lambda m: f"spot_at(roles, tile, {m[1]});" if re.search(rf"\b{prefix}\w", m[1]) else m[0], text)
     return made if made == text else made.replace('extern "C" __global__', f'{SPOT}extern "C" __global__', 1)
 

@@ -19,8 +19,8 @@ class CudaLaunch:
 
     `text` is the CUDA source, `grid` and `block` are the numbers of blocks and of threads per block, `args` the
     argument names. `early` enables programmatic dependent launch; `room` is the dynamic shared memory in bytes. `boxes`
-    describes the operands with tensor maps, which follow the arguments: (operand, matrix shape, box shape, row stride
-    in elements, 0 if contiguous). `beside` maps names to further library texts that the source needs.
+    describes the tensor maps that are passed after the arguments: (operand, matrix shape, box shape, row stride in
+    elements or 0 if contiguous). `beside` maps names to further library texts that the source needs.
     """
 
     name: str
@@ -97,7 +97,7 @@ def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozense
 
 
 def byte_of(e: Expr) -> str:
-    """The dtype uint8 or int8 in which a whole number fits, as the IR shows; empty if it does not."""
+    """ "uint8" or "int8" if the IR shows that an integer expression fits it; "" if it does not."""
     if e.op == "load":
         return str(e.value[3]) if e.value[3] in ("uint8", "int8") else ""
     return "uint8" if e.op == "and" and e.kind == "int" and any(byte_of(a) == "uint8" for a in e.args) else ""
@@ -127,7 +127,7 @@ def plus(text: str) -> str:
 
 
 def spelled(ctype: str) -> str:
-    """Text of a C type as spelled in a conversion."""
+    """Spelling of a C type as a conversion function."""
     return f"({ctype})" if " " in ctype else ctype
 
 

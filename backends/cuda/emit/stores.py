@@ -59,10 +59,8 @@ class ThreadStores(CudaPart):
         nest.close()
 
     def _first_block(self, dims: Sequence[str]) -> list[str]:
-        """Conditions under which a block stores a result that all blocks along some dimensions compute: the first one does.
-
-        Raises Unfusable if the block does not hold the whole reduction axis along which the result lies.
-        """
+        """Conditions under which a block stores a result that varies along `dims` only: of the blocks that compute
+        equal values, the first one stores. Raises Unfusable if `dims` has a reduction axis that a block loops over."""
         frame = self.frame
         if frame.walked & {*dims}:
             raise Unfusable("a result along a reduction that a block walks")

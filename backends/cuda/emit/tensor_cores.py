@@ -58,7 +58,7 @@ class TensorCores(CudaPart):
             frame.top.known[e] = self._gathered(e, put, warps.along)
 
     def _gathered(self, e: Expr, put: Put, parts: int) -> Local:
-        """The sum over the warps' partial sums, in the kernel's thread layout."""
+        """Emit the sum of the `parts` warps' partial sums of a reduction; returns it in the kernel's thread layout."""
         frame = self.frame
         local = Local(self.fresh("acc"), frame.spans(e), frame.wide)
         self.loads.check_held(4 * frame.count(local.dims))

@@ -54,11 +54,11 @@ class ThreadLayout:
     """Thread layout of a kernel.
 
     `dims` maps each dimension to its distribution, the fastest-varying thread dimension first. `early` enables
-    programmatic dependent launch; with `warm`, a block has the first part of the matrices that it reads brought into the
-    L2 cache before it waits for the previous kernel. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
+    programmatic dependent launch; with `warm`, a block prefetches the first part of its matrices into L2 before it
+    waits for the previous kernel. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
     memory (0: none). `least` is the minimum number of threads of a block. `warps` is the warp layout of a tensor-core
-    GEMM, None without one. `shared` maps a dimension to another one whose threads it lies along: no value may vary
-    along both. `seen` names a dimension whose loop ends where a mask hides all further positions.
+    GEMM, None without one. `shared` maps a dimension to another one whose threads it uses: no value may vary along
+    both. `seen` names a dimension whose loop ends where a mask excludes all further positions; "" without one.
     """
 
     dims: Mapping[str, DimensionThreads]
@@ -110,7 +110,8 @@ def slope(at: Index, axis: Axis, width: int) -> int | None:
 
 
 def divisor(at: Index, axis: Axis, width: int) -> int:
-    """Number of elements that divides an index at the start of each aligned run of `width` elements along `axis`."""
+    """Largest known divisor of an index, in elements, at the start of each aligned run of `width` elements along
+    `axis`."""
     found = at.const
     for atom, c in at.terms:
         factor = width if atom == axis else 1
@@ -121,19 +122,17 @@ def divisor(at: Index, axis: Axis, width: int) -> int:
 
 
 def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
-    """Whether vector accesses can move `width` elements along an axis: they are contiguous and aligned.
-
-    Accesses of up to 16 bytes.
-    """
+    """Whether vector accesses of at most 16 bytes can move `width` elements of `itemsize` bytes along an axis: they are
+    contiguous and aligned."""
     run = min(width, 16 // itemsize)
     return width > 1 and axis.size % width == 0 and slope(at, axis, width) == 1 and divisor(at, axis, width) % run == 0
 
 
 def steady(e: Expr, axis: Axis, width: int) -> bool:
-    """Whether a condition has one value in each aligned run of `width` elements along an axis.
+    """Whether a condition is constant over each aligned run of `width` elements along an axis.
 
-    Decided for comparisons of indices, and `and`, `or`, `not` of such: the bound must be a multiple of `width`. False
-    for other conditions.
+    Decided for comparisons of indices with multiples of `width`, and for `and`, `or`, `not` of them. False for
+    other conditions.
     """
     if axis not in e.axes:
         return True

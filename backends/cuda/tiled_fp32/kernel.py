@@ -77,14 +77,15 @@ class TiledSchedule(Schedule):
     def held(self) -> int:
         """Accumulators per thread for each right-hand matrix.
 
-        Doubled where each stage has accumulators of its own (3xTF32).
+        Twice as many for 3xTF32, where each stage has accumulators of its own.
         """
         return self.high * self.wide // (32 if self.precision else 1) * (2 if self.precision == THREE.number else 1)
 
     def room(self, left: bool, right: bool, rights: int) -> int:
         """Bytes of shared memory of the tiles, with rows padded against bank conflicts.
 
-        `left` and `right` say whether the sides are contiguous along K.
+        `left`, `right`: whether the left and right matrices are contiguous along K; `rights`: number of
+        right-hand matrices.
         """
         lines = [
             t * (self.deep + 4) if along else self.deep * (t + 8) for t, along in ((self.m, left), (self.n, right))
@@ -96,8 +97,8 @@ class TiledSchedule(Schedule):
 class TiledOperand:
     """Operand of a tiled GEMM in global memory.
 
-    Text of the tile's base address, stride of its non-contiguous dimension, whether it is contiguous along K, and how
-    many elements may be copied at once.
+    Fields: text of the tile's base address, stride of its non-contiguous dimension, whether it is contiguous along K,
+    and how many elements one copy may have.
     """
 
     place: str
@@ -174,7 +175,10 @@ class TiledGemm(CudaPart):
             raise Unfusable("right sides that lie differently")
 
     def _side(self, side: Sequence[Expr], dim: str) -> TiledOperand:
-        """An operand of a product as strided lines. Raises Unfusable if it is no plain float32 matrix."""
+        """An operand of a product as a strided matrix, tiled along `dim` ("m" or "n").
+
+        Raises Unfusable if it is no plain float32 matrix.
+        """
         frame = self.frame
         e = side[0]
         if len(side) != 1 or e.op != "load" or e.args or e.value[3] != "float32":

@@ -116,7 +116,8 @@ def _estimates(
 
 
 def _cycles(t: TiledSchedule, size: int, rights: int, share: int, resident: int, precision: Precision) -> float:
-    """Estimated cycles of an SM for `share` blocks, of which `resident` run at once."""
+    """Estimated cycles of an SM for `share` blocks, of which `resident` run at once; `size` is K, `rights` the number
+    of right-hand matrices."""
     warps = min(share, resident) * t.threads / 32
     slow = (1 + READ[precision.name] * (1 / t.high + 1 / t.wide)) * math.sqrt(max(1.0, BUSY / warps))
     multiplied = t.m * t.n * rights * size / RATE[precision.name] * slow

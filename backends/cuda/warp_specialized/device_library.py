@@ -12,8 +12,8 @@ GROUPS, GROUP = 2, 64  # number of consumer warp groups; rows of one wgmma instr
 def product_text(columns: int) -> str:
     """CUDA source of `wgmma.mma_async` m64nNk16 for N = `columns`, in bfloat16 and float16.
 
-    The accumulator order differs from the instruction's: the library wants [piece of 64 columns (the last may be
-    narrower)][rows 8 apart][8-column block][neighbour], the instruction has column blocks outside of rows.
+    Accumulators are in the library's order, [piece of 64 columns (the last may be narrower)][row i or i + 8][8-column
+    block][one of two adjacent columns]; the instruction's order has the column block before the row.
     """
     count, pieces = columns // 2, -(-columns // PIECE)
     spots = []

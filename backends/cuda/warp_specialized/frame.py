@@ -13,8 +13,8 @@ from .parameters import DEPTH, GemmSchedule
 class GemmFrame(ThreadFrame):
     """Frame of the epilogue of a warp-specialized GEMM.
 
-    `tile` is the tile's size, `tiles` the number of tiles along rows and columns, `last` the first row and column of
-    the last tiles.
+    `tile` is the tile's size by dimension, `tiles` the numbers of tiles along rows and columns, `last` the index of the
+    first row or column of the last tile by dimension.
     """
 
     def __init__(self, kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> None:

@@ -54,7 +54,7 @@ def emit_gemm(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> C
 
 
 def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
-    """Whether TMA can load the operands of a product in these tiles."""
+    """Whether TMA can load the operands of a product in the tiles of a schedule."""
     return if_fusable(lambda: Gemm(GemmFrame(kernel, shape, roles, PROBE), roles)) is not None
 
 
@@ -130,9 +130,9 @@ class Gemm(CudaPart):
         return found, next(d for d, one in ones.items() if one == found.axes[1])
 
     def _side(self, side: Sequence[Expr], dim: str, shared: int) -> GemmOperand:
-        """An operand as TMA boxes, of which each block of a cluster loads its part.
+        """An operand of a product as a TMA box, with its tensor map.
 
-        `shared` is the number of blocks that share the operand.
+        Each of the `shared` blocks of a cluster that share the operand loads a part of the box.
         """
         frame = self.frame
         e, inner = self._read(side), self.axis.name
@@ -159,7 +159,7 @@ class Gemm(CudaPart):
         return 2 * DEPTH * sum(rows)
 
     def _described(self, operand: str, found: Box) -> str:
-        """The kernel parameter with an operand's tensor map."""
+        """Name of the kernel parameter with an operand's tensor map; adds the parameter."""
         key = operand, replace(found, origin=("", ""))
         return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
 
@@ -200,7 +200,7 @@ class Gemm(CudaPart):
         return -(-self.axis.size // DEPTH)
 
     def _copying(self, walk: Sequence[str]) -> list[str]:
-        """Code of the producer."""
+        """Code of the producer: the TMA loads of all tiles, in the loop header `walk`."""
         r, first, last = self.r, "0", str(self.axis.size)
         if r.parts > 1:
             first, last = f"{DEPTH} * roles.part({self._depths})", f"{DEPTH} * roles.part({self._depths}, 1)"
@@ -220,7 +220,7 @@ class Gemm(CudaPart):
         ]
 
     def _multiplying(self, walk: Sequence[str], results: Sequence[str]) -> list[str]:
-        """Code of the consumers."""
+        """Code of the consumers: products in the loop header `walk`, then the epilogue `results`."""
         own, stages = str(self._depths), self._depths
         if self.r.parts > 1:
             own = f"roles.part({stages}, 1) - roles.part({stages})"
@@ -315,7 +315,7 @@ class Gemm(CudaPart):
         return found
 
     def _written(self, store: OutputStore, last: bool = False) -> list[str]:
-        """The pieces of one result."""
+        """Code that computes and stores one result, in pieces of 64 columns (with `last`: the narrower last piece)."""
         target = None if last else self._target(store)
         lines = "" if last or target is not None else self._lines(store)
         scope = CudaScope(3, set(self.frame.top.bound) | {self.axis})
@@ -341,7 +341,7 @@ class Gemm(CudaPart):
         return self._pieces(scope.lines, ["        const Address piece = roles.begin_piece();"], [f"        {lines}"])
 
     def _origins(self) -> dict[str, str]:
-        """Texts of the first row and column of a consumer group's piece."""
+        """Texts of the first row and the first column of a consumer group's piece, by dimension."""
         side = " + roles.side()" if self.r.beside else ""
         return {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"}
 

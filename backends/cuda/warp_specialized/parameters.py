@@ -54,10 +54,8 @@ class GemmSchedule(Schedule):
         return rights * self.height * self.wide // 128
 
     def taken(self, rights: int) -> int:
-        """Columns (N) of one wgmma instruction.
-
-        All right sides together where they are adjacent in shared memory and have at most 256 columns.
-        """
+        """Columns (N) of one wgmma instruction: those of all right-hand matrices together if these are adjacent in
+        shared memory and have at most 256 columns, else those of one."""
         together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
         return rights * self.n if together else self.wide
 
@@ -66,14 +64,12 @@ class GemmSchedule(Schedule):
         return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
 
     def joining(self, rights: int) -> int:
-        """Bytes of shared memory for the partial sums that the other blocks of a cluster send to one block.
-
-        They are stored in its ring.
-        """
+        """Bytes of shared memory for the partial sums that the other blocks of a cluster send to one block, which
+        stores them in its ring buffer of tiles."""
         pieces = -(-self.wide // PIECE)
         return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
 
     def waiting(self, rights: int) -> int:
-        """Result buffers of 64 columns in shared memory per consumer group, at most 2; 0 if they do not fit."""
+        """Number of buffers for results of 64 columns that fit into shared memory per consumer group; 0 to 2."""
         left = target().dynamic_shared - self.stages * (self.stage(rights) + 64)
         return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))

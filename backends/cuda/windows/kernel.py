@@ -1,10 +1,11 @@
 """Short-window reductions in CUDA C++ (depthwise convolution, pooling): fully unrolled threads with register reuse.
 
-A thread computes a small box of results: `x` along the contiguous axis, `y` and `z` along the two before it. Its window
-elements become separate expressions whose indices differ by constants. Equal expressions are shared, so an element that
-several results need is loaded and converted once and stays in a register: a row of an image for all taps of a filter
-row, a filter weight for all results. Loads whose constants lie in one aligned run of memory become one access of up to
-16 bytes, guards included: a condition whose index moves by whole runs is uniform over a run.
+A thread computes a small box of results: `x` along the contiguous axis, `y` and `z` along the two axes before that. The
+window elements of a thread become separate expressions whose indices differ by constants. Equal expressions are shared,
+so an element that several results need is loaded and converted once and stays in a register: a row of an image for all
+taps of a filter row, a filter weight for all results. Loads whose constant offsets lie in one aligned run of memory
+become one access of up to 16 bytes. Guarded loads too, if the guard's index advances by whole runs, since the guard is
+then uniform over a run.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> li
 
 
 def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
-    """Terms with their reductions unrolled, and the partial values of each reduction after one element, two, ..."""
+    """(terms with their reductions unrolled, for each reduction the list of its partial values after one element, two,
+    ...)."""
     steps: list[list[Expr]] = []
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -102,7 +104,8 @@ def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[E
 
 @dataclass(frozen=True)
 class Run:
-    """Aligned run of memory that a thread accesses: buffer, index without its constant, start of the run, guards."""
+    """Aligned run of memory that a thread accesses: buffer, index without its constant term, constant at which the run
+    starts, guards."""
 
     buffer: str
     terms: Index
@@ -111,10 +114,8 @@ class Run:
 
 
 def aligned(at: Index, itemsize: int, elements: int) -> int:
-    """Length in elements of the longest aligned run in which an index's position depends on its constant alone.
-
-    At most 16 bytes.
-    """
+    """Length, in elements, of the longest aligned run (at most 16 bytes) such that the offset of an index within its
+    run depends only on the constant term of the index."""
     steps = gcd(elements, *(c for _, c in at.terms))
     return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
 
@@ -122,13 +123,13 @@ def aligned(at: Index, itemsize: int, elements: int) -> int:
 def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> Run:
     """Run of `width` elements that contains an index.
 
-    Guards that are uniform over the run are normalized to be equal.
+    Guards that are uniform over the run are normalized, so that runs with equivalent guards are equal.
     """
     return Run(buffer, at - at.const, at.const // width * width, frozenset(_over_run(g, width) for g in guards))
 
 
 def _over_run(guard: Expr, width: int) -> object:
-    """A key of a condition: equal for conditions that agree because their indices move by whole runs."""
+    """A key of a condition, equal for conditions that have the same value over a whole run."""
     if guard.op == "lt" and all(a.op in ("index", "const") and a.kind == "int" for a in guard.args):
         below = as_index(guard.args[0]) - as_index(guard.args[1])
         if all(c % width == 0 for _, c in below.terms):
@@ -137,7 +138,8 @@ def _over_run(guard: Expr, width: int) -> object:
 
 
 def covering(places: Sequence[int], width: int) -> tuple[int, int]:
-    """Shortest range of aligned vector loads of a run that covers some positions, as (first element, elements)."""
+    """The smallest aligned vector within a run of `width` elements that covers sorted positions, as (first element,
+    number of elements)."""
     size = 1
     while places[0] // size != places[-1] // size:
         size *= 2
@@ -210,7 +212,7 @@ class Unrolled:
         return found, [list(step) for step in zip(*partial)]
 
     def inside(self, roots: Sequence[Expr]) -> list[Expr]:
-        """Terms with loads beyond a buffer guarded, where a thread's box reaches over the end of an axis."""
+        """Terms whose loads are guarded by bounds checks where a thread's box extends beyond the end of an axis."""
         b = self.builder
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -285,7 +287,7 @@ class Unrolled:
         return name
 
     def loaded(self, e: Expr) -> str:
-        """Text of an element of a loaded run, converted to the compute dtype."""
+        """Text of the element that a load reads, taken from its loaded run and converted to the compute dtype."""
         key, dtype, const = self.runs[e], e.value[3], e.value[1].const
         if key not in self.read:
             first, size = covering(sorted(self.places[key]), key[1])
@@ -368,7 +370,7 @@ def _offset(const: int) -> str:
 
 
 def _whole(places: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """Positions of a run as aligned, gapless vectors: (first, elements)."""
+    """Yields (first position, number of elements) of aligned vectors without gaps that together cover the positions."""
     left = list(places)
     while left:
         size = width

@@ -47,8 +47,8 @@ def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
 class Read:
     """Access pattern of a load.
 
-    `places` are its offsets for all window elements, `steps` its strides along the last axes, `others` the gcd of all
-    other strides, `itemsize` in bytes.
+    `places` are its offsets for all window elements, `steps` its strides along the last axes, last axis first,
+    `others` the gcd of the other strides and the buffer's length; all in elements. `itemsize` in bytes.
     """
 
     places: tuple[int, ...]
@@ -68,8 +68,8 @@ class Read:
 class WindowWork:
     """Amount of work of a kernel over short windows, from which its time is estimated.
 
-    `sizes`: of its last three axes, last first. `results`: number of results. `taps`: elements of a window. `reads`:
-    its loads.
+    `sizes`: sizes of the last three axes, last axis first. `results`: number of results. `taps`: elements of a
+    window. `reads`: access patterns of the loads.
     """
 
     sizes: tuple[int, ...]

@@ -81,7 +81,7 @@ class TileFrame(Writer[TritonScope]):
         return f"{tile.atom}[{places}]"
 
     def union(self, tiles: Iterable[Tile]) -> tuple[str, ...]:
-        """Dimensions that any of some tiles spans, in order."""
+        """Dimensions that at least one of the tiles spans, in the frame's order."""
         found = {d for t in tiles for d in t.dims}
         return tuple(d for d in self.order if d in found)
 

@@ -83,7 +83,7 @@ class Grid(TritonPart):
     def longest_last(self) -> bool:
         """Whether later rows have more work, as under a causal mask.
 
-        Their programs are then launched first to avoid a tail.
+        The programs of later rows are then launched first, so that long ones do not run alone at the end.
         """
         if any(a.name == "part" for a in self.shape.batch):
             return False

@@ -26,7 +26,7 @@ class Positions(TritonPart):
         return f"{axis.name}_"
 
     def _atom(self, atom: Axis | Division) -> tuple[tuple[str, ...], str]:
-        """Dimensions and text of an atom of an index."""
+        """(dimensions, text) of an atom of an index: the value of an axis, or a quotient or remainder."""
         frame = self.frame
         if isinstance(atom, Axis):
             alone = atom in self.shape.batch or atom in frame.single
@@ -63,7 +63,10 @@ class Positions(TritonPart):
         return Tile(text or "0", all_dims, "int32")
 
     def mask(self, dims: Sequence[str], over: Sequence[str], more: Sequence[Tile] = ()) -> str:
-        """Text of the condition that elements of tiles over `over` exist; empty if all do."""
+        """Text of the bounds mask of tiles over the dimensions `over`: checks along `dims`, and the conditions `more`.
+
+        Empty if no check is needed.
+        """
         frame = self.frame
         parts = [Tile(f"{d} < {frame.extent[d]}", (d,), "bool") for d in dims if frame.ragged(d)] + list(more)
         alike: dict[tuple[str, ...], list[str]] = {}
@@ -90,7 +93,7 @@ class Positions(TritonPart):
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
 
     def unravel(self, dim: str, group: tuple[Axis, ...]) -> None:
-        """Emit the indices of the axes of a dimension."""
+        """Emit the index of each axis of a dimension, computed from the dimension's index."""
         step = 1
         for a in reversed(group):
             if len(group) > 1:
@@ -100,5 +103,5 @@ class Positions(TritonPart):
 
 
 def _multiple(i: Index, of: int, batch: Sequence[Axis]) -> bool:
-    """Whether an index that is constant in each program is a multiple of a number."""
+    """Whether an index is a multiple of `of` and constant in each program (its axes are batch axes)."""
     return i.const % of == 0 and all(a in batch and c % of == 0 for a, c in i.terms)

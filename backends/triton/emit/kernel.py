@@ -48,13 +48,10 @@ def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) 
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> TritonLaunch:
-    """One launch of a split reduction.
-
-    The last program of each tile (by an atomic counter) combines the partial results.
-
-    `shape` is that of the kernel before the split; both halves share its tiles. The buffer `counters` (int32, one per
-    tile) is zero before and after the kernel.
-    """
+    """One launch of a split reduction: programs run `first`, which computes partial results; the last program of each
+    tile to finish (by an atomic counter) runs `second`, which combines them. `shape` is that of the kernel before the
+    split, whose tiles both kernels use. The buffer `counters` (int32, one per tile) is zero before and after the
+    launch."""
     own = shape_of(first)
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))
     parts = first.axes[0].size
@@ -179,7 +176,8 @@ class TileEmitter(TritonPart):
         return groups
 
     def _unguarded(self, store: OutputStore) -> OutputStore:
-        """A store inside its guarded slice: without its guards and the same guards of its loads."""
+        """A store for programs whose tile lies in the store's guarded slice: without its guards, and without the same
+        guards on its loads."""
         b = self.kernel.builder
 
         def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -192,7 +190,10 @@ class TileEmitter(TritonPart):
         return replace(store, value=value, guards=())
 
     def as_part(self, whole: TileEmitter) -> list[str]:
-        """Lines that compute one of several results; only the programs of its tiles execute them."""
+        """Lines that compute and store one of several results, for the programs that hold its tiles.
+
+        `whole` is the emitter of the kernel with all results.
+        """
         frame = self.frame
         own = whole.frame
         frame.counter, frame.boxes, frame.described = own.counter, own.boxes, own.described
@@ -202,7 +203,11 @@ class TileEmitter(TritonPart):
         return frame.top.lines
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
-        """The lines that combine a tile's partial results in its last program."""
+        """The lines with which the last program of a tile combines the tile's partial results.
+
+        `programs`: size of the grid; `parts`: programs per tile; `counter`: number from which fresh variable
+        names count.
+        """
         frame = self.frame
         tiles = counted(programs, parts)
         frame.counter, frame.fresh_loads = counter, True

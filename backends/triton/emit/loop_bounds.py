@@ -1,4 +1,4 @@
-"""Ranges of loops over an axis: where masks make every body neutral, nothing is computed."""
+"""Ranges of loops over an axis, without the iterations in which masks make every reduction's body the neutral element."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class LoopBounds(TritonPart):
     values: TileValues
 
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
-        """Ranges of the loops over an axis, as (start, end, masks that are redundant there).
+        """Ranges of the loops over an axis, as (start, end, masks that are redundant there -> their replacements).
 
-        Where a mask makes every body neutral beyond a bound, the loop ends at the bound. A causal mask is applied only
-        in the last tiles.
+        Where a mask makes every reduction's body neutral beyond a bound, the loop ends at the bound. A causal
+        mask is applied only in the last tiles.
         """
         own = [e for e in ready if rolled(e, axis) not in ready]
         found = [self.rooms(e, axis) for e in own if axis not in self.frame.single]
@@ -52,8 +52,8 @@ class LoopBounds(TritonPart):
         return [("0", free, masks), (free, last[0], {})]
 
     def _last_seen(self, own: Sequence[Expr], axis: Axis) -> str:
-        """End of the loop if a number in memory (such as the current position in a KV cache) masks every maximum beyond
-        it; else ""."""
+        """Text of the loop's end if every maximum is masked beyond a bound that is read from memory (such as the
+        current position in a KV cache); else ""."""
         if axis in self.frame.single or any(e.value[0] != "max" for e in own) or not own:
             return ""
         first, *others = ([b for b in up_to(e.args[0]) if self._ends(b, axis)] for e in own)
@@ -65,7 +65,7 @@ class LoopBounds(TritonPart):
         return ""
 
     def _ends(self, bound: Bound, axis: Axis) -> bool:
-        """Whether a bound limits this axis by loop-invariant values."""
+        """Whether a bound limits `axis` by values that are constant in the loop."""
         at, number, _ = bound
         rest = at - index(axis) * at.coefficient(axis)
         return (
@@ -75,7 +75,7 @@ class LoopBounds(TritonPart):
         )
 
     def rooms(self, e: Expr, axis: Axis) -> list[Room]:
-        """The masks of a reduction's body that bound an axis from one side."""
+        """The masks of a reduction's body that bound an axis from below or above."""
         found = []
         for room, mask, kept, alone in seen_by(e, self.kernel.builder.const(1.0)):
             side = room.coefficient(axis)

@@ -63,7 +63,7 @@ class TileLoops(TritonPart):
         return Tile(text, kept, body.dtype)
 
     def loop(self, wanted: Expr) -> None:
-        """Emit the loop that computes a reduction and all others along its axis that are ready."""
+        """Emit the loop that computes a reduction and all others along the same axis whose operands are available."""
         frame = self.frame
         axis = wanted.axis
         ready = self.together(wanted)
@@ -97,9 +97,10 @@ class TileLoops(TritonPart):
         inner: TritonScope,
         outer: TritonScope | None,
     ) -> dict[Expr, Callable[[], Tile]]:
-        """Emit a loop's body and, in `outer` if given, the initialization of its accumulators.
+        """Emit a loop's body into `inner` and, if `outer` is given, the initialization of its accumulators there.
 
-        Returns what finishes each reduction after the loop.
+        `names` are the accumulators' variables. Returns for each reduction a function that emits what follows
+        the loop and returns the result's tile.
         """
         running = [e for e in ready if e.value[0] == "max" and any(rolled(x, axis) is e for x in ready)]
         scales: dict[Expr, Tile] = {}
@@ -116,7 +117,7 @@ class TileLoops(TritonPart):
         return finals
 
     def _operands_first(self, ready: Sequence[Expr], axis: Axis) -> None:
-        """Emit the reductions that the bodies read but that do not run inside this loop."""
+        """Emit the reductions that the bodies of `ready` read and that must be computed before the loop over `axis`."""
         frame = self.frame
         for e in ready:
             for x in walk(e.args):
@@ -145,7 +146,8 @@ class TileLoops(TritonPart):
     ) -> tuple[Callable[[], Tile], Tile]:
         """Emit the update of a running maximum.
 
-        Returns what reads the final maximum, and the factor that rescales sums relative to the old one.
+        Returns (function that returns the tile of the final maximum, tile of the factor that rescales sums from
+        the old to the new maximum).
         """
         frame = self.frame
         power = power_of(self.kernel, e)
@@ -174,7 +176,10 @@ class TileLoops(TritonPart):
         return (lambda: Tile(name, kept, frame.wide)), Tile(scale, kept, frame.wide)
 
     def _factored(self, e: Expr, inner: TritonScope) -> tuple[Expr, float]:
-        """(value, factor) of a value times a positive constant; masks that change nothing here are dropped."""
+        """(value, factor) of a value times a positive constant, the factor 1.0 for other values.
+
+        Mask terms that are known to be 0 here are dropped.
+        """
         while e.op == "add" and (
             still := [a for a in e.args if a not in inner.known or inner.known[a].text != "0.0"]
         ) != [*e.args]:
@@ -190,7 +195,10 @@ class TileLoops(TritonPart):
     def _accumulate(
         self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None, scale: Tile | None
     ) -> Callable[[], Tile]:
-        """Emit the update of a reduction's accumulator. Returns what finishes the reduction after the loop."""
+        """Emit the update of a reduction's accumulator, first multiplied by `scale` if given.
+
+        Returns a function that emits what follows the loop and returns the result's tile.
+        """
         frame = self.frame
         monoid = e.value[0]
         dot = self.shape.dots.get(e)
@@ -236,7 +244,7 @@ class TileLoops(TritonPart):
 
 
 def _neutral(e: Expr, dtype: str) -> str:
-    """The neutral element of a reduction. Integer reductions get an integer, which keeps the result an integer."""
+    """Text of the neutral element of a reduction; an integer for integer reductions, which keeps the result an integer."""
     if e.kind == "float":
         return NEUTRAL[e.value[0]]
     dtype = "int32" if dtype in ("const", "bool") else dtype
@@ -244,9 +252,7 @@ def _neutral(e: Expr, dtype: str) -> str:
 
 
 def _as_product(e: Expr, body: Tile) -> bool:
-    """Whether Triton's compiler would turn a sum into a matrix product, which is prevented by adding 0.
-
-    Triton does so in TF32, and wrongly for sums of two or four elements, for which tensor cores have no instruction
-    (Triton 3.6 on an H200: relative errors of 0.001 and of 0.7).
-    """
+    """Whether Triton's compiler would turn a sum of products into a matrix product; the emitter then adds 0 to prevent
+    that. Triton's product is in TF32 (relative error 0.001), and wrong for sums of two or four elements, for which
+    tensor cores have no instruction (0.7; Triton 3.6 on an H200)."""
     return e.value[0] == "sum" and e.kind == "float" and e.args[0].op == "mul" and len(body.dims) == 3

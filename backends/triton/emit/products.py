@@ -53,24 +53,21 @@ class Products(TritonPart):
         return Tile(f"tl.dot({a.text}, {b.text}{start}{precision})", dims, "float32")
 
     def _ended(self, side: Tile, k: str) -> Tile:
-        """One side of a product, masked to 0 beyond the end of K."""
+        """Tile of an operand of a product, with zeros beyond the end of K."""
         there = self.frame.spread(Tile(f"({k} < {self.frame.extent[k]})", (k,), "bool"), side.dims)
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
     def overtaken(self, dot: Dot, rows: str, scaled: bool) -> bool:
-        """Whether a loop over products must wait for each of them, to avoid an async-copy race.
+        """Whether a loop must wait for a product in each iteration, to avoid an async-copy race.
 
-        `rows` is the dimension of their rows.
-
-        Accumulators that are `scaled` in each iteration are waited for anyway, but only in the next iteration.
-
-        A computed left side is in registers. Triton's loop continues while wgmma reads them, and the next tile is
-        written into the same registers: 9 % of the elements of a product after a ReLU came out wrong on an H200,
-        different ones at each run (triton-lang/triton issue 9433; ptxas before 13.3).
-
-        A loaded tile comes through shared memory. If something besides products reads the tile as well, as the
-        statistics of a norm do, Triton 3.6 allocates as many buffers as it prefetches, without one for the tile that
-        wgmma still reads: the copy for a later iteration overwrites that tile.
+        `rows` is the dimension of the product's rows. `scaled`: the accumulator is rescaled in each iteration,
+        which waits for the product too, but only in the next iteration. A computed left operand is in
+        registers. Triton's loop continues while wgmma reads them, and the next tile is written into the same
+        registers: 9 % of the elements of a product after a ReLU came out wrong on an H200, different ones at
+        each run (triton-lang/triton issue 9433; ptxas before 13.3). A loaded tile comes through shared memory.
+        If something besides products reads the tile as well, as the statistics of a norm do, Triton 3.6
+        allocates as many buffers as it prefetches, without one for the tile that wgmma still reads: the copy
+        for a later iteration overwrites that tile.
         """
         left, right = (
             (dot.left, dot.right) if rows in {self.frame.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
@@ -87,7 +84,7 @@ class Products(TritonPart):
         return len(side) == 1 and side[0].op == "load" and side[0].value[3] == self.narrowest()
 
     def _read_besides(self, e: Expr) -> bool:
-        """Whether something besides products reads a load."""
+        """Whether an operation besides products reads a load."""
         products = {d.args[0] for d in self.shape.dots}
         return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
 
@@ -100,9 +97,10 @@ class Products(TritonPart):
         return self.values.value(found)
 
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
-        """Tiles of both operands of a product in one dtype: the 16-bit one in memory, else float32.
+        """Tiles of both operands of a product converted to one dtype: that of a 16-bit operand, else `narrowest`.
 
-        Computed values are rounded to it, as the unfused program did when it stored them.
+        Rounding computed values to 16 bits is what the unfused program does when it stores them. Raises
+        Unfusable for float64.
         """
         narrow = [t.dtype for t in (a, b) if t.dtype in HALVES]
         want = narrow[0] if narrow else self.narrowest()
@@ -111,16 +109,16 @@ class Products(TritonPart):
         return tuple(t if t.dtype == want else Tile(f"{t.atom}.to({TRITON[want]})", t.dims, want) for t in (a, b))  # type: ignore[return-value]
 
     def narrowest(self) -> str:
-        """Dtype of products of computed values: that of the narrowest operand in memory."""
+        """Dtype of products of computed values: the 16-bit float dtype that the kernel loads, else the compute dtype."""
         floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in HALVES}
         inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
         return next(iter(sorted(floats & inputs)), self.frame.wide)
 
     def row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
-        """Tiles of a row-wise sum of products that tensor cores compute as well; else None.
+        """Tiles of the two factors of a row-wise sum of products, if tensor cores should compute the sum; else None.
 
-        One of the two must also be an operand on tensor cores: it is then already in place, and for few rows a second
-        product costs next to nothing.
+        One factor must also be the operand of a matrix product, since its tile is then already in shared
+        memory; for few rows a second product costs next to nothing.
         """
         frame = self.frame
         over, under = factors(e.args[0])
@@ -135,7 +133,10 @@ class Products(TritonPart):
         return (a, b) if 16 <= frame.block["m"] <= FEW and frame.block[frame.dim_of(axis)] >= 16 else None
 
     def on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: TritonScope | None) -> Callable[[], Tile]:
-        """Row-wise sums of products as the diagonal of a matrix product."""
+        """Emit row-wise sums of products as the diagonal of a matrix product, accumulated in the variable `name`.
+
+        Returns a function that emits the extraction of the diagonal after the loop and returns its tile.
+        """
         size = self.frame.block["m"]
         self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")
         if outer is not None:
@@ -150,15 +151,13 @@ class Products(TritonPart):
 
 
 def _turned(tile: Tile, dims: tuple[str, str]) -> Tile:
-    """A matrix over its two dimensions in this order."""
+    """A tile of two dimensions in the order `dims`, transposed if necessary."""
     return tile if tile.dims == dims else Tile(f"tl.trans({tile.text})", dims, tile.dtype)
 
 
 def vanishes(e: Expr, axis: Axis) -> bool:
-    """Whether a body is 0 wherever out-of-bounds loads give 0, so that no mask is needed.
-
-    A numerator factor must be such a load, and no other factor infinite there.
-    """
+    """Whether a reduction's body is 0 beyond the end of an axis (where loads give 0), so that no mask is needed: a
+    factor of its numerator is such a load, and no other factor is infinite there."""
     over, under = factors(e)
     zero = any(f.op == "load" and axis in f.value[1].axes for f in over)
     return zero and not any(axis in f.axes for f in under) and all(map(partial(_finite, axis), over))
@@ -168,7 +167,7 @@ POLES = {"log": 0, "log2": 0, "rsqrt": 0, "recip": 0, "div": 1, "pow": 0}  # ind
 
 
 def _finite(axis: Axis, e: Expr) -> bool:
-    """Whether a value is finite where its loads along an axis are 0, conservatively; sums are assumed not to vanish."""
+    """Whether a value is certainly finite where its loads along an axis are 0. Sums are assumed not to be 0."""
     return not any(
         axis in x.axes and x.op in POLES and axis in (at := x.args[POLES[x.op]]).axes and at.op != "add"
         for x in walk([e])

@@ -1,8 +1,9 @@
 """Interleaved stores: results that are adjacent in memory are joined in registers and written at once.
 
-A multi-output kernel (lowering/concat_split.py) stores the first, the second, … element of each row separately: every store writes
-a few bytes of each memory line, and lines are written as often as rows have elements. (Matrices of nine elements each
-were written at 0.5 TB/s on an H200.) Joined along an axis of their own, the elements are written as whole rows.
+A multi-output kernel (lowering/concat_split.py) stores the first, the second, … element of each row separately. Every
+such store writes a few bytes of each cache line, so each line is written once per element of a row. (Matrices of nine
+elements each were written at 0.5 TB/s on an H200.) Joined along an axis of their own, the elements are written as whole
+rows.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class RowStore(NamedTuple):
 
 
 def rows(kernel: Kernel) -> list[RowStore]:
-    """Runs of stores of a kernel to consecutive memory positions, at most `MOST` stores each.
+    """Runs of a kernel's stores to consecutive memory positions, at most `MOST` stores each.
 
-    A run is left out if it is longer than the distance to the next iteration's run, which it would overlap.
+    Runs that would overlap the next row's run are left out.
     """
     alike: dict[tuple[str, Index], dict[int, OutputStore]] = {}
     for s in kernel.stores:
@@ -45,7 +46,7 @@ def rows(kernel: Kernel) -> list[RowStore]:
 
 
 def _runs(places: Sequence[int]) -> list[list[int]]:
-    """Positions as runs of consecutive numbers."""
+    """Sorted positions divided into runs of consecutive positions."""
     found: list[list[int]] = []
     for p in places:
         if found and found[-1][-1] + 1 == p:

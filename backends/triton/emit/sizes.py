@@ -1,4 +1,5 @@
-"""Triton functions with sizes as integer parameters, which Triton does not specialize on: a new size compiles nothing."""
+"""Triton functions for free sizes: sizes are integer parameters without specialization, so that a new size needs no
+compilation."""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ _CONSTANTS = {
 
 
 def sized_launch(launch: Any, statement: str) -> str:
-    """Launch statement with a placeholder for sizes after the launch's arguments."""
+    """The launch statement with `SIZES_<kernel name>`, a placeholder for the size arguments, after its arguments."""
     pattern = rf"^({launch.name}\[.*)(, num_warps=\d+, num_stages=\d+)"
     return re.sub(pattern, rf"\1SIZES_{launch.name}\2", statement, flags=re.MULTILINE)
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """(definition of a kernel text with a parameter for each size that occurs in it, these sizes).
+    """(kernel text with an integer parameter for each size that occurs in it, the names of these sizes).
 
-    None if a size is where Triton needs a constant: in the shape of a tile, in a keyword, or in another function.
+    `prefix` comes before the names of sizes in the text. None if a size is used where Triton needs a constant (in
+    the shape of a tile, or as a keyword argument), or if the text has several functions.
     """
     found = str(text.spelled(lambda value: _spelled(value, prefix)))
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]
@@ -66,7 +68,7 @@ def _constants(text: str, prefix: str) -> Iterator[bool]:
 
 
 def _first_constant(node: ast.AST) -> int:
-    """Index of the first argument of a call that must be a constant; -1 without."""
+    """Index of the first argument that must be a constant, if a node is a call that has one; else -1."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
         return -1
     return _CONSTANTS.get(node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id, -1)

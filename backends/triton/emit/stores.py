@@ -47,9 +47,9 @@ class TileStores(TritonPart):
                 self._store_row(row)
 
     def _ahead(self) -> Iterator[list[Expr]]:
-        """Loads to issue before each store: all of them, before the first use of a value.
+        """For each store, the loads to issue before it.
 
-        If there are many, the next ones that registers can hold.
+        Few loads are all issued before the first store; of many, as many upcoming ones as registers can hold.
         """
         fresh = [[e for e in exprs if self._loads(e)] for exprs in fresh_in(self.kernel.stores)]
         sizes = [sum(map(self._each, loads)) for loads in fresh]
@@ -74,7 +74,7 @@ class TileStores(TritonPart):
         return max(1.0, math.prod(self.frame.block[d] for d in dims) / (32 * self.tiling.warps))
 
     def write_all(self, stores: Sequence[OutputStore]) -> None:
-        """Emit all results; those along sequentially processed columns in one loop."""
+        """Emit the given stores; those whose columns a program processes sequentially share one loop."""
         frame = self.frame
         cols = {*self.shape.cols}  # a value that is constant along the columns is written to each of them
         walked = [s for s in stores if frame.n_loop and cols & (s.value.axes | s.at.axes)]
@@ -98,7 +98,7 @@ class TileStores(TritonPart):
         frame.top.lines += inner.lines
 
     def _store_row(self, row: RowStore) -> None:
-        """Emit interleaved results as one store, along an axis of their own."""
+        """Emit interleaved results as one store, joined along an additional axis."""
         frame = self.frame
         buffer, count = row.stores[0].buffer, len(row.stores)
         where = self.positions.position(row.at, row.at.range[1] + count >= WIDE)

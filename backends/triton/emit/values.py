@@ -22,7 +22,7 @@ LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minut
 class TileValues(TritonPart):
     """Emitter part for elementwise expressions.
 
-    `makers` emit the others: op ("load", "reduce") -> function that returns a tile.
+    `makers` emits loads and reductions: op ("load", "reduce") -> function that returns a tile.
     """
 
     positions: Positions
@@ -60,10 +60,8 @@ class TileValues(TritonPart):
         return tile
 
     def in_columns(self, e: Expr) -> Expr | None:
-        """Tile of an expression over the columns that a reduction runs over, if the kernel has it.
-
-        A row whole in a tile is then loaded and computed once.
-        """
+        """The expression with reduction axes that run over columns replaced by the column axes, if the kernel computes
+        or loads that expression; else None. A row that one tile holds whole is then loaded and computed once."""
         frame = self.frame
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
         if e.op != "load" and not (several and e not in frame.reducing):
@@ -85,7 +83,7 @@ class TileValues(TritonPart):
         return Tile(name, tile.dims, tile.dtype)
 
     def constant(self, e: Expr) -> Tile:
-        """Text of a constant."""
+        """Tile of a constant."""
         v = e.value
         if isinstance(v, float) and not math.isfinite(v):
             return Tile(f"float('{'nan' if v != v else 'inf' if v > 0 else '-inf'}')", (), "const")
@@ -178,7 +176,8 @@ class TileValues(TritonPart):
 
 
 def _power(exponent: Tile) -> str:
-    """Text of a power; a negative base has integer powers only, negative for odd exponents."""
+    """Text of a power of {0}, with NaN for a negative base with a non-integer exponent and a negative result for an odd
+    exponent."""
     size = op_text("pow", "triton")
     if exponent.dtype != "const":
         turned = (

@@ -44,10 +44,10 @@ def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool 
 def rounding_schedules(
     kernel: Kernel, shape: Shape, count: int, splits: bool, precision: Precision
 ) -> list[TileSchedule]:
-    """At most `count` schedules in which float32 products round their operands, best guess first.
+    """At most `count` schedules with the given input `precision` of float32 products, best guess first.
 
-    On an H200 the best schedules for many rows took one line of shared memory (32 floats of K) at a time, and split
-    operands found no registers where a thread had more than 64 accumulators: 161 against 106 µs.
+    On an H200 the best schedules for many rows had K tiles of one line of shared memory (32 floats); with more than
+    64 accumulators per thread, split operands did not fit into registers (161 instead of 106 µs).
     """
     found = schedules(kernel, shape, 8 * count, splits=splits)
     if shape.kind == "contraction" and shape.m > FEW:
@@ -58,8 +58,8 @@ def rounding_schedules(
 
 
 def _begun(ranked: Sequence[TileSchedule], count: int) -> list[TileSchedule]:
-    """The ranked schedules with programmatic dependent launch, except the first and, at the end, the next best ones
-    without it.
+    """At most `count` schedules: the best ranked one, then the ranked ones with programmatic dependent launch, then the
+    others without it.
 
     On an H200 early launch saved 5 to 14 % for split attention and for row kernels with few programs; row kernels with
     tens of thousands of programs took twice as long.
@@ -134,7 +134,7 @@ REGISTERS = 160  # values that a thread can hold
 
 
 def _own(facts: KernelFacts, own: float, wanted: int, elements: int) -> float:
-    """Penalty for `own` elements per thread, relative to `wanted`.
+    """Penalty for `own` elements per thread where `wanted` would be best; `elements` is the size of the whole result.
 
     In compute-heavy kernels it favours enough threads for all SMs and no spills.
     """
@@ -187,7 +187,8 @@ def _rows(facts: KernelFacts) -> Ranked:
 
 
 def _thin(facts: KernelFacts, tile: int, programs: int, warps: int) -> float:
-    """Log2 of the factor by which bytes in flight of looping row programs fall short of saturating the memory."""
+    """Log2 of the factor by which row programs with loops have too few bytes in flight to saturate memory; 0 if they
+    have enough."""
     flying = min(programs / target().multiprocessors, 64 / warps) * tile * facts.width
     return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / target().multiprocessors) / flying))
 
@@ -250,9 +251,9 @@ def _squared(facts: KernelFacts) -> Ranked:
 
 
 def _again(facts: KernelFacts, tiles_m: int, tiles_n: int) -> float:
-    """Relative amount of recomputed product work.
+    """Recomputed work of products, relative to their work without recomputation.
 
-    Products that do not depend on the columns are recomputed for each column tile.
+    A product that does not depend on the columns (rows) is computed again for each tile of columns (rows).
     """
     again = sum(work * (1 if rows else tiles_m) * (1 if cols else tiles_n) for work, rows, cols in facts.dots)
     return again / sum(work for work, *_ in facts.dots) - 1
@@ -263,7 +264,7 @@ IN_FLIGHT = 40 << 10  # bytes in flight that an SM needs to saturate its share o
 
 
 def _streamed(facts: KernelFacts) -> Ranked:
-    """Skinny GEMM: bound by reading the right sides once. The rank is the estimated time in µs."""
+    """Skinny GEMM, bound by reading the right-hand matrices once. The rank is the estimated time in µs."""
     m = padded(max(facts.m, 16)) if facts.rows else 1
     columns = (16, 32, 64, 128, 256) if facts.rows else (4, 8, 16, 32, 64, 128, 256)
     depths = _blocks(facts.size, (16, 32, 64, 128, 256, 512, 1024), 16 if facts.rows else 1)
@@ -280,7 +281,8 @@ def _streamed(facts: KernelFacts) -> Ranked:
 
 
 def _streaming(facts: KernelFacts, s: TileSchedule, tile: int, k: int, split: int) -> float:
-    """Estimated µs in which a skinny GEMM reads its right sides, in tiles of `tile` elements."""
+    """Estimated µs in which a skinny GEMM reads its right-hand matrices, in tiles of `tile` elements; `k`: K tile;
+    `split`: split-K factor."""
     size, width = facts.size, facts.width
     tiles = -(-facts.n // s.n) * facts.batch
     shared = s.stages * (s.m * k + tile) * width if facts.rows else 0
@@ -306,7 +308,7 @@ RATE, FROM_CACHE, LATENCY = (
 def _behind(facts: KernelFacts) -> Ranked:
     """Back-to-back GEMMs (a product of another product's result).
 
-    The rank is the estimated time in µs: throughput of an SM, at least its programs' latency.
+    The rank is the estimated time in µs, the larger of an SM's throughput time and of its programs' latency.
     """
     rows, columns = _blocks(facts.m, (16, 32, 64, 128), 16), _blocks(facts.n, (32, 64, 128, 256), 16)
     for m, n, k in product(rows, columns, _blocks(facts.size, (32, 64, 128, 256), 16)):

@@ -33,7 +33,7 @@ HEAVY = 64  # operations per element beyond which small programs may pay
 
 
 def each(elements: float, warps: int) -> float:
-    """Elements per thread of a tile of `elements`, in a program of so many warps."""
+    """Elements per thread of a tile of `elements` elements in a program of `warps` warps."""
     return elements / (32 * warps)
 
 
@@ -44,10 +44,8 @@ def within(value: int, size: int, least: int = 1) -> bool:
 
 @dataclass(frozen=True)
 class Load:
-    """Footprint of a load in a tile.
-
-    Whether it varies along rows and columns, the indices of its reduction axes, bytes per element.
-    """
+    """Footprint of a load in a tile: whether it varies along rows and along columns, the indices (in `Shape.inner`) of
+    the reduction axes that it varies along, bytes per element."""
 
     rows: bool
     cols: bool
@@ -60,14 +58,14 @@ class KernelFacts:
     """Properties of a kernel that its schedules depend on. Kernels with equal facts share one ranking.
 
     `m`, `n`, `batch`: sizes; `rows`, `cols`: whether the kernel has such axes. `inner`: sizes of the reduction axes;
-    `main`: index of the longest axis of a product outside all other reductions (K); `walked`: whether there is such a
-    product. `middle`: for back-to-back products (`main` is then K of the inner one), elements of the intermediate
-    result per row, else 0. `sums`: number of accumulators; `single`: no 16-bit operands; `boxed`: TMA can load tiles
-    (ir/tensor_maps.py). `dots`: (work, varies along rows, varies along columns) of each product. `periods`: divisors in
-    index expressions of reduction axes. `splits`: whether the longest reduction may be split. `turned`: whether large
-    operands or results are contiguous along rows instead of columns. `beside`: maximum number of interleaved results
-    per element (emit/row_stores.py), 1 without any. `held`: live values per element (register pressure). `heavy`:
-    whether there are more than `HEAVY` operations per element.
+    `main`: index in `inner` of K, the longest reduction axis of a product that is in no other reduction; `walked`:
+    whether there is such a product. `middle`: elements per row of the intermediate result of back-to-back products
+    (`main` is then K of the inner product), else 0. `sums`: number of accumulators; `single`: no 16-bit operands;
+    `boxed`: TMA can load tiles (ir/tensor_maps.py). `dots`: (work, varies along rows, varies along columns) of each
+    product. `periods`: divisors in index expressions of reduction axes. `splits`: whether the longest reduction may be
+    split. `turned`: whether large operands or results are contiguous along rows instead of columns. `beside`: maximum
+    number of interleaved results per element (emit/row_stores.py), 1 without any. `held`: live values per element
+    (register pressure). `heavy`: whether there are more than `HEAVY` operations per element.
     """
 
     kind: str
@@ -119,7 +117,7 @@ class KernelFacts:
 
     @cached_property
     def rest(self) -> Mapping[int, int]:
-        """Tile sizes of attention's reduction axes by index, except that of its loop: the whole axes."""
+        """Tile sizes of attention's reduction axes besides the looped one, by index in `inner`: the whole padded axes."""
         return {i: max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property
@@ -158,15 +156,15 @@ class KernelFacts:
 
     @property
     def short(self) -> bool:
-        """Whether attention has so few rows and positions that parts of `LEAST` positions occupy at most a quarter of the
-        multiprocessors."""
+        """Whether the kernel is attention with so few rows and positions that parts of `LEAST` positions occupy at most
+        a quarter of the multiprocessors."""
         parts = self.batch * self.size // LEAST
         return self.kind == "attention" and self.m <= 16 and 4 * parts <= target().multiprocessors
 
     def parts(self, s: TileSchedule) -> Iterator[int]:
-        """Legal split factors, 1 (no split) first.
+        """Legal split factors for a schedule, 1 (no split) first.
 
-        At most 8 programs per SM in total, and each part at least one tile long.
+        There are at most 8 programs per SM in total, and each part is at least one tile long.
         """
         yield 1
         rows = self.kind == "rows" and not self.cols
@@ -238,7 +236,7 @@ def _inside(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
 
 
 def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
-    """Matrix-vector products that are added with weights (mixture of experts with one token), longest K first.
+    """Matrix-vector products inside a weighted sum over them (mixture of experts with one token), longest K first.
 
     Empty if there are none.
     """
@@ -249,7 +247,7 @@ def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
 
 
 def _boxed(load: Expr) -> bool:
-    """Whether TMA can load boxes of a 16-bit load, along its two axes with the smallest strides."""
+    """Whether a load is 16-bit and TMA can load its tiles, along the two axes with the smallest strides."""
     if load.args or load.value[3] not in dtypes.HALVES:
         return False
     fast, *slow = sorted(dict(load.value[1].terms).values()) or [0]
@@ -268,7 +266,7 @@ def legal(facts: KernelFacts, s: TileSchedule) -> bool:
 
 
 def tiles_fit(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kind."""
+    """Whether the tiles of a schedule with valid parameters fit a kernel of this kind (a part of `legal`)."""
     return _KINDS[facts.kind](facts, s)
 
 

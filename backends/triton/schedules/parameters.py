@@ -48,14 +48,14 @@ class TileSchedule(Schedule):
         return self.m, shape.n if self.walk else self.n
 
     def tiling(self, shape: Shape) -> Tiling:
-        """The tiling of a kernel of this shape. Its options are all parameters that a tiling has no field for."""
+        """The tiling of a kernel of this shape. Parameters that `Tiling` has no field for are its options."""
         options: dict[str, Any] = {"precision": PRECISIONS[self.precision or 0].name}
         names = [p.field for p in declared(type(self)).values() if p.field not in TILING]
         options |= {name: getattr(self, name) for name in names}
         return tiling_of(shape, self, self.group or 1, options)
 
     def cut(self, parts: int) -> TileSchedule:
-        """The schedule with a split reduction whose last program combines the parts."""
+        """The schedule with its reduction split into `parts`, whose results the last program of a tile combines."""
         return self.but(split=parts, join=True) if parts > 1 else self
 
 
@@ -104,7 +104,7 @@ class ConvolutionSchedule(Schedule):
 
 
 def tiling_of(shape: Shape, s: TileSchedule | AttentionSchedule, group: int, options: dict[str, Any]) -> Tiling:
-    """The tiling of a schedule's tile sizes, at most the padded axes."""
+    """The tiling with a schedule's tile sizes, each at most the padded size of its axis."""
     sizes = [*s.k, *(padded(a.size) for a in shape.inner[len(s.k) :])]
     k = {a: min(size, padded(a.size)) for a, size in zip(shape.inner, sizes)}
     m, n = s.m if shape.rows else 1, s.n if shape.cols else 1

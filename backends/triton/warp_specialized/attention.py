@@ -1,8 +1,8 @@
 """Warp-specialized attention for Hopper as the text of Gluon functions (Triton's language with explicit layouts).
 
 One producer warp loads tiles of keys and values by TMA into shared-memory rings (ir/tensor_maps.py); consumer groups of
-four warps compute 64 rows each. Both sides synchronize through mbarriers, tile by tile. Programs are persistent: one
-per SM, which starts the next tile of rows while the last one is being written.
+four warps compute 64 rows each. Both sides synchronize through mbarriers, tile by tile. Programs are persistent: there
+is one per SM, and it starts the next tile of rows while the previous tile is being written.
 
 Computation is emitted from the same expressions as by the Triton emitter (emit/kernel.py), whose parts for positions, loads,
 reductions and stores are replaced: tiles.py places tiles in shared memory, attention_loop.py emits a consumer's loop over
@@ -34,7 +34,7 @@ from .tiles import AttentionLoads, AttentionPositions, SharedTiles
 
 @dataclass(frozen=True)
 class RoleLaunch(TritonLaunch):
-    """Launch of a warp-specialized kernel (4 warps before specialization).
+    """Launch of a warp-specialized kernel with 4 warps in its default partition.
 
     Its tensor maps include the shared-memory swizzle.
     """
@@ -123,10 +123,8 @@ class AttentionEmitter(TritonPart):
         return RoleLaunch(frame.name, in_gluon(source), grid, tuple(pointers), 4, t.stages, described)
 
     def _turns(self, rounds: int, grid: int, programs: int) -> list[str]:
-        """The persistent loop over a program's tiles.
-
-        In alternating order, so that long tiles are paired with short ones.
-        """
+        """The persistent loop over a program's tiles, in alternating order, so that long tiles are paired with short
+        ones."""
         if rounds == 1:
             return ["    program = tl.program_id(0)"] if programs > 1 else []
         last = f"turn % 2 * ({grid - 1} - 2 * tl.program_id(0))"

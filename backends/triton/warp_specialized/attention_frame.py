@@ -1,8 +1,8 @@
 """Frame of warp-specialized attention: queries, keys and values are in shared memory, scores and results in registers.
 
-A width that is no power of two may be split in two powers of two (96 is 64 and 32): products along the width then are
-two, and so are results. Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, head width), P
-weights as an mma operand, B stores.
+A head width that is no power of two may be split into two powers of two (96 into 64 and 32); each product along it, and
+each result over it, is then two. Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, head
+width), P weights as an mma operand, B stores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDEST = 256  # N of one wgmma instruction
 
 
 def widths(extent: int) -> list[tuple[int, int]]:
-    """Pieces of a width as (start, width): two powers of two if they waste less than one."""
+    """Pieces of a head width as (start, width): two powers of two if they have less padding than one, else one."""
     large = 1 << (max(extent, GRAIN).bit_length() - 1)
     small = max(GRAIN, padded(extent - large))
     if extent <= large or large + small >= padded(extent):
@@ -69,7 +69,7 @@ class AttentionFrame(TileFrame):
         return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
-        """Text of a tile spread to more dimensions.
+        """Text of a tile broadcast to the dimensions `dims`.
 
         Per-row values have the layout of score rows and are converted to other layouts.
         """
@@ -84,7 +84,7 @@ class AttentionFrame(TileFrame):
 
     @contextmanager
     def resized(self, dim: str, size: int, begin: int) -> Iterator[None]:
-        """Context manager in which a dimension stands for a piece of its tile: `size` elements from `begin` on."""
+        """Context manager in which a dimension means a piece of its tile: `size` elements from `begin` on."""
         before, self.block[dim] = self.block[dim], size
         if size != before:
             self.first[dim] = begin

@@ -1,10 +1,10 @@
 """The loop over keys of warp-specialized attention in Gluon: what the consumer warp groups compute, tile by tile.
 
-The product of the queries with the next keys and that of the current weights with their values are in flight together,
-and softmax of the next scores overlaps the latter (the intra-warpgroup pipelining of FlashAttention-3, Shah et al.
-2024, without its ping-pong between warp groups). A factor that each row has in its scores (norm of a query, softmax
-scale) is left out of the product: the factor is computed while the product is in flight and joins the subtraction of
-the maximum in one FMA.
+The product of the queries with the next keys is in flight together with the product of the current weights with their
+values, and the softmax of the next scores overlaps the second product (the intra-warpgroup pipelining of
+FlashAttention-3, Shah et al. 2024, without its ping-pong between warp groups). A factor that each row has in its scores
+(norm of a query, softmax scale) is left out of the product: the factor is computed while the product is in flight and
+joins the subtraction of the maximum in one FMA.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KeyLoop:
 
 @dataclass(eq=False)
 class AttentionLoops(TileLoops):
-    """Emitter part for reductions of a consumer group's tile of rows: those over keys share one loop."""
+    """Emitter part for reductions of a consumer group's tile of rows. Reductions over keys share one loop."""
 
     frame: AttentionFrame
     loads: AttentionLoads
@@ -93,9 +93,9 @@ class AttentionLoops(TileLoops):
             outer.known[e] = Tile(names[e], ("m", "n") if e is parts.product else ("m",), "float32")
 
     def _sides(self, parts: AttentionParts) -> tuple[list[str], list[str], str]:
-        """Put the queries into shared memory.
+        """Emit the placement of the queries in shared memory.
 
-        Returns the texts of key and of value tiles of a slot (by width piece), and the operands' dtype.
+        Returns (texts of the key tiles of a slot by width piece, the same of value tiles, the operands' dtype).
         """
         frame = self.frame
         dots, axis, score = self.shape.dots, frame.axis, parts.score
@@ -120,7 +120,8 @@ class AttentionLoops(TileLoops):
         return keys, values, narrow
 
     def _first_tile(self, loop: KeyLoop) -> TritonScope:
-        """The peeled first iteration, on the last keys: only their tile may be masked or go beyond the end."""
+        """The peeled first iteration, which processes the last tile of keys: the only tile that may be masked or
+        partial."""
         frame = self.frame
         outer, axis, parts = frame.scope, frame.axis, loop.parts
         first = TritonScope(outer.indent, outer.bound | {axis}, outside=outer)
@@ -227,10 +228,10 @@ class AttentionLoops(TileLoops):
         return f"tl.zeros([{GROUP}, {self.frame.block[self.frame.axis.name]}], tl.float32, layout=S)"
 
     def _bounds(self, ready: Sequence[Expr], top: Expr) -> dict[Expr, Expr] | None:
-        """Emit the range of key tiles, iterated from last to first, so that masked tiles come first.
+        """Emit the range of key tiles, which are iterated from last to first, so that masked tiles come first.
 
-        Returns the masks that are redundant in the other tiles (all but the first if there is no `cut`), None if any
-        tile may be masked.
+        Returns the masks that are redundant after the masked tiles, as mask -> replacement; None if every tile
+        may be masked.
         """
         frame = self.frame
         here, step = TritonScope(1, set(frame.scope.bound)), frame.block[frame.axis.name]
@@ -248,7 +249,8 @@ class AttentionLoops(TileLoops):
         return parts[0][2] if len(parts) == 2 else None
 
     def _one_cut(self, top: Expr) -> bool:
-        """Whether the mask cuts the last tile only: causal, with a program's rows aligned to the key tiles."""
+        """Whether only the last tile of keys is partly masked: a causal mask, with a program's rows aligned to the key
+        tiles."""
         frame = self.frame
         (row,) = self.shape.rows
         rooms = [r.rest for r in self.bounds.rooms(top, frame.axis) if r.side == -1]
@@ -273,7 +275,11 @@ class AttentionLoops(TileLoops):
     def _running_max(
         self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None
     ) -> tuple[Callable[[], Tile], Tile]:
-        """The running maximum; with a per-row factor, of scores without the factor."""
+        """Emit the update of the running maximum.
+
+        If scores have a per-row factor, the maximum is that of scores without the factor. Returns as
+        `TileLoops._running_max` does.
+        """
         frame = self.frame
         if self.factor is None:
             return super()._running_max(e, axis, name, inner, outer)

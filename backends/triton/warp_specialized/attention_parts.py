@@ -12,15 +12,15 @@ from .attention_frame import AttentionFrame
 
 
 def _positive(e: Expr) -> bool:
-    """Whether a value is certainly not negative, so that the factor may be applied after the maximum."""
+    """Whether a factor is certainly not negative, so that it may be applied after a maximum."""
     if e.op in ("mul", "div"):
         return all(map(_positive, e.args))
     return e.op in ("rsqrt", "sqrt", "exp", "exp2") or (e.op == "const" and e.value > 0)
 
 
 def _scales(e: Expr, score: Expr) -> bool:
-    """Whether the argument of the softmax is the score, possibly masked, so that a factor of the score is a factor of
-    the argument."""
+    """Whether the softmax argument `e` is the score, possibly masked, so that a factor of the score is a factor of the
+    argument."""
     if e is score:
         return True
     hidden = (-math.inf, 0.0)
@@ -37,11 +37,9 @@ def _scales(e: Expr, score: Expr) -> bool:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """Components of attention among the reductions of a loop over keys.
-
-    All reductions that are ready after the loop; among them the product with the values and the maximum (`top`); the
-    scores; and `own`, the per-row factors of the scores that are left out of their product.
-    """
+    """Components of attention among the reductions of a loop over keys: all reductions of the loop, among them the
+    product with the values and the maximum (`top`); the scores; and `own`, per-row factors of the scores that are not
+    applied to their product but later."""
 
     ready: Sequence[Expr]
     product: Expr

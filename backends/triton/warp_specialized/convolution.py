@@ -3,9 +3,8 @@
 One producer warp loads tiles of images and filters into a shared-memory ring; consumer groups of four warps multiply 64
 positions each (of one row, of several, a patch) with all filters of the tile, one pipeline step behind the loads. For
 one filter tap the positions read a box of the image shifted by the tap: TMA loads it through a tensor map of four axes
-and fills in zeros beyond the image's edge, so that neither addresses nor masks are computed. Filters of a tile may be
-two powers of two side by side (160 is 128 and 32): tiles then divide the output, and one tile per SM may be as large as
-possible.
+and fills in zeros beyond the image's edge, so that neither addresses nor masks are computed. The filters of a tile may
+be two adjacent powers of two (160 is 128 and 32), so that tiles divide the output and a tile can fill an SM.
 
 The epilogue (bias, residual, layout change) is emitted by the Triton emitter for a group's own positions, once per
 filter piece.
@@ -35,10 +34,8 @@ DESCRIBING = "from triton.experimental.gluon.nvidia.hopper import TensorDescript
 
 @dataclass(frozen=True)
 class Patch:
-    """TMA box of an operand.
-
-    Tensor-map sizes and strides (outermost axis first), box shape, and texts of the origin.
-    """
+    """TMA box of an operand: sizes and strides of its tensor map in elements (outermost axis first), box shape, and
+    texts of the box's origin."""
 
     operand: str
     sizes: tuple[int, ...]
@@ -73,10 +70,11 @@ class ConvolutionLaunch(TritonLaunch):
 
 
 def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
-    """TMA box of an operand that a load reads, where each axis spans a number of elements from a multiple of it on.
+    """TMA box that a load reads in a tile.
 
-    The load's guards must say that a coordinate lies in the image. Raises Unfusable if there is no such box, or not
-    one in the axes' order.
+    Along each axis the tile has `spans[axis]` elements and begins at a multiple of that number. Raises Unfusable if
+    the tile is no box with axes in this order, or if a guard of the load is other than that a coordinate lies
+    inside the image.
     """
     operand, at, steps, dtype = load.value
     if steps or dtype not in HALVES:
@@ -108,7 +106,10 @@ def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
 
 
 def _bounded(guards: Sequence[Expr]) -> dict[Index, int]:
-    """Coordinates that guards keep inside an image -> the image's size along them."""
+    """Size of an image along each coordinate that guards keep inside of the image.
+
+    Raises Unfusable for other guards.
+    """
     found: dict[Index, int] = {}
     for g in guards:
         if g.op != "lt":
@@ -124,7 +125,8 @@ def _bounded(guards: Sequence[Expr]) -> dict[Index, int]:
 
 
 def _along(coordinate: Index, spans: Mapping[Axis, int]) -> Axis | None:
-    """The axis that a coordinate counts by one within a tile; None if the coordinate is constant there."""
+    """The axis along which a coordinate increases by one per element within a tile; None if the coordinate is constant
+    in the tile. Raises Unfusable otherwise."""
     found = None
     for atom, c in coordinate.terms:
         for axis in {atom} if isinstance(atom, Axis) else atom.index.axes:
@@ -141,7 +143,7 @@ def _along(coordinate: Index, spans: Mapping[Axis, int]) -> Axis | None:
 
 
 def _counts(d: Division, axis: Axis, span: int) -> bool:
-    """Whether a remainder counts an axis' elements within a tile."""
+    """Whether a division is a remainder that increases by one per element of an axis within a tile."""
     return d.rest and d.index == index(axis) and d.by % span == 0
 
 
@@ -155,8 +157,10 @@ def _steady(d: Division, axis: Axis, span: int) -> bool:
 
 
 def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
-    """Extent along each axis of a patch of `count` positions (a power of two), for images whose rows the count does not
-    fill or divide."""
+    """Extent along each axis of a patch of `count` positions (a power of two).
+
+    Used where `count` is neither a divisor nor a multiple of a row. Raises Unfusable if there is no such patch.
+    """
     found, left = dict.fromkeys(group, 1), count
     for axis in reversed(group):
         found[axis] = min(axis.size & -axis.size, left)
@@ -178,8 +182,8 @@ class EpilogueFrame(TileFrame):
 class Convolution:
     """Emitter of a warp-specialized convolution.
 
-    `tall` positions and the filters of all `pieces` are in each tile; `depth` K elements per step, `stages` steps in
-    the ring.
+    A tile has `tall` positions and the filters of all `pieces`; a step has `depth` elements of K, and the ring
+    holds `stages` steps.
     """
 
     kernel: Kernel
@@ -282,7 +286,7 @@ class Convolution:
         return lines
 
     def _behind(self, j: int) -> list[str]:
-        """The epilogue's code for one filter piece."""
+        """The epilogue's code for the filter piece with index `j`."""
         size, layout = self.pieces[j], f"B{j}"
         shape = replace(self.shape, rows=self.positions, cols=self.filters, inner=(), outer=(), dots={})
         frame = EpilogueFrame(self.kernel, Tiling(GROUP, size, {}, 4, 1), self.name, shape)
@@ -314,7 +318,8 @@ class Convolution:
         return lines
 
     def _rows(self, columns: int) -> str:
-        """Text of the register layout of a result tile: contiguous elements in one thread."""
+        """Text of the register layout of a result tile, in which each thread holds elements that are contiguous in
+        memory."""
         store = self.kernel.stores[0]
         if any(store.at.coefficient(a) == 1 for a in self.filters):
             lanes = min(32, columns // 8)
@@ -322,7 +327,7 @@ class Convolution:
         return "gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])"
 
     def _copy(self) -> list[str]:
-        """The producer's code: TMA loads of one tile's steps."""
+        """The producer's code: the TMA loads of all steps of a tile."""
         nbytes = self.groups * self.image_patch.nbytes + sum(p.nbytes for p in self.filter_patches)
         lines = [f"    STAGES: gl.constexpr = {self.stages}", *self._place()]
         lines += [
@@ -381,6 +386,9 @@ def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, s
 
 
 def convolution_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Convolution:
-    """Emitter of a kernel as a convolution with the tiles of a schedule. Unfusable as in `emit_convolution`."""
+    """Emitter of a kernel as a convolution with the tiles of a schedule.
+
+    Raises Unfusable under the conditions of `emit_convolution`.
+    """
     pieces = tuple(n for n in (schedule.wide, schedule.more) if n)
     return Convolution(kernel, shape, name, schedule.tall, pieces, schedule.stages, schedule.k[0])

@@ -58,7 +58,7 @@ def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSched
 def convolution_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[ConvolutionSchedule]:
     """Candidate schedules of a padded convolution, best guess first.
 
-    Ranked by waves of programs and by how often tiles are loaded.
+    Ranked by waves of programs and by the amount of loads.
     """
     if shape.kind != "contraction" or len(shape.dots) != 1 or not any(e.op == "load" and e.args for e in kernel.exprs):
         return

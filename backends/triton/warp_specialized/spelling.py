@@ -20,7 +20,7 @@ SEEING = (
 
 
 def swizzle(columns: int) -> int:
-    """Shared-memory swizzle in bytes for tiles of 16-bit elements with some columns."""
+    """Shared-memory swizzle in bytes for tiles of 16-bit elements with `columns` columns."""
     return min(128, 2 * columns)
 
 

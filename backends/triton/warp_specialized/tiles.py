@@ -28,7 +28,7 @@ class AttentionPositions(Positions):
     frame: AttentionFrame
 
     def axis_text(self, axis: Axis) -> str:
-        """Variable of the positions along an axis; positions of stores have variables of their own."""
+        """Name of the variable of the positions along an axis; stores have separate variables."""
         text = super().axis_text(axis)
         return f"{text}_stored" if self.frame.away and text in ("m", "n") else text
 
@@ -76,7 +76,8 @@ class AttentionLoads(TileLoads):
         return name, found
 
     def _edged(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """A box whose tiles may exceed the axes, or whose index has divisions; None if a plain box suffices."""
+        """Tensor-map name and TMA box of a load whose tiles may extend beyond the axes or whose index has divisions;
+        None if an ordinary box suffices or none exists."""
         frame = self.frame
         spanned = [a for a in at.axes if a not in self.shape.batch]
         tiles = {a: (self.positions.origin(a, frame.dim_of(a)), frame.block[frame.dim_of(a)]) for a in spanned}
@@ -138,12 +139,14 @@ class SharedTiles(TritonPart):
 
     @property
     def through(self) -> bool:
-        """Whether a result is transposed through the shared memory of its queries, because there is no other space."""
+        """Whether a result is transposed through the shared memory of the queries, because no other shared memory is
+        left."""
         frame = self.frame
         return len(frame.asked) == 1 and frame.block["n"] > WIDE_RESULT and self.width == frame.block["n"]
 
     def seen(self, tile: str, name: str) -> str:
-        """Text of a shared-memory tile, reinterpreted as its matrix."""
+        """Text of a shared-memory tile loaded through the tensor map `name`, reinterpreted as a matrix if that map has
+        more than two axes."""
         found = self.frame.described[name][1]
         if not found.strides:
             return tile
@@ -153,9 +156,10 @@ class SharedTiles(TritonPart):
         return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
-        """Register a tile that the producer loads, in pieces along `wide`.
+        """Register the keys or values for loading by the producer, in pieces along the dimension `wide`.
 
-        Returns (the pieces' texts for a slot, the dtype).
+        Returns (texts of the pieces with a placeholder `{}` for the slot, dtype). Raises Unfusable unless
+        `parts` is one 16-bit load that TMA can load.
         """
         frame = self.frame
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
