@@ -292,3 +292,18 @@ def test_values_without_axes_are_reduced_along_the_first(function):
 def test_a_cast_that_ends_the_process_is_refused():
     with pytest.raises(TraceError, match="equiv"):
         trace(lambda a: np.add(a, 300, casting="equiv"), [X])
+
+
+@pytest.mark.parametrize("equation", ["ii->i", "ij->ji", "ij"])
+def test_a_product_without_a_sum_is_a_view(equation):
+    """NumPy's einsum returns writable memory of its only operand."""
+
+    def written(a):
+        a = a.copy()
+        part = np.einsum(equation, a)
+        part += 1
+        return a
+
+    with pytest.raises(TraceError, match="share its memory"):
+        trace(written, [X[:, :3]])
+    agrees(lambda a: np.einsum("ij->i", a.copy()) + 1, X)
