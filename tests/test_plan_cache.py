@@ -27,7 +27,7 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.composite_ops import rms_norm, softmax
 from tensor_graphs.egraph.ir.graph import Graph, Tensor
 from tensor_graphs.errors import TensorGraphsError
-from tensor_graphs.pipeline import choose_form, measuring, recall, search, time_program, verify_program
+from tensor_graphs.pipeline import cached_kernels, choose_form, measuring, recall, search, time_program, verify_program
 from tensor_graphs.pipeline import plan_cache as remember
 from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.cached_kernels import read_kernels
@@ -473,11 +473,31 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert any("kernels of a cached plan are compiled again" in w for w in third.report.warnings)
     tg.optimize(source, backend="triton-only", budget=60)
     assert taken[-1] == stored  # they were stored again
+    file.unlink()
+    with monkeypatch.context() as small:
+        small.setattr(cached_kernels, "LARGEST", 1 << 20)
+        notes = tg.optimize(source, backend="triton-only", budget=60).report.plan_cache_notes
+    assert not file.exists() and "bytes, more than the 1,048,576 that are read" in notes[0]
+    assert tg.optimize(source, backend="triton-only", budget=60).report.plan_cache_notes == []
     damaged = json.loads(read_sealed(file, name=file.name)) | {"files": {"launches.json": "AA"}}
     file.write_bytes(sealed(json.dumps(damaged).encode(), file.name))
     with pytest.raises(ValueError, match="padding"):
         read_kernels(file.with_suffix(".json"), damaged["source"])
     assert read_kernels(file.with_suffix(".json"), "another program") is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_plans_that_could_not_be_read_are_not_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of a plan that another process removed meanwhile go with the next plan that is stored."""
+    (home / remember.FOLDER).mkdir(mode=0o700)
+    left = home / remember.FOLDER / "0123.kernels"
+    left.write_bytes(b"")
+    with monkeypatch.context() as small:
+        small.setattr(remember, "LARGEST", 1000)
+        first = optimized()
+    assert not kept(home) and "more than the 1,000 that are read" in first.report.plan_cache_notes[0]
+    optimized()
+    assert len(kept(home)) == 1 and not left.exists()
 
 
 def test_renamed_report_fields_are_readable_under_their_old_names() -> None:

@@ -8,6 +8,7 @@ import gc
 import linecache
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
@@ -33,6 +35,7 @@ from tensor_graphs.backends.program.gpu_helpers import HELPERS
 from tensor_graphs.backends.runtime.threads import one_blas_thread
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
+from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
@@ -40,6 +43,8 @@ from tensor_graphs.errors import UsageError, warned, warnings_into
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.gc_pause import gc_paused
 from tensor_graphs.models.torch_export import aten_recurrent
+from tensor_graphs.torch_compile.compiled_graph import CompiledGraph
+from tensor_graphs.torch_compile.options import CompileOptions
 
 from .fuzz.soak import LIMITS, graph, resources, slope, soak
 
@@ -291,8 +296,28 @@ def test_a_forked_child_runs_programs_and_optimizes(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_locks_are_free_in_a_forked_child(tmp_path: Path) -> None:
     """Those of a store and of traces, whichever thread of the parent holds them."""
-    locks = [Store(tmp_path)._lock, aten_recurrent._LOCK]
-    assert in_child_while_held(locks, lambda: all(lock.acquire(timeout=2) for lock in locks))
+    graph = CompiledGraph(torch.fx.symbolic_trace(torch.nn.ReLU()), CompileOptions())
+    locks = [Store(tmp_path)._lock, aten_recurrent._LOCK, CompilePool(1, 90)._lock, graph._lock]
+    free = lambda: all(lock.acquire(timeout=2) for lock in [*locks, settings._making])
+    assert in_child_while_held([*locks, settings._making], free)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_has_a_temporary_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the parent goes with the parent."""
+    monkeypatch.setattr(settings, "_temporary", [])
+    folder = settings._temporary_folder()
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(folder))
+
+    def right() -> bool:
+        shutil.rmtree(folder)  # as at the end of the parent
+        own = settings._temporary_folder()
+        is_new = own != folder and own.is_dir() and "TENSOR_GRAPHS_HOME" not in os.environ
+        shutil.rmtree(own)
+        return is_new
+
+    assert in_child_while_held([], right)
 
 
 def test_programs_are_saved_not_pickled(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from ...extract.model.clock import Clock
 from ...extract.model.kernel import Call
+from ...processes.forks import Lock
 from ..generate.kernel_text import KernelText, call_json
 from .compile_server import READY
 from .measure_cpu import started
@@ -37,7 +38,7 @@ class CompilePool:
     def __init__(self, workers: int, capability: int | Callable[[], int], timeout: float = COMPILE_S) -> None:
         self.workers, self.timeout, self._capability = workers, timeout, capability
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._waiting: dict[int, Future[Reply]] = {}
         self._count = 0
         self.clock = Clock()  # when compilers were loading and working

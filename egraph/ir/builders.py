@@ -7,6 +7,7 @@ Python numbers are weakly typed: they take the dtype of the tensor they are comb
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -311,7 +312,7 @@ def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
 
 
 def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, correction: float = 0) -> Tensor:
-    """Variance over axes; divides by n - correction."""
+    """Variance over axes; divides by n - correction, or by 0 if that is negative."""
     axes = _axes(axis, x.rank)
     n = count(x.shape, axes)
     centred = sub(x, mean(x, axes, True))
@@ -320,8 +321,8 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
             return mean(square(centred), axes, keepdims)
         left = maximum(sub(cast(sum(ones((n,), "int64")), x.dtype), correction), 0.0)
         return div(sum(square(centred), axes, keepdims), left)
-    return _squeezed(mul(sum(square(centred), axes, True), 1.0 / builtins.max(n - correction, 0.0) if n > correction
-                         else float("nan")), axes, keepdims)  # fmt: skip
+    scale = 1.0 / (n - correction) if n > correction else math.inf
+    return _squeezed(mul(sum(square(centred), axes, True), scale), axes, keepdims)
 
 
 def argmax(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:

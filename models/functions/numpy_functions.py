@@ -145,9 +145,17 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if result.shape != np.shape(out):
             raise TraceError(f"np.{name} makes {result.shape}, and out= has the shape {np.shape(out)}")
         return _written(operand(result, out.dtype.name), out)
+    arrays = arrays_in(args, dict(named))
+    if name == "einsum" and len(args) == 2 and getattr(wanted, "base", args) is not None:
+        return _in_memory_of(result, arrays[0])  # without a sum it is a writable view of its operand
     if name not in FRESH:
-        result = deep(result, lambda v: _in_memory(v, arrays_in(args, dict(named))))
+        result = deep(result, lambda v: _in_memory(v, arrays))
     return result
+
+
+def _in_memory_of(value: TracedArray, array: TracedArray) -> TracedArray:
+    """Return a result as an alias of an array's memory, in a way that is not tracked."""
+    return traced(value._node, memory=array._memory)
 
 
 def _in_memory(value: Any, arrays: Sequence[TracedArray]) -> Any:

@@ -36,17 +36,27 @@ def _float_of(a: Any) -> str:
 
 def _mean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False, where: Any = True) -> Any:
     name = dtypes.name_of(dtype or _float_of(a))
-    if where is not True:
-        total, count = (np.sum(v, axis, dtype=name, keepdims=keepdims, where=where) for v in (a, np.ones_like(a)))
+    if where is not True or not dtypes.is_float(name):  # of integers: a sum that wraps, divided in float64 and cut
+        wide = "float32" if dtype is None and name in dtypes.HALVES else name
+        total = np.sum(a, axis, dtype=wide, keepdims=keepdims, where=where)
+        count = np.sum(np.ones_like(a, dtype="int64"), axis, dtype="int64", keepdims=keepdims, where=where)
         return np.divide(total, count).astype(name)
     node = t.mean(t.cast(a._node, "float64" if dtype is None and a.dtype.kind in "iub" else name), axis, keepdims)
     return traced(t.cast(node, name), scalar=True)
 
 
+def _spread_dtype(a: Any, dtype: Any) -> str:
+    """Dtype in which a variance is taken. Raises TraceError for integers: NumPy cuts the mean, but not the differences."""
+    name = dtypes.name_of(dtype or _float_of(a))
+    if not dtypes.is_float(name):
+        raise TraceError(f"a variance in {name} cannot be traced", hint="give a dtype of floats, and cast the result")
+    return name
+
+
 def _var(
     a: Any, axis: Axes = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False, correction: Any = None
 ) -> Any:
-    name = dtypes.name_of(dtype or _float_of(a))
+    name = _spread_dtype(a, dtype)
     node = t.cast(a._node, "float32" if name in dtypes.HALVES else name)
     return traced(t.cast(t.var(node, axis, keepdims, ddof if correction is None else correction), name), scalar=True)
 
@@ -54,7 +64,7 @@ def _var(
 def _std(
     a: Any, axis: Axes = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False, correction: Any = None
 ) -> Any:
-    name = dtypes.name_of(dtype or _float_of(a))
+    name = _spread_dtype(a, dtype)
     wide = a.astype("float32" if name in dtypes.HALVES else name)
     return np.sqrt(_var(wide, axis, None, ddof, keepdims, correction)).astype(name)
 
@@ -88,7 +98,7 @@ def _nanmean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = Fals
 def _nanvar(a: Any, axis: Axes = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
     if a.dtype.kind in "iub":
         return _var(a, axis, dtype, ddof, keepdims)
-    name = dtypes.name_of(dtype or _float_of(a))
+    name = _spread_dtype(a, dtype)
     if name != a.dtype.name:
         raise TraceError("np.nanvar and np.nanstd in another dtype cannot be traced", hint="cast the array")
     wide = a.astype("float32" if name in dtypes.HALVES else name)
@@ -164,9 +174,8 @@ def _quantile(scale: float) -> Build:
     def build(a: Any, q: Any, axis: Axes = None, method: str = "linear", keepdims: bool = False) -> Any:
         if method != "linear" or is_traced(q):
             raise TraceError("quantiles by another method, or at traced places, cannot be traced")
-        dtype = _float_of(a)
         places = np.asarray(q, np.float64) / scale
-        found = _quantiles(a.astype(dtype), places.reshape(-1), axis, np.float64 if places.ndim else float)
+        found = _quantiles(a, places.reshape(-1), axis, np.float64 if places.ndim else float)
         if keepdims:
             ones = [1 if axis is None or i in [v % a.ndim for v in ints(axis)] else d for i, d in enumerate(a.shape)]
             found = [np.reshape(v, ones) for v in found]
@@ -190,15 +199,15 @@ def _quantiles(a: Any, places: Any, axis: Axes, number: Callable[[float], Any]) 
         low = min(int(place * (size - 1)), size - 1)
         part = number(place * (size - 1) - low)
         below, above = ordered[..., low], ordered[..., min(low + 1, size - 1)]
-        gap = above - below
+        gap = above - below  # of integers, it wraps as in NumPy
         value = below + gap * part if part < 0.5 else above - gap * (1 - part)
         value = below if part == 0 else np.where(above == below, below, value)
-        found.append(np.where(holes, a.dtype.type(np.nan), value))
+        found.append(value if a.dtype.kind in "iu" else np.where(holes, a.dtype.type(np.nan), value))
     return found
 
 
 def _median(a: Any, axis: Axes = None, keepdims: bool = False) -> Any:
-    return _quantile(1.0)(a, 0.5, axis, "linear", keepdims).astype(_float_of(a))
+    return _quantile(1.0)(a.astype(_float_of(a)), 0.5, axis, "linear", keepdims)
 
 
 def _ptp(a: Any, axis: Axes = None, keepdims: bool = False) -> Any:

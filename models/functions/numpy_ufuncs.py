@@ -211,6 +211,8 @@ def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | 
     """
     if signature is not None:
         named["signature"] = tuple(None if d is None else type(np.dtype(d)) for d in signature)
+    if named.get("casting") == "equiv" and int in kinds:  # NumPy refuses it, but resolve_dtypes would end the process
+        raise TraceError(f"np.{ufunc.__name__}: a Python int cannot be cast by the rule 'equiv'")
     try:
         return [dtypes.name_of(d) for d in ufunc.resolve_dtypes(tuple(kinds), **named)]
     except (TypeError, ValueError) as error:
@@ -284,7 +286,7 @@ def _written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
                          hint="leave out= away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
     array: TracedArray = out
     if where is not True:
-        node = t.where(operand(where, "bool"), node, array._node)
+        node = t.where(operand(where, "bool"), t.cast(node, array._node.dtype), array._node)
     if t.with_rank(node, array.ndim).shape != array.shape:
         node = t.broadcast_to(node, array.shape)
     array._store(t.cast(t.reshape(node, array.shape), array._node.dtype))
@@ -305,7 +307,7 @@ def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
 
 # ---------------------------------------------------------------- methods
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
-    if axis is None:
+    if axis is None or (not rank and type(axis) is int and axis in (0, -1)):  # NumPy accepts both axes of a 0-d array
         return tuple(range(rank))
     found = [_axis(a, rank) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
     if len(set(found)) < len(found):
@@ -439,7 +441,7 @@ def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str
         )
     try:
         return run(ufunc, *inputs, **named)
-    except TypeError as error:
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise TraceError(f"np.{ufunc.__name__}.{name}: {error}") from None
 
 

@@ -152,6 +152,19 @@ def _temporary_folder() -> Path:
     return _temporary[0]
 
 
+def _forked() -> None:
+    """Free the lock, and forget the parent's folder, which goes with the parent: a child makes its own."""
+    global _making
+    _making = Lock()
+    if _temporary and os.environ.get("TENSOR_GRAPHS_HOME") == str(_temporary[0]):
+        del os.environ["TENSOR_GRAPHS_HOME"]
+    _temporary.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 def _place() -> str:
     try:
         return temporary_place()

@@ -1,5 +1,7 @@
 """NumPy's functions on our tensors mean what they mean on arrays."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -244,3 +246,64 @@ def test_arrays_with_operators_of_their_own_are_refused():
     with pytest.raises(UsageError, match="mask"):
         program(np.ma.masked_greater(x, 0))
     assert type(program(x.view(np.recarray))) is np.ndarray
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: np.mean(a, axis=1, dtype="int32"),  # the sum wraps, the quotient is cut
+        lambda a: np.mean(a, dtype="int32", keepdims=True),
+        lambda a: np.nanmean(a, axis=0, dtype="int32"),
+        lambda a: np.mean(a, dtype="int32", where=a > 5),
+        lambda a: np.quantile(a, [0.25, 0.6]),  # the gap between neighbours wraps
+        lambda a: np.percentile(a, 30, axis=1),
+        lambda a: np.median(a, axis=0),
+        lambda a: np.var(a, axis=0, ddof=5),
+        lambda a: np.std(a, ddof=12),
+        lambda a: np.negative(a.astype("uint64"), where=a > 5, out=np.zeros_like(a, dtype="int16")),
+    ],
+)
+def test_integers_wrap_and_are_cut_as_in_numpy(function):
+    a = np.array([[6, -7, 2**31 - 1], [8, 8, -(2**31)]], np.int32)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agrees(function, a)
+
+
+@pytest.mark.parametrize("function", [np.var, np.std, np.nanvar, np.nanstd])
+def test_variances_in_integers_are_refused(function):
+    with pytest.raises(TraceError, match="variance in uint8"):
+        trace(lambda a: function(a, dtype="uint8"), [np.arange(4)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: np.sum(a, axis=0),
+        lambda a: np.add.reduce(a, axis=-1, initial=2.5),
+        lambda a: np.logical_xor.reduce(a, axis=0, keepdims=True, initial=-1.5),
+        lambda a: np.subtract.reduce(a, axis=0),
+    ],
+)
+def test_values_without_axes_are_reduced_along_the_first(function):
+    agrees(function, np.array(1.5, np.float32))
+
+
+def test_a_cast_that_ends_the_process_is_refused():
+    with pytest.raises(TraceError, match="equiv"):
+        trace(lambda a: np.add(a, 300, casting="equiv"), [X])
+
+
+@pytest.mark.parametrize("equation", ["ii->i", "ij->ji", "ij"])
+def test_a_product_without_a_sum_is_a_view(equation):
+    """NumPy's einsum returns writable memory of its only operand."""
+
+    def written(a):
+        a = a.copy()
+        part = np.einsum(equation, a)
+        part += 1
+        return a
+
+    with pytest.raises(TraceError, match="share its memory"):
+        trace(written, [X[:, :3]])
+    agrees(lambda a: np.einsum("ij->i", a.copy()) + 1, X)

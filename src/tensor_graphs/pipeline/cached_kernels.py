@@ -39,6 +39,10 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
     found = None if program.manifest.sizes or not device(program.manifest.device).on_gpu else program.binaries
     if found is None:
         return ""
+    if (size := sum(map(len, found.files.values())) * 4 // 3) > LARGEST - (
+        1 << 20
+    ):  # in base64, beside names and facts
+        return f"they take {size:,} bytes, more than the {LARGEST:,} that are read"
     texts = {name: base64.b64encode(text).decode() for name, text in found.texts().items()}
     content = json.dumps({"source": source, "files": texts}, separators=(",", ":")).encode()
     path = plan.with_suffix(SUFFIX)

@@ -215,8 +215,11 @@ class CacheEntry:
                 return "its program has another source when it is generated again"
             if self.path.is_symlink():  # never read, and what it leads to is no plan of ours to replace
                 self.path.unlink(missing_ok=True)
+            content = sealed(json.dumps(data, separators=(",", ":")).encode(), self.path.name)
+            if len(content) > LARGEST:
+                return f"it takes {len(content):,} bytes, more than the {LARGEST:,} that are read"
             with replacing_raw(self.path) as file:
-                file.write(sealed(json.dumps(data, separators=(",", ":")).encode(), self.path.name))
+                file.write(content)
             self._evict()
         except TensorGraphsError as error:
             return error.message
@@ -231,7 +234,9 @@ class CacheEntry:
                 used[path] = path.stat().st_mtime
         for old in sorted(used, key=lambda p: used[p], reverse=True)[MOST:]:
             old.unlink(missing_ok=True)
-            old.with_suffix(SUFFIX).unlink(missing_ok=True)
+        for kernels in self.path.parent.glob(f"*{SUFFIX}"):
+            if not kernels.with_suffix(".json").exists():  # a plan is written before its kernels
+                kernels.unlink(missing_ok=True)
 
 
 def text_digest(source: str) -> str:

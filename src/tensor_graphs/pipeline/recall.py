@@ -111,15 +111,17 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
             raise Stale("the graph as it is written is faster")
         program.reset()
     if verified and (verified, report.omitted) != (data["verified"], data["report"]["omitted"]):
-        entry.write(
+        why = entry.write(
             cached.plan, report, program.source, float(data["budget"]), verified, store_root(options),
             as_written=cached.as_written, lift=task.symbolic.lift if task.symbolic else None,
         )  # fmt: skip
+        if why:
+            session.plan_cache_notes.append(f"the checks of this plan are not kept: {why}")
     if compiled is None:
-        write_kernels(entry.path, program, cached.source)
+        _keep_kernels(session, entry, program, cached.source)
     if not verified:
         report.verification = None
-    report.measured_now, report.from_plan_cache = 0, True
+    report.measured_now, report.from_plan_cache, report.plan_cache_notes = 0, True, session.plan_cache_notes
     report.warnings += [w for w in session.warnings if w not in report.warnings]
     program.report = report
     attach_provenance(program, task, as_written=cached.as_written)
@@ -174,10 +176,15 @@ def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
             as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
             checked=small or not session.over,
         )  # fmt: skip
-        lost = "" if why else write_kernels(slot.entry.path, program, text_digest(program.source))
-    if why:
-        session.plan_cache_notes.append(f"this plan is not kept: {why}")
-    if lost:
+        if why:
+            session.plan_cache_notes.append(f"this plan is not kept: {why}")
+        else:
+            _keep_kernels(session, slot.entry, program, text_digest(program.source))
+
+
+def _keep_kernels(session: Session, entry: CacheEntry, program: Program, source: str) -> None:
+    """Store the compiled kernels of a program beside its plan; a failure is noted for the report."""
+    if lost := write_kernels(entry.path, program, source):
         session.plan_cache_notes.append(f"the compiled kernels of this plan are not kept: {lost}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..backends.gpu import is_gpu
 from ..errors import UsageError, warned
+from ..processes.forks import Lock
 from . import judge
 from .decompositions import decompositions
 from .exact import bitwise_difference
@@ -41,7 +41,7 @@ class CompiledGraph:
         self.traced: list[TracedGraph] = []
         self._compiled: Callable[..., Any] | None = None
         self._arity = 0  # number of the Dynamo graph's inputs
-        self._lock = threading.Lock()
+        self._lock = Lock()  # only ever tried: a graph does not call itself
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
         self._said: set[str] = set()
         register(self.report)
