@@ -70,7 +70,7 @@ class Blocks:
 
 
 def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
-    """Partition a graph into blocks of at most `max_nodes` compute nodes (not counting inlined weight expressions)."""
+    """The blocks of a graph, each of at most `max_nodes` compute nodes (not counting inlined weight expressions)."""
     listing = Listing.of(graph, max_nodes)
     pieces = merge(listing, cut(listing, max_nodes), max_nodes)
     owner = _owners(listing, pieces)

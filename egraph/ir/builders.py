@@ -78,7 +78,7 @@ def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Convert to a tensor: a tensor, an object with `__tensor__()`, a number, an array or nested lists of numbers.
+    """The value as a tensor: a tensor, an object with `__tensor__()`, a number, an array or nested lists of numbers.
 
     Raises UsageError for anything else.
     """
@@ -411,7 +411,7 @@ def transpose(x: Tensor) -> Tensor:
 
 
 def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Broadcast to a shape: sizes of 1 stretch, leading axes are added."""
+    """x broadcast to a shape: sizes of 1 stretch, leading axes are added."""
     shape = tuple(shape)
     x = with_rank(x, len(shape))
     return x if x.shape == shape else make("broadcast_to", (x,), {"shape": shape})
@@ -424,7 +424,7 @@ def expand_dims(x: Tensor, axis: int) -> Tensor:
 
 
 def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Remove axes of size 1 (the given ones, or all)."""
+    """x without axes of size 1 (the given ones, or all)."""
     axes = _axes(axis, x.rank) if axis is not None else tuple(i for i, d in enumerate(x.shape) if d == 1)
     return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
@@ -471,7 +471,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
-    """Split into consecutive pieces of the given sizes along an axis. Raises UsageError if `sizes` is an int."""
+    """The consecutive pieces of x with the given sizes along an axis. Raises UsageError if `sizes` is an int."""
     if isinstance(sizes, int):
         raise UsageError(f"split takes the sizes of the pieces, not {sizes}", hint=f"[{sizes}, {sizes}, ...]")
     found: list[Tensor] = []

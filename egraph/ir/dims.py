@@ -204,7 +204,7 @@ def symbols(value: Dim) -> dict[str, Atom]:
 
 
 def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
-    """Substitute numbers or expressions for named sizes of a dimension; the result is an int if all were given as ints.
+    """The dimension with numbers or expressions in place of named sizes; an int if all sizes were given as ints.
 
     Raises ShapeError for a size out of range.
     """
@@ -246,7 +246,10 @@ LONGEST_TEXT, LARGEST_SUM = 4096, 256  # limits of `parse`: characters of the te
 
 
 def parse(text: str, known: Mapping[str, Dim]) -> Dim:
-    """Parse a dimension over named sizes. Raises ShapeError for anything else; the text is not executed."""
+    """The dimension that a text over named sizes spells.
+
+    `known`: sizes by name. Raises ShapeError for anything else; the text is not executed.
+    """
 
     def read(node: ast.expr) -> Dim:
         found = value_of(node)

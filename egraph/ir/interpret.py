@@ -66,10 +66,10 @@ def _in_float32(node: Tensor) -> Tensor:
 
 
 def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:
-    """Evaluate one atomic node on concrete operands. With `float64`, all floats are float64 whatever the node's dtype.
+    """Value of one atomic node on concrete operands.
 
-    `whole`: compute every matmul in one call instead of chunks; chunking may change the last bit. Raises UsageError for
-    a leaf without data.
+    With `float64`, all floats are float64 whatever the node's dtype. `whole`: compute every matmul in one call instead
+    of chunks; chunking may change the last bit. Raises UsageError for a leaf without data.
     """
     attrs = dict(node.attrs)
     function = node.entry.numpy

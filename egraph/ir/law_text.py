@@ -63,7 +63,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The axis, if 0 <= axis < rank (builders have already resolved negative axes); otherwise ShapeError."""
+    """The axis (builders have already resolved negative axes). Raises ShapeError unless 0 <= axis < rank."""
     if not 0 <= axis < rank:
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis

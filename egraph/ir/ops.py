@@ -268,7 +268,7 @@ OPS: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:
-    """Add an entry to the op table. Raises ValueError if the name is taken."""
+    """Add an entry to the op table, and return it. Raises ValueError if the name is taken."""
     if op.name in OPS:
         raise ValueError(f"op {op.name!r} is registered twice")
     OPS[op.name] = op

@@ -292,13 +292,13 @@ def _parsed(text: str) -> ast.expr:
 
 @memo(4096)
 def parse_term(text: str) -> Term:
-    """Parse a pattern. Raises RuleError if the text is malformed."""
+    """The term that a text spells. Raises RuleError if the text is malformed."""
     return _term(_parsed(text), text)
 
 
 @memo(4096)
 def parse_terms(text: str) -> tuple[Term, ...]:
-    """Parse several terms separated by semicolons.
+    """The terms of a text that are separated by semicolons.
 
     `name := term` defines a name for use in later parts, so that subterms that large kernels use more than once are
     written once and are one object. Raises RuleError if the text is malformed.
@@ -318,7 +318,7 @@ def parse_terms(text: str) -> tuple[Term, ...]:
 
 @memo(4096)
 def parse_guard(text: str) -> Attr:
-    """Parse a guard to an attribute expression. Raises RuleError if the text is malformed."""
+    """The attribute expression that the text of a guard spells. Raises RuleError if the text is malformed."""
     return _attr(_parsed(text), text)
 
 
@@ -366,11 +366,10 @@ def attr_variables(term: Term) -> list[str]:
 
 
 def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
-    """Instantiate a term: substitute tensors for its variables.
+    """The tensor that a term stands for, with tensors substituted for its variables.
 
-    `attrs` gives attribute variables; sizes come from the tensors.
-
-    Literals without `like` take rank and dtype of a sibling operand. Raises ShapeError if operands do not fit.
+    `attrs` gives attribute variables; sizes come from the tensors. Literals without `like` take rank and dtype of a
+    sibling operand. Raises ShapeError if operands do not fit.
     """
     env = {**attrs, **{n: Fact(x.type, False) for n, x in tensors.items()}}
     made: dict[int, Tensor] = {}

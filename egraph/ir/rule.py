@@ -82,7 +82,8 @@ class Rule:
     def check(self) -> None:
         """Raise RuleError if the rule is malformed.
 
-        Unbound variables, different numbers of left and right sides, or a left side that is a bare variable.
+        That is, for unbound variables, different numbers of left and right sides, and a left side that is a bare
+        variable.
         """
         if len(self.lefts) != len(self.rights):
             raise RuleError(f"{len(self.lefts)} left sides, {len(self.rights)} right sides", where=self.name)

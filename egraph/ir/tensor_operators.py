@@ -36,7 +36,7 @@ def _outside(operands: Sequence[Any]) -> tuple[int, str] | None:
 
 
 def refuse_outside(operands: Sequence[Any]) -> None:
-    """Raise UsageError for an int among the operands that the dtype of the tensors beside it cannot hold."""
+    """Raise UsageError for an int among the operands that the dtype of the tensor operands cannot hold."""
     if found := _outside(operands):
         raise UsageError(f"{found[0]} is outside the range of {found[1]}", hint="cast the tensor to a wider dtype")
 

@@ -236,9 +236,9 @@ class Engine:
         return header, arrays
 
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-        """Apply all rules once, without a view.
+        """Apply all rules once; returns (statistics, no arrays).
 
-        The result's `equal` tells whether both handles of every pair are in one e-class.
+        The statistics' field `equal` tells whether both handles of every pair are in one e-class.
         """
         report = self.run(f"(run-schedule (run {self.every_rule()}) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions

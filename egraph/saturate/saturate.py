@@ -109,7 +109,7 @@ class InProcess:
         self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of the `Engine` in this process (`SaturationSession.request`).
+        """Result of a method of the `Engine` in this process (`SaturationSession.request`).
 
         Raises Stopped if a stop was requested.
         """
@@ -122,7 +122,7 @@ class InProcess:
 
 # ---------------------------------------------------------------- views
 def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
-    """Decode the engine's arrays into a view.
+    """The view that the engine's arrays describe.
 
     E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from
     the roots.

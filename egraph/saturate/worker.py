@@ -55,7 +55,10 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
-    """Receive one message. Raises EOFError at the end of the stream, ValueError if the bytes are no message."""
+    """The next message of a stream, as (header, arrays).
+
+    Raises EOFError at the end of the stream, ValueError if the bytes are no message.
+    """
     (size,) = struct.unpack("<I", _exactly(stream, 4))
     if size > 1 << 30:
         raise ValueError(f"a frame of {size} bytes")
@@ -207,10 +210,9 @@ class SaturationWorker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of the `Engine` in the worker process (`SaturationSession.request`).
+        """Result of a method of the `Engine` in the worker process (`SaturationSession.request`).
 
-        Does not restart a dead process, because the new one would have no state. Raises WorkerError then, and the
-        errors of `SaturationSession.request`.
+        A dead process is not restarted, because the new one would have no state: WorkerError is raised.
         """
         process = self.process
         if process is None:

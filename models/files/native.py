@@ -107,7 +107,7 @@ def save_graph(graph: Graph, path: Path | str) -> None:
 
 
 def dim_to_json(value: Dim) -> Any:
-    """Encode a dimension as JSON: an integer, or a polynomial for a symbolic dimension."""
+    """A dimension as JSON: an integer, or a polynomial for a symbolic dimension."""
     return _dim_out(value)
 
 
@@ -253,9 +253,10 @@ class _Decoder:
 
 
 def graph_from_json(value: Any, tensors: Mapping[str, MappedArray | Tensor], where: str = "") -> Graph:
-    """Decode the result of `graph_to_json`. `tensors`: the data of its constants, or constant leaves, by name.
+    """The graph that the result of `graph_to_json` describes.
 
-    Raises BadModelError for malformed input, and TooLargeError before anything is allocated.
+    `tensors`: the data of its constants, or constant leaves, by name. Raises BadModelError for malformed input, and
+    TooLargeError before anything is allocated.
     """
     try:
         return _graph_in(_need(value, dict, "the graph"), tensors, where)
@@ -345,7 +346,7 @@ def load_graph(path: Path | str) -> Graph:
 
 
 def dim_from_json(value: Any) -> Dim:
-    """Decode a dimension, the inverse of `dim_to_json`. Raises BadModelError for malformed input."""
+    """The dimension that JSON data describe, the inverse of `dim_to_json`. Raises BadModelError for malformed input."""
     try:
         return _dim_in(value)
     except (_Bad, RecursionError) as problem:
@@ -353,13 +354,13 @@ def dim_from_json(value: Any) -> Dim:
 
 
 def attrs_to_json(op: str, attrs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Encode an op's attributes as JSON, as in the model file."""
+    """An op's attributes as JSON, as in the model file."""
     kinds = OPS[op].attrs
     return {k: _ENCODE[kinds[k]](v) for k, v in attrs}
 
 
 def attrs_from_json(op: str, value: Any, where: str = "") -> tuple[tuple[str, Any], ...]:
-    """Decode an op's attributes, the inverse of `attrs_to_json`, in the op table's order.
+    """An op's attributes in the op table's order, from JSON: the inverse of `attrs_to_json`.
 
     Raises BadModelError for an unknown op or other attributes.
     """

@@ -412,7 +412,10 @@ def native_name(dtype: Any) -> str:
 
 
 def coerced(value: Any, dtype: str) -> Tensor:
-    """Convert a value as NumPy does when assigning to an array of this dtype. Raises TraceError where NumPy raises."""
+    """The value as a tensor of this dtype, converted as NumPy does in an assignment to an array.
+
+    Raises TraceError where NumPy raises.
+    """
     node = expression(value)
     if isinstance(node, Tensor):
         return t.cast(node, dtype)

@@ -10,7 +10,7 @@ from ...egraph.ir.graph import Tensor
 from .node import Node, Opaque, Result, SymbolicInts, Value, operator, resolve
 
 #: Largest trip count that is unrolled.
-MOST_ROUNDS = 512
+MOST_ITERATIONS = 512
 
 
 def _stacked(n: Node, parts: Sequence[Value], axis: int = 0, backwards: bool = False) -> Tensor:
@@ -33,21 +33,21 @@ def _if(n: Node) -> Result:
     return n.branch(n.attr("then_branch") if bool(condition.reshape(-1)[0]) else n.attr("else_branch"))
 
 
-@operator("Loop", limits=f"trip counts that depend on data or are above {MOST_ROUNDS}")
+@operator("Loop", limits=f"trip counts that depend on data or are above {MOST_ITERATIONS}")
 def _loop(n: Node) -> Result:
     """Unroll a loop. Operands: trip count, initial condition, loop-carried values."""
     limit = n.known(0)
     if n.has(0) and (limit is None or isinstance(limit.reshape(-1)[0], DimExpr)):
-        raise n.unsupported("the number of rounds depends on data or on a free dimension")
-    rounds = MOST_ROUNDS + 1 if limit is None else int(limit.reshape(-1)[0])
+        raise n.unsupported("the trip count depends on data or on a free dimension")
+    rounds = MOST_ITERATIONS + 1 if limit is None else int(limit.reshape(-1)[0])
     going = n.inputs[1] if n.has(1) else None
     carried: list[Value] = [n.value(i) for i in range(2, len(n.inputs))]
     kept: list[list[Value]] = [[] for _ in range(len(n.outputs) - len(carried))]
     for number in range(rounds):
         if not _holds(n, going):
             break
-        if number == MOST_ROUNDS:
-            raise n.unsupported(f"more than {MOST_ROUNDS} rounds")
+        if number == MOST_ITERATIONS:
+            raise n.unsupported(f"more than {MOST_ITERATIONS} iterations")
         going_now: Value = t.full((), 1, "bool") if going is None else going
         going, *results = n.branch(n.attr("body"), [t.full((), number, "int64"), going_now, *carried])
         carried, collected = results[: len(carried)], results[len(carried) :]
@@ -61,11 +61,11 @@ def _holds(n: Node, condition: Value | None) -> bool:
         return True
     known = n.context.known(condition)
     if known is None:
-        raise n.unsupported("whether to go on depends on data")
+        raise n.unsupported("the loop condition depends on data")
     return bool(known.reshape(-1)[0])
 
 
-@operator("Scan", limits=f"free dimensions to scan over, and axes longer than {MOST_ROUNDS}")
+@operator("Scan", limits=f"free dimensions to scan over, and axes longer than {MOST_ITERATIONS}")
 def _scan(n: Node) -> Result:
     """Unroll a scan over the positions of the scanned operands, which are the last `num_scan_inputs`."""
     count = n.attr("num_scan_inputs")
@@ -75,7 +75,7 @@ def _scan(n: Node) -> Result:
     turned = n.attr("scan_input_directions") or [0] * count
     sizes = {x.shape[axis] for x, axis in zip(scanned, axes)}
     rounds = next(iter(sizes), 0)
-    if len(sizes) != 1 or isinstance(rounds, DimExpr) or rounds > MOST_ROUNDS:
+    if len(sizes) != 1 or isinstance(rounds, DimExpr) or rounds > MOST_ITERATIONS:
         raise n.unsupported(f"over {', '.join(map(str, sizes))} positions")
     outputs = len(n.outputs) - len(carried)
     kept: list[list[Value]] = [[] for _ in range(outputs)]

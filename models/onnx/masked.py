@@ -86,7 +86,7 @@ def _gather(n: Node) -> Value | None:
         return None
     x = n.x(0)
     if x.shape != places.mask.shape:
-        raise n.unsupported("of places in another shape that depend on data")
+        raise n.unsupported("at data-dependent indices from a mask of another shape")
     return Picked(x, places.mask)
 
 
@@ -101,7 +101,7 @@ def _scatter(n: Node) -> Value | None:
         return None
     x = n.x(0)
     if x.shape != places.mask.shape or (updates.mask is not None and updates.mask is not places.mask):
-        raise n.unsupported("at places of another shape or mask that depend on data")
+        raise n.unsupported("at data-dependent indices from another mask")
     return t.where(places.mask, _WRITE[n.choice("reduction", *_WRITE)](x, updates.full), x)
 
 

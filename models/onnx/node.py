@@ -50,7 +50,7 @@ class SymbolicInts:
     values: Array
 
     def tensor(self) -> Tensor:
-        """Lower the integers to an int64 tensor."""
+        """The integers as an int64 tensor."""
         flat = [size_tensor(d) for d in self.values.reshape(-1)]
         if self.values.ndim == 0:
             return flat[0]

@@ -136,7 +136,7 @@ def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float], list[Di
         wanted: list[Dim] = []
         for d, s, w in zip(have, scales, whole):
             if isinstance(d, DimExpr) and w is None:
-                raise n.unsupported("broken scale of a free dimension")
+                raise n.unsupported("fractional scale of a free dimension")
             wanted.append(d * w if w is not None else floor(concrete((d,))[0] * s))
         return scales.tolist(), wanted
     sizes = n.ints(3)

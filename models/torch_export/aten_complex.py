@@ -87,12 +87,12 @@ def on_both(build: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---------------------------------------------------------------- to complex and back
 def view_as_complex(x: Tensor) -> Complex:
-    """View x[..., 2] as complex [...]."""
+    """x[..., 2] as complex values [...]."""
     return Complex(aten_views.select(x, -1, 0), aten_views.select(x, -1, 1))
 
 
 def view_as_real(x: Complex) -> Tensor:
-    """View complex [...] as real [..., 2]."""
+    """Complex values [...] as reals [..., 2]."""
     return t.stack([x.re, x.im], -1)
 
 
@@ -102,7 +102,7 @@ def polar(size: Tensor, angle: Tensor) -> Complex:
 
 
 def to(x: Any, dtype: str | None = None, *_: Any) -> Any:
-    """Cast to another dtype. A real dtype drops the imaginary part, as in PyTorch."""
+    """x cast to another dtype. A real dtype drops the imaginary part, as in PyTorch."""
     if dtype is None:
         return x
     if dtype not in PARTS:

@@ -76,7 +76,7 @@ def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Ten
         return t.constant((np.arange(count) * by + first).astype(dtypes.numpy_dtype(dtype)))
     if any(isinstance(v, float) for v in (start, end, step)):
         if any(isinstance(v, DimExpr) for v in (start, end, step)):
-            raise UnsupportedError("steps of a fraction up to a free size")
+            raise UnsupportedError("fractional steps up to a free size")
         count = ceil((end - start) / step)
         line = np.arange(count, dtype=np.float64) * step + start
         return t.constant(line.astype(dtypes.numpy_dtype(dtype or "float32")))

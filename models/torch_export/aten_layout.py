@@ -16,14 +16,14 @@ from .aten_views import bound
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate. Empty vectors are ignored, as in PyTorch."""
+    """The tensors concatenated along an axis. Empty vectors are ignored, as in PyTorch."""
     dtype = result_dtype(*tensors)
     kept = [x for x in tensors if x.shape != (0,)] or [tensors[0]]
     return t.concat([t.cast(x, dtype) for x in kept], dim)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Stack along a new axis."""
+    """The tensors stacked along a new axis."""
     dtype = result_dtype(*tensors)
     return t.stack([t.cast(x, dtype) for x in tensors], dim)
 
@@ -41,13 +41,13 @@ def _spread(x: Tensor, factors: Sequence[Dim], after: bool) -> Tensor:
 
 
 def repeat(x: Tensor, repeats: Sequence[Dim]) -> Tensor:
-    """Tile the whole tensor along each axis; leading axes are added."""
+    """x tiled along each axis; leading axes are added."""
     x = t.with_rank(x, len(repeats))
     return _spread(x, [1] * (x.rank - len(repeats)) + list(repeats), after=False)
 
 
 def repeat_interleave(x: Tensor, repeats: Dim, dim: int | None = None, output_size: Any = None) -> Tensor:
-    """Repeat each element of an axis consecutively."""
+    """x with each element of an axis repeated consecutively."""
     x, dim = (t.reshape(x, (-1,)), 0) if dim is None else (x, dim % x.rank)
     return _spread(x, [repeats if i == dim else 1 for i in range(x.rank)], after=True)
 
@@ -86,7 +86,7 @@ def _cut(width: Dim) -> int:
 
 
 def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
-    """Pad with a constant. Widths are pairs from the last axis on; negative widths crop."""
+    """x padded with a constant. Widths are pairs from the last axis on; negative widths crop."""
     pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
     for back, (lo, hi) in enumerate(pairs):
         axis = x.rank - 1 - back

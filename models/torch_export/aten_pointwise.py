@@ -227,7 +227,7 @@ def is_finite(x: Tensor) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """Replace NaN and infinities by numbers (default: 0 and the dtype's extremes)."""
+    """x with numbers in place of NaN and infinities (default: 0 and the dtype's extremes)."""
     if not dtypes.is_float(x.dtype):
         return x
     import ml_dtypes
@@ -279,7 +279,7 @@ def fake_quantize_channels(x: Tensor, scale: Tensor, zero: Tensor, axis: int, lo
 
 
 def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
-    """Round to a number of decimals."""
+    """x rounded to a number of decimals."""
     scale = 10.0 ** abs(decimals)
     return t.div(t.round(x * scale), scale) if decimals > 0 else t.round(t.div(x, scale)) * scale
 

@@ -129,7 +129,7 @@ def _layer_shapes(x: Any, first: Any, params: Any, biases: bool, count: int, dro
 
 
 def _cell_shapes(x: Any, state: Any, w_x: Any, w_h: Any, *_: Any, **__: Any) -> Any:
-    """Empty next states of a cell. RuntimeError, as torch's own, for operands that do not fit."""
+    """Empty next states of a cell. Raises RuntimeError, as torch does, for operands that do not fit."""
     import torch
 
     several = isinstance(state, list | tuple)

@@ -48,7 +48,11 @@ _GRID_MODES, _GRID_PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border"
 
 
 def grid_sampler(x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align: bool = False) -> Tensor:
-    """Sample x[N, C, *S] at grid[N, *O, n]."""
+    """x[N, C, *S] sampled at grid[N, *O, n]; the result is [N, C, *O].
+
+    `mode`: 0 linear, 1 nearest, 2 cubic. `padding`: 0 zeros, 1 border, 2 reflection. `align`: as for
+    `sampling.grid_sample`.
+    """
     return grid_sample(x, grid, _GRID_MODES[mode], _GRID_PADDINGS[padding], bool(align))
 
 

@@ -14,12 +14,12 @@ _END = (1 << 63) - 1  # PyTorch's value for "to the end"
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """Insert an axis of size 1."""
+    """x with an axis of size 1 inserted at `dim`."""
     return t.expand_dims(x, dim)
 
 
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """Remove axes of size 1: the named ones, or all."""
+    """x without axes of size 1: the named ones, or all."""
     if dim is None:
         return t.squeeze(x)
     axes = [d % max(x.rank, 1) for d in ((dim,) if isinstance(dim, int) else dim)]
@@ -37,7 +37,7 @@ def t_(x: Tensor) -> Tensor:
 
 
 def expand(x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
-    """Broadcast axes of size 1; -1 keeps an axis's size."""
+    """x broadcast along axes of size 1; -1 keeps an axis's size."""
     lead = len(size) - x.rank
     sizes = [x.shape[i - lead] if isinstance(d, int) and d == -1 else d for i, d in enumerate(size)]
     return t.broadcast_to(x, sizes)
@@ -113,7 +113,7 @@ def select(x: Tensor, dim: int, index: Dim) -> Tensor:
 
 
 def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
-    """Split an axis into pieces of one size (the last may be smaller) or of the listed sizes.
+    """The pieces of an axis: of one size (the last may be smaller), or of the listed sizes.
 
     Raises UnsupportedError if the number of pieces depends on a free size.
     """
@@ -129,7 +129,7 @@ def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
 
 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
-    """Split an axis into at most `chunks` pieces of equal size."""
+    """At most `chunks` pieces of equal size of an axis (the last may be smaller)."""
     total = x.shape[dim]
     return split(x, (total + chunks - 1) // chunks if isinstance(total, int) else total // chunks, dim)
 
@@ -175,7 +175,7 @@ def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """Rearrange x[..., C r r, H, W] to [..., C, H r, W r]."""
+    """x[..., C r r, H, W] rearranged to [..., C, H r, W r]."""
     *lead, channels, rows, columns = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, channels // (factor * factor), factor, factor, rows, columns))
@@ -184,7 +184,7 @@ def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
 
 
 def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
-    """Rearrange x[..., C, H r, W r] to [..., C r r, H, W]."""
+    """x[..., C, H r, W r] rearranged to [..., C r r, H, W]."""
     *lead, channels, rows, columns = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, channels, rows // factor, factor, columns // factor, factor))

@@ -17,7 +17,7 @@ MAX_PART = 64
 
 
 def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, writes: Writes) -> Graph:
-    """Convert an ExportedProgram to a graph, with free sizes constrained to multiples where necessary.
+    """The graph of an ExportedProgram, with free sizes constrained to multiples where necessary.
 
     `sizes`: for each input, axis -> name of its free size. `writes`: how inputs that the program writes to are handled.
 

@@ -123,7 +123,8 @@ class Prover:
     def prove(
         self, claims: Sequence[Claim], session: SaturationSession, limits: Limits = LIMITS, stop: Stop = never
     ) -> Proof:
-        """Attempt to prove all claims within the limits, in one e-graph, each claim over its own leaves.
+        """The result of an attempt to prove all claims within the limits, in one e-graph, each claim over its own
+        leaves.
 
         Raises RuleError if a rule gives one value two types.
         """

@@ -88,7 +88,7 @@ def _unknown_op(sides: Sequence[str], line: int) -> str:
 
 
 def parse_own(text: str, line: int) -> OwnRule:
-    """Parse a line in the project's own rule language. Raises RuleError if it is malformed."""
+    """The rule that a line in the project's own language spells. Raises RuleError if the line is malformed."""
     rest, _, claims = text.strip().partition(";")
     if claims.strip() not in ("", "exact"):
         raise RuleError(

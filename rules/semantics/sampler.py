@@ -261,7 +261,7 @@ class Sampler:
         return False, None
 
     def variable(self, name: str, want: Want) -> Type:
-        """Draws a type for a tensor variable; raises Reject if no draw satisfies the guards."""
+        """A random type for a tensor variable, which is recorded. Raises Reject if no draw satisfies the guards."""
         for _ in range(16):
             self.types.pop(name, None)
             shape = self.narrowed(name, want)

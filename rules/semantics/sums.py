@@ -61,7 +61,9 @@ class Extreme:
     some: bool = False
 
     def map(self, f: Callable[[Any], Any], turned: bool = False) -> Extreme:
-        """Applies an increasing function to every body; a decreasing one if `turned`, which swaps max and min."""
+        """The set with an increasing function applied to every body; a decreasing one if `turned`, which swaps max and
+        min.
+        """
         return Extreme(
             self.most != turned, tuple((bound, condition, f(body)) for bound, condition, body in self.terms), self.some
         )

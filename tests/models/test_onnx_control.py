@@ -72,10 +72,10 @@ def test_loops_with_known_rounds(rounds: int, stop: int | None, tmp_path: Path) 
 def test_loops_that_cannot_be_unrolled(tmp_path: Path) -> None:
     nodes = [node("ReduceSum", ["x"], ["s"], keepdims=0), node("Cast", ["s"], ["m"], to=7),
              node("Loop", ["m", "", "x"], ["y", "all"], body=loop())]  # fmt: skip
-    with pytest.raises(UnsupportedError, match="number of rounds depends on data"):
+    with pytest.raises(UnsupportedError, match="trip count depends on data"):
         load_onnx(save(tmp_path, nodes, [info("y")], {}))
     endless = [node("Loop", ["", "", "x"], ["y", "all"], body=loop())]
-    with pytest.raises(UnsupportedError, match="more than 512 rounds"):
+    with pytest.raises(UnsupportedError, match="more than 512 iterations"):
         load_onnx(save(tmp_path, endless, [info("y")], {}))
     with pytest.raises(BadModelError, match="takes 3 values, not 2"):
         load_onnx(
