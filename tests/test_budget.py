@@ -22,9 +22,8 @@ from tensor_graphs.egraph.saturate import saturate
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import accept as accept_stage
-from tensor_graphs.pipeline import measuring
+from tensor_graphs.pipeline import exclusions, measuring
 from tensor_graphs.pipeline import plan_cache as remember
-from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.accept import acceptance
 from tensor_graphs.pipeline.match import generation_limit
 from tensor_graphs.pipeline.optimize import optimize_graph
@@ -222,7 +221,7 @@ def test_without_time_a_plan_without_rewritten_values_is_next(monkeypatch: pytes
     v, w = tg.param("v", (16, 64)), tg.param("w", (64, 16))
     params = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"v": (16, 64), "w": (64, 16)}.items()}
     model = Graph.of({"a": (x @ v) @ w, "c": tg.exp(tg.tanh(y))}, params=params)  # rewritten: x @ (v @ w)
-    for share, dropped in ((0.25, [accept.REWRITTEN]), (-1.0, [accept.REWRITES])):
+    for share, dropped in ((0.25, [exclusions.REWRITTEN]), (-1.0, [exclusions.REWRITES])):
         monkeypatch.setattr(accept_stage, "LATE", share)  # of the budget: what another verification may take
         clock = Clock("verify", 1000.0)
         made = optimize_graph(
@@ -245,7 +244,7 @@ def test_no_kernels_are_generated_for_the_graph_as_it_came_once_the_time_is_up(l
     pricer: Any = SimpleNamespace(errors={})
     loop = acceptance(session, task, pricer, None, None, (), dict)
     clock.time = 11.0 if late else 1.0
-    generated = [c for c in loop.plain().candidates if c.template.space is not None]
+    generated = [c for c in loop.exclusions.plain().candidates if c.template.space is not None]
     assert bool(generated) != late
 
 

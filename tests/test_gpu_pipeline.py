@@ -43,7 +43,7 @@ from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import accept as accept_stage
-from tensor_graphs.pipeline import background_reference, measuring, recall, time_finalists, time_program
+from tensor_graphs.pipeline import background_reference, exclusions, measuring, recall, time_finalists, time_program
 from tensor_graphs.pipeline import choose as choosing
 from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.pipeline import verify_or_retry as accept
@@ -187,7 +187,7 @@ def test_what_a_model_computes_in_more_bits_is_stored_in_them_where_it_shows() -
     graph = Graph.of(-t.mean(picked, axis=0) * 0.9 - t.mean(t.sum(p, axis=1), axis=0), inputs=[x, ids])
     program = tg.optimize(graph, backend="cuda", measure=False, budget=20)
     found = program.report.verification
-    assert found["passed"] and found["error_after"] < 1e-6 and accept.STORED in found["dropped"]
+    assert found["passed"] and found["error_after"] < 1e-6 and exclusions.STORED in found["dropped"]
     rng = np.random.default_rng(0)
     given = {"x": rng.standard_normal((8, 64)).astype(np.float16), "ids": rng.integers(64, size=8)}
     (want,) = evaluate(graph, given, float64=True)

@@ -15,6 +15,7 @@ from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
 from .choose import choose
+from .exclusions import Exclusions
 from .match import hypergraph, only_generated
 from .prepare import Task
 from .prices import CostPricer
@@ -53,9 +54,12 @@ def acceptance(
         over = lambda bound: session.over and not only_generated(task.backends)  # library kernels cover the graph
         return hypergraph(session, view_of(work), task.backends, enough=over, narrow=False, symbolic=symbolic)
 
+    say = partial(session.progress.say, "verify")
+    exclusions = Exclusions(
+        chosen_of, pricer.errors, unrewritten, say, None if symbolic is None else symbolic.without_sized
+    )
     loop = Acceptance(
-        task.model.graph, work, chosen_of, pricer.errors, unrewritten, stored, session.stage,
-        partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
+        task.model.graph, work, exclusions, stored, session.stage, say, options.tolerance, options.seed, fired,
         over=lambda: session.over, late=lambda: session.late,
         patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
         weights=session.weights,
@@ -63,7 +67,7 @@ def acceptance(
     if measurer is not None:
         loop.fastest = partial(fastest_finalist, session, task, compiler=measurer.compile if measurer.ahead else None)
     if symbolic is not None:
-        loop.plan, loop.sized = symbolic.plan, symbolic.without_sized
+        loop.plan = symbolic.plan
         loop.elsewhere = lambda program, poll: symbolic.verifier.problem(
             program, options.tolerance, options.seed, lambda: session.over, poll
         )

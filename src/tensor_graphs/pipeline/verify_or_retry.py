@@ -36,30 +36,22 @@ from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
 from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Halted
-from ..extract.model.kernel import Candidate
 from ..extract.model.plan import Plan
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..extract.solve.budgets import Budget, Uses, rounding_budget
 from ..verification.comparison import FACTORS, FailedAttempt, Tolerance, Verification
 from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
 from .any_size import NoFormError
-from .rewritten_values import on_original_values, rewritten_most
+from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
 from .run_program import renamed, run_flat
 
 MAX_ATTEMPTS = 8
-TIGHTENINGS = 3  # rounding-error budgets tried per run
-GROSS = 8.0  # multiple of the fair error above which a kernel is excluded at once, without trying a budget first
-MARGIN = 0.9  # safety factor on an error budget: random errors of another plan add up slightly differently
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's kernels are compared one by one, whatever time is left
 NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
-REWRITES = "all rewrites"
-REWRITTEN = "values that only rewriting gives"
 OTHER_PLANS = "other plans within tolerance"  # name of what is left out, in a report
-STORED = "values stored in fewer bits than an output has"
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
 
@@ -67,18 +59,15 @@ NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 class Acceptance:
     """Verify-or-retry loop that turns a choice of kernels into a verified program.
 
-    `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `choose`: extraction,
-    solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where unmeasured. `plain`:
-    makes the hypergraph without rewriting, with every value stored in its compute dtype. `stored`: makes the hypergraph
-    of a view, likewise. `fired`: rules that matched, named as suspects in a miscompile error. `stage`: context manager
-    that times a named stage.
+    `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `exclusions`: chooses
+    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of a view, with every value
+    stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`: context
+    manager that times a named stage.
     """
 
     graph: Graph
     work: Graph
-    choose: Callable[[Hypergraph, Sequence[Budget]], Choice]
-    errors: Uses
-    plain: Callable[[], Hypergraph]
+    exclusions: Exclusions
     stored: Callable[[EGraphView], Hypergraph]
     stage: Callable[[str], AbstractContextManager[None]]
     say: Callable[[str], None]
@@ -88,15 +77,12 @@ class Acceptance:
     plan: Callable[[Choice], Plan] | None = None  # converts a choice to a plan; None: `plan_of` at the sizes of `work`
     # verifies a size-polymorphic program at other sizes; returns the problem or ""
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
-    # (choice, error text) -> names of the choice's suspect kernels for every size ("": none), the candidates without them
-    sized: Callable[[Choice, str], tuple[str, list[Candidate]]] = lambda choice, text: ("", [])
     over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
     late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
     patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
     omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
-    dropped: list[str] = field(default_factory=list)  # texts: what was excluded by earlier attempts
     failed: list[FailedAttempt] = field(default_factory=list)
     references: dict[int, Any] = field(default_factory=dict)
     disturbed: dict[int, Disturbed] = field(default_factory=dict)  # runs of the references with rounding noise
@@ -105,16 +91,14 @@ class Acceptance:
     fastest: Callable[[Choice, Program, Callable[[Choice], Program]], tuple[Choice, Program]] = (
         lambda choice, program, build: (choice, program)
     )
-    tighter: Choice | None = None  # the next choice, if already solved within an error budget
-    tightened: int = 0  # number of error budgets tried
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
         """Best choice and its program. Raises NoPlanError if no candidates cover the outputs any more."""
-        choice, self.tighter = self.tighter, None
+        choice, self.exclusions.tighter = self.exclusions.tighter, None
         try:
-            choice = choice or self.choose(found, ())
+            choice = choice or self.exclusions.choose(found, ())
         except NoPlanError:
-            if self.dropped:
+            if self.exclusions.dropped:
                 raise _no_plan_within_tolerance() from None
             raise
         while self.plan is not None:
@@ -124,10 +108,10 @@ class Acceptance:
                 except NoFormError as error:
                     found = replace(choice.hypergraph, candidates=error.kept)
                     self.say(error.message)
-            choice = self.choose(found, ())
+            choice = self.exclusions.choose(found, ())
         with self.stage("build"):
             program = self.program_of(choice)
-        return (choice, program) if self.dropped else self.fastest(choice, program, self.program_of)
+        return (choice, program) if self.exclusions.dropped else self.fastest(choice, program, self.program_of)
 
     def program_of(self, choice: Choice) -> Program:
         """The program of a choice, not bound to weights yet."""
@@ -150,12 +134,13 @@ class Acceptance:
             self.disturbed.clear()
 
     def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
+        out = self.exclusions
         before: tuple[Verification, str] | None = None  # the failed attempt before this one
         known = 0
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if before is not None:
                 self._record(*before, known)
-                before, known = None, len(self.dropped)
+                before, known = None, len(out.dropped)
             choice, program = self.build(found)
             assert program.plan is not None
             with self.stage("verify"):
@@ -168,33 +153,33 @@ class Acceptance:
                 except TensorGraphsError:
                     raise
                 except Exception as error:  # a compiler error, or an error of the first launch of a kernel
-                    found = self._without_unmeasured(found, choice, error)
+                    found = out.without_unmeasured(choice, error)
                     continue
                 if verdict.passed and not wrong:
                     return choice, program, replace(verdict, failed=tuple(self.failed))
                 before = verdict, wrong
                 took = time.monotonic() - began
-                last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
+                last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
-                narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict)
+                narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
                 again = narrow and not (last or hurried)
                 finding = NO_DIAGNOSIS if wrong or hurried or again else self._diagnosed(program.plan)
-            if wrong and REWRITES in self.dropped:
-                found = self._without_sized(choice, SizesError(wrong))
+            if wrong and REWRITES in out.dropped:
+                found = out.without_sized(choice, SizesError(wrong))
                 continue
             if again:
-                found = self._excluded(STORED, self.stored(found.view), *self.dropped)
+                found = out.excluded(STORED, self.stored(found.view), *out.dropped)
                 self.say(f"over tolerance, again without {STORED}")
                 continue
-            if hurried and not narrow and took <= self.patience and (kept := self._original(found, choice)) is not None:
-                found = self._excluded(REWRITTEN, kept)
+            if hurried and not narrow and took <= self.patience and (kept := out.original(found, choice)) is not None:
+                found = out.excluded(REWRITTEN, kept)
                 self.say(f"over tolerance, again without {REWRITTEN}")
                 self.omitted.append(OTHER_PLANS)
                 continue
             if narrow and hurried:
-                self.dropped.append(STORED)
+                out.dropped.append(STORED)
             if wrong or hurried:
-                found = self._excluded(REWRITES, self.plain(), *self.dropped)
+                found = out.without_rewrites()
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
                 self.omitted += [OTHER_PLANS] if hurried else []
                 continue
@@ -205,35 +190,19 @@ class Acceptance:
                     break
                 self._record(verdict, wrong, known)
                 return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
-            found = self._without_cause(found, choice, finding, verdict, attempt)
-            self.say(f"over tolerance, again without {self.dropped[-1]}")
+            found = out.without_cause(found, choice, finding, verdict, last=attempt >= MAX_ATTEMPTS - 1)
+            self.say(f"over tolerance, again without {out.dropped[-1]}")
         raise _no_plan_within_tolerance()
 
     def _diagnosed(self, plan: Plan) -> Diagnosis:
         """The diagnosis of a failed plan. It ends early when the session is late, but not before DIAGNOSING_S seconds."""
         began = time.monotonic()
         ended = lambda: self.late() and time.monotonic() - began > DIAGNOSING_S
-        return diagnose(self.graph, fixed(plan), rewritten=REWRITES not in self.dropped, ended=ended)
+        return diagnose(self.graph, fixed(plan), rewritten=REWRITES not in self.exclusions.dropped, ended=ended)
 
     def _record(self, verdict: Verification, wrong: str, known: int) -> None:
         """Record a failed attempt, before which `known` texts were in `dropped`."""
-        self.failed.append(FailedAttempt(verdict.worst, tuple(self.dropped[known:]), wrong))
-
-    def _original(self, found: Hypergraph, choice: Choice) -> Hypergraph | None:
-        """The hypergraph without kernels that read or write values that only rewriting gives.
-
-        None if that was tried, if the choice has no such kernel, or if the rest does not cover every output.
-        """
-        original = on_original_values(found.view)
-        chosen = [choice.hypergraph.candidates[i] for i in choice.chosen]
-        if REWRITTEN in self.dropped or choice.hypergraph.view is not found.view or all(map(original, chosen)):
-            return None
-        kept = replace(found, candidates=[c for c in found.candidates if original(c)])
-        try:
-            self.tighter = self.choose(kept, ())
-        except NoPlanError:
-            return None
-        return kept
+        self.failed.append(FailedAttempt(verdict.worst, tuple(self.exclusions.dropped[known:]), wrong))
 
     def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
         """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
@@ -242,52 +211,6 @@ class Acceptance:
             not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
         ]
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
-
-    def _without_unmeasured(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
-        """Exclude kernels whose schedules were never run.
-
-        All of them, or, if the rest does not cover every output, those of the plan.
-
-        Returns the reduced hypergraph. If the plan has no such kernel and the program is to run at every size, kernels
-        with sizes as arguments are excluded, because their source differs from the measured one. Raises `error` if
-        there is nothing to exclude.
-        """
-        unmeasured = {
-            i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
-            if not c.is_view and c.template.space is not None and p.source != "measured"
-        }  # fmt: skip
-        chosen = unmeasured.intersection(choice.chosen)
-        if not chosen and self.plan is not None:
-            first = str(error).partition(chr(10))[0][:200]
-            failed = NoPlanError(f"a kernel for every size does not run: {type(error).__name__}: {first}")
-            failed.__cause__ = error
-            return self._without_sized(choice, failed)
-        if not chosen:
-            raise error
-        said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
-        self.say(f"a kernel of the plan does not run, again without {said}")
-        self.dropped.append(said)
-        candidates = choice.hypergraph.candidates
-        for left_out in (unmeasured, chosen):
-            found = replace(choice.hypergraph, candidates=[c for i, c in enumerate(candidates) if i not in left_out])
-            try:
-                self.tighter = self.choose(found, ())
-                return found
-            except NoPlanError:
-                continue
-        raise error
-
-    def _without_sized(self, choice: Choice, error: NoPlanError) -> Hypergraph:
-        """Exclude generated kernels that take sizes as arguments.
-
-        Those of the plan that the error names, else all of the plan. Raises `error` without any in the plan.
-        """
-        name, kept = self.sized(choice, f"{error.message} {error.__cause__ or ''}")
-        if not name:
-            raise error
-        self.say(f"again without {name}: {error.message}")
-        self.dropped.append(f"{name} ({error.message})")
-        return replace(choice.hypergraph, candidates=kept)
 
     def _verdict(self, program: Program, attempt: int) -> tuple[Verification, str]:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
@@ -304,7 +227,7 @@ class Acceptance:
             self.disturbed.clear()
         if verdict.passed and verdict.omitted:
             self.omitted.append(verdict.omitted)
-        verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
+        verdict = replace(verdict, attempts=attempt, dropped=tuple(self.exclusions.dropped))
         return verdict, self._problem(program, verdict, poll)
 
     def _problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
@@ -319,51 +242,6 @@ class Acceptance:
         if self.plan is None or not verdict.miscompiled:
             return ""
         return verdict.worst.said
-
-    def _without_cause(
-        self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, attempt: int
-    ) -> Hypergraph:
-        """Exclude the most likely cause from the hypergraph and record it in `dropped`."""
-        if attempt < MAX_ATTEMPTS - 1:
-            if finding.inaccurate:
-                worst = finding.inaccurate[0]
-                if finding.kernels[worst] <= GROSS and self._tighten(found, choice, finding, verdict):
-                    return found
-                return self._excluded(worst, found, worst)
-            if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
-                original = on_original_values(found.view)
-                kept = [c for c in found.candidates if c.template.family != family or original(c)]
-                return self._excluded(f"rewritten {family}", replace(found, candidates=kept))
-        return self._excluded(REWRITES, self.plain(), *self.dropped)
-
-    def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
-        """Solve for a choice within a rounding-error budget and record it; return whether one was found.
-
-        Error model: the plan's error is a constant factor times the root of the sum of squared kernel errors. With the
-        same factor, a plan passes whose root is smaller by the excess of the failed plan.
-        """
-        worst = verdict.worst
-
-        def errors(of: Sequence[Candidate]) -> list[float]:
-            seen = [0.0 if c.is_view else finding.errors.get(c.template.name, 0.0) for c in of]
-            # kernels that were never measured alone: their error as diagnosed in the plan
-            return [e or s for e, s in zip(self.errors(of), seen)]
-
-        spent = math.hypot(*errors([choice.hypergraph.candidates[i] for i in choice.chosen]))
-        if self.tightened == TIGHTENINGS or not 0 < spent < math.inf or not math.isfinite(worst.excess):
-            return False
-        self.tightened += 1
-        most = spent * MARGIN / worst.excess
-        try:
-            self.tighter = self.choose(found, (rounding_budget(most, errors),))
-        except NoPlanError:
-            return False
-        self.dropped.append(f"kernels that round by more than {most:.2g} together")
-        return True
-
-    def _excluded(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
-        self.dropped.append(what)
-        return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
 
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst
