@@ -1,4 +1,5 @@
-"""The contract of a backend: `Target`, everything that users of backends ask, and `BackendBase`, the defaults.
+"""The contract of a backend: the protocol `Target`, with all members that other modules use, and its defaults,
+`BackendBase`.
 
 How to add a backend: docs/backends.md.
 """
@@ -39,12 +40,8 @@ class Target(Backend, Protocol):
 
     @property
     def operands(self) -> str:
-        """Form of operands that emitted code gets on the host.
-
-        "numpy" arrays, "torch" tensors, or memory addresses ("address").
-
-        Programs of other devices have one form only.
-        """
+        """Form in which emitted code on the host gets operands: "numpy" arrays, "torch" tensors, or memory addresses
+        ("address"). Programs of other devices have one form only."""
         ...
 
     @property
@@ -87,8 +84,9 @@ class Target(Backend, Protocol):
     ) -> Any:  # fmt: skip
         """Form for every size of a generated kernel (`generate.free_terms.Sized`); None if there is none.
 
-        `numbers`: the meaning of the call's generic sizes; `searched`, `probes`: sizes to price and to check the form
-        at; `others`: backends whose kernels may serve sizes that the form leaves.
+        `numbers`: the call's generic sizes -> size expressions; `searched`: sizes at which the form is priced;
+        `probes`: sizes at which it is checked; `others`: backends whose kernels may be used for sizes for which the
+        form has no kernel.
         """
         ...
 
@@ -154,5 +152,5 @@ class BackendBase:
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """None, because generated kernels hold at one choice of sizes by default."""
+        """None: by default, generated kernels are for one choice of sizes only."""
         return None

@@ -1,4 +1,4 @@
-"""Devices of backends: the memory and processor that kernels work in, and the module that makes programs for it."""
+"""Devices of backends: the memory and processor that kernels use, and the module that makes programs for the device."""
 
 from __future__ import annotations
 

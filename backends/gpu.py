@@ -59,10 +59,8 @@ def check_hardware(wanted: str, where: str = "") -> None:
 
 
 def check_room(device: str, wanted: int) -> None:
-    """Raise DeviceUnavailableError without a GPU, DeviceMemoryError if `wanted` bytes are not free.
-
-    Raises DeviceFaultError if the GPU has failed before.
-    """
+    """Raise DeviceUnavailableError without a GPU, DeviceMemoryError if `wanted` bytes are not free on `device`, and
+    DeviceFaultError if the GPU has failed before."""
     check_hardware("")
     import torch
 
@@ -97,7 +95,8 @@ def wait(device: str, what: str) -> None:
 
 
 def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
-    """The error of this package that stands for a Torch error of a failed GPU; None for other errors."""
+    """The error of this package to raise for a Torch error of a failed GPU during the operation `what`; None for other
+    errors."""
     text = str(error).strip().partition("\n")[0]
     if type(error).__name__ == "OutOfMemoryError":
         return DeviceMemoryError(f"{what}: {text}", hint="free memory, use smaller dims, or optimize for the CPU")

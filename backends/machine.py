@@ -1,7 +1,7 @@
 """The GPU that generated kernels are scheduled for: sizes and rates, queried from the driver or stated per model.
 
-`target` is what legality, ranking and emission of GPU kernels read. A worker process that schedules kernels for its
-parent gets the parent's machine (`using`).
+Legality, ranking and emission of GPU kernels read `target`. A worker process that schedules kernels for its parent uses
+the parent's machine (`using`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def dynamic_shared(self) -> int:
-        """Bytes of dynamic shared memory that a block may use beside what the compiler and alignment take (1 KiB)."""
+        """Bytes of dynamic shared memory that a block may use, without 1 KiB for the compiler and alignment."""
         return self.shared_per_block - (1 << 10)
 
 
@@ -70,7 +70,8 @@ _using: ContextVar[Machine | None] = ContextVar("tensor_graphs_machine", default
 
 
 def target() -> Machine:
-    """The GPU that kernels are generated for: that of `using`, of the setting `gpu`, the local one, else `REFERENCE`."""
+    """The GPU for which kernels are generated: that of `using`, else of the setting `gpu`, else the local GPU, else
+    `REFERENCE`."""
     return _using.get() or _target(settings.planned_gpu())
 
 
@@ -113,7 +114,7 @@ def _target(key: str) -> Machine:
 def of_key(device: str) -> Machine:
     """Machine of a device key, such as "gpu:NVIDIA H200:sm90:multiprocessors=132".
 
-    Facts that the key lacks are stated per compute capability, or are those of `REFERENCE`.
+    Facts that the key lacks are taken from a table by compute capability, else from `REFERENCE`.
     """
     found = re.fullmatch(r"gpu:(.*):sm(\d+):multiprocessors=(\d+)", device)
     if found is None:

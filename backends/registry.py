@@ -65,7 +65,8 @@ on_forget: list[Callable[[], None]] = []  # clear what other modules have cached
 def register(added: Target) -> None:
     """Add a backend for this process. Measuring processes know only built-in backends and entry points.
 
-    Raises UsageError if a backend or a choice has its name, or if another device has its device's name.
+    Raises UsageError if another backend or a choice of `select` has the same name, or if another device has the name of
+    the backend's device.
     """
     if added.name in backends() or added.name in CHOICES:
         raise UsageError(f"two backends are called {added.name!r}", where="register")
@@ -82,7 +83,7 @@ def unregister(name: str) -> None:
 
 
 def forget() -> None:
-    """Drop the cached backends and devices; they are found again."""
+    """Drop the cached backends and devices, which are collected again on the next use."""
     for clear in (backends.cache_clear, devices.cache_clear, _by_name.cache_clear, *on_forget):
         clear()
 
@@ -115,10 +116,8 @@ def backend(name: str) -> Target:
 
 
 def elsewhere(choice: str) -> bool:
-    """Whether a backend choice is for planning only.
-
-    It needs the GPU that the setting `gpu` describes, and this machine has none.
-    """
+    """Whether a backend choice is for planning only, because it needs the GPU that the setting `gpu` describes and this
+    machine has none."""
     on_one = any(n in BUILT_IN and backend(n).device.on_gpu for n in CHOICES.get(choice, ()))
     return bool(settings.current().gpu) and on_one and bool(backend("torch_cuda").unavailable())
 
@@ -127,15 +126,12 @@ def select(choice: str | None = None) -> list[Target]:
     """The backends of a choice.
 
     The choice is "auto", "numpy", "torch", "c", "gpu", "cuda", "triton", "triton-only", "generated" or the name of
-    another backend. None means the setting `backend`.
-
-    "torch" adds Torch's CPU kernels to NumPy's (both work on the same memory; NumPy covers ops that Torch lacks), "c"
-    adds generated C functions to NumPy's. "gpu" is Torch's GPU library kernels, Triton and CUDA C++; "cuda" omits
-    Triton, "triton" omits CUDA C++. "triton-only" and "generated" take only views and copies from the library. "auto"
-    is "gpu" if a GPU is usable, else NumPy with Torch and C as far as they are usable. Another backend comes with NumPy
-    if both work in the host's memory.
-
-    Raises DeviceUnavailableError if a required backend is unusable here. No error where the choice is for planning only
+    another backend. None means the setting `backend`. "torch" adds Torch's CPU kernels to NumPy's (both work on the
+    same memory; NumPy covers ops that Torch lacks), "c" adds generated C functions to NumPy's. "gpu" is Torch's GPU
+    library kernels, Triton and CUDA C++; "cuda" omits Triton, "triton" omits CUDA C++. "triton-only" and
+    "generated" take only views and copies from the library. "auto" is "gpu" if a GPU is usable, else NumPy, and
+    Torch and C if they are usable. Another backend is combined with NumPy if both work in the host's memory. Raises
+    DeviceUnavailableError if a required backend is unusable here, unless the choice is for planning only
     (`elsewhere`).
     """
     name = choice or settings.current().backend
@@ -177,11 +173,9 @@ def _one_float(call: Call) -> bool:
 
 
 def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
-    """CPU backends for plans that store values in a 16-bit float while the compute dtype is float32.
-
-    See extract/model/storage_dtypes.py. Every kernel of NumPy except views, copies and casts then requires float
-    operands and outputs of one dtype. A cast between equal dtypes is a view.
-    """
+    """The CPU backends adapted to plans that store values in a 16-bit float while the compute dtype is float32
+    (extract/model/storage_dtypes.py): every NumPy kernel except views, copies and casts requires float operands and
+    outputs of one dtype, and a cast between equal dtypes is a view."""
     return [_of_one_float(b) if b.name == "numpy" else b for b in chosen]
 
 
@@ -207,12 +201,12 @@ def on_gpu(chosen: Iterable[Backend]) -> bool:
 
 
 def eager(chosen: Sequence[Backend]) -> list[Backend]:
-    """Backends that run a graph eagerly, node by node, for the choice `chosen`: libraries first."""
+    """Backends with which the graph as written runs node by node, given the backends of a choice: libraries first."""
     return [backend("torch_cuda")] if on_gpu(chosen) else list(reversed(chosen))
 
 
 def describe(chosen: Iterable[Backend]) -> str:
-    """Names of backends and devices for the report: `numpy + torch on cpu`."""
+    """Names of backends and their device for the report, such as `numpy + torch on cpu`."""
     found = list(chosen)
     return f"{' + '.join(b.name for b in found)} on {', '.join(dict.fromkeys(b.device.name for b in found))}"
 
@@ -223,7 +217,10 @@ _used: dict[str, dict[str, Template]] = {}  # those of them that are candidates 
 
 
 def add_kernels(added: Iterable[Template], *, used: bool = False) -> None:
-    """Make user kernels known by their names; kernels of earlier content are replaced. `used`: candidates in every search."""
+    """Make user kernels known by their names, in place of kernels of the same names.
+
+    `used`: whether they become candidates in every search.
+    """
     for t in added:
         _user.setdefault(t.backend, {})[t.name] = t
         if used:
@@ -242,7 +239,10 @@ def used_kernels() -> list[Template]:
 
 
 def with_kernels(chosen: Iterable[Target], added: Iterable[Template]) -> list[Target]:
-    """The backends with further library kernels, each kernel in its backend; kernels of other backends are left out."""
+    """The backends with further library kernels, each added to its backend.
+
+    Kernels whose backend is not among `chosen` are left out.
+    """
     by_name = {(t.backend, t.name): t for t in added}
     found = []
     for b in chosen:
@@ -252,7 +252,7 @@ def with_kernels(chosen: Iterable[Target], added: Iterable[Template]) -> list[Ta
 
 
 def template(backend_name: str, name: str) -> Template:
-    """The template of a name in a backend, or the user kernel of that name. Raises UsageError if there is none."""
+    """The library kernel `name` of a backend, or the user kernel of that name. Raises UsageError if there is none."""
     found = _user.get(backend_name, {}).get(name) or _by_name(backend_name).get(name)
     if found is None:
         raise UsageError(f"the backend {backend_name} has no kernel called {name!r}")

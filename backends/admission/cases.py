@@ -36,7 +36,7 @@ OTHERS = ("normal", "wide")  # kinds for the third choice of sizes and further o
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel call to test, with the values of the declaration's sizes and types by name."""
+    """A kernel call to test. `known`: values of the declared sizes, types and constants by name."""
 
     call: Call
     known: Mapping[str, Any]
@@ -47,11 +47,10 @@ class Case:
 
 
 def cases_of(template: UserKernel, count: int = CASES, *, interpreted: bool = False) -> list[Case]:
-    """Up to `count` cases: small sizes, the smallest first, and random ones of any size in turn.
+    """Up to `count` cases, alternately with small sizes (the smallest first) and with random sizes.
 
-    Raises KernelError if none is found.
-
-    `interpreted`: the kernel runs in Triton's interpreter, where sizes stay small.
+    Raises KernelError if none is found. `interpreted`: the kernel runs in Triton's interpreter, where sizes stay
+    small.
     """
     limits = (MOST_INTERPRETED, MOST_INTERPRETED) if interpreted else (MOST_ELEMENTS, MOST_WORK)
     found = list(islice(_drawn(template, limits), count))
@@ -88,10 +87,8 @@ def _drawn(template: UserKernel, limits: tuple[int, int]) -> Iterator[Case]:
 def _case(
     template: UserKernel, known: Mapping[str, Any], constants: Mapping[str, Any], limits: tuple[int, int]
 ) -> Case | None:
-    """The case of some sizes; None if the kernel does not apply, or if it is large.
-
-    `limits`: of the elements of an operand, and of the product of all sizes.
-    """
+    """The case for given sizes and types (`known`) and constants; None if the kernel does not apply, or if the case
+    exceeds `limits`: (elements of an operand, product of all sizes)."""
     kernel = template.kernel
     shapes = {n: s.shape(known) for n, s in kernel.inputs.items()}
     if max(map(prod, shapes.values())) > limits[0] or prod(_numbers(known)) > limits[1]:
@@ -120,8 +117,10 @@ def _operand(kind: Type) -> Operand:
 
 
 def kinds_of(number: int, nan: str) -> tuple[str, ...]:
-    """Kinds of operand values (random, zeros, NaN, ...) for case `number`; `nan`: what the kernel declares of NaN
-    (`Kernel.nan`)."""
+    """Kinds of operand values (random, zeros, NaN, ...) to test in case `number`.
+
+    `nan`: the kernel's declared treatment of NaN (`Kernel.nan`).
+    """
     found = KINDS if number < 2 else OTHERS
     return tuple(k for k in found if nan == "propagate" or k not in ("nan", "infinite"))
 

@@ -47,8 +47,8 @@ class AdmissionVerdict:
     """The outcome of a kernel's checks.
 
     `status`: admitted, unavailable (its backend does not work here), or the check that failed: malformed, wrong,
-    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error. `case`: sizes and values at which it
-    failed. `error`, `index`: largest error there, and the first wrong element.
+    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error. `case`: sizes and values at which
+    the check failed. `error`, `index`: largest error there, and index of the first wrong element.
     """
 
     kernel: str
@@ -86,7 +86,7 @@ class Refused(Exception):
 
 
 class RunnerProcess(CpuWorkerProcess):
-    """The child process that runs kernels. Closing kills it with all processes that it started."""
+    """The child process that runs kernels. `close` kills the child and all processes that it started."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         super().__init__("tensor_graphs.backends.admission.runner", RUN_S, environment)
@@ -108,7 +108,12 @@ class RunnerProcess(CpuWorkerProcess):
 
 @dataclass
 class Checker:
-    """Checks all kernels of a file. `device`: where kernels on tensors run; `usable`: why a backend cannot be used here."""
+    """Checker of all kernels of a file.
+
+    `device`: the Torch device on which kernels on tensors run. `usable`: function from a backend's name to the
+    reason why it cannot be used here, "" if it can. `environment`: environment variables of the child process.
+    `say` receives the name of each kernel that is checked.
+    """
 
     file: KernelFile
     device: str = "cpu"
@@ -139,7 +144,10 @@ class Checker:
             self.runner.close()
 
     def _loaded(self) -> list[UserKernel]:
-        """Templates of the file's kernels, made of what the child says about them: they can be matched, not run."""
+        """Templates of the file's kernels, made from the child's descriptions; they can be matched but not run.
+
+        Raises Refused if the file or a description is malformed.
+        """
         reply = self.runner.reply({"job": "load", "file": [str(self.file.path), self.file.digest]}, LOAD_S)
         try:
             return [_stub(d, self.file) for d in reply["kernels"]]
@@ -187,12 +195,16 @@ class Checker:
         return AdmissionVerdict(kernel.name, kernel.language, "admitted", cases=passed)
 
     def _reload(self) -> None:
-        """Start the child anew after a failure, for the next kernel."""
+        """Restart the child after a failure, for the next kernel."""
         self.runner.close()
         self._loaded()
 
     def _checked(self, index: int, template: UserKernel, case: Case, number: int) -> Iterator[str]:
-        """Run the checks of one choice of sizes; yield a description of each that passed."""
+        """Run the checks of one case; yields a description of each check that passed.
+
+        Raises Refused for one that failed. `index`: index of the template in the file; `number`: index of the
+        case.
+        """
         places, size = places_of(case.call)
         memory = SharedMemory(size)
         where = f"{case}"
@@ -211,7 +223,10 @@ class Checker:
             memory.close()
 
     def _run(self, template: UserKernel, case: Case, kind: str, memory: SharedMemory, *, twice: bool) -> None:
-        """Run a kernel on values of one kind and judge the result."""
+        """Run a kernel on values of one kind and judge the result; with `twice`, run it again and compare the bits.
+
+        Raises Refused.
+        """
         call = case.call
         places, _ = places_of(call)
         outputs = {n: places[n] for n in output_names(len(call.outputs))}
@@ -234,7 +249,7 @@ class Checker:
                     raise Refused("nondeterministic", f"two runs differ in {name}, first at {list(where)}", None, where)
 
     def _harmless(self, memory: SharedMemory, places: Mapping[str, Any], before: Mapping[str, bytes]) -> None:
-        """Raises Refused if a run wrote outside of its outputs."""
+        """Raise Refused if a run wrote outside of its outputs. `before`: bytes of the inputs before the run."""
         if (at := memory.outside(places)) is not None:
             near = min(places, key=lambda n: min(abs(at - places[n].start), abs(at - places[n].start - places[n].size)))
             start, end = places[near].start, places[near].start + places[near].size
@@ -246,14 +261,15 @@ class Checker:
 
 
 def _schedules(template: UserKernel, case: Case) -> list[Mapping[str, int]]:
-    """All schedules of a tuned kernel; none for others."""
+    """All schedules of a tuned kernel; one empty schedule for other kernels."""
     return list(template.space(case.call)) if template.space is not None else [{}]
 
 
 def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: Mapping[str, bytes]) -> None:
     """Raise Refused if an output differs from the float64 reference by more than rounding explains.
 
-    Where the reference in its own dtypes has such an error, too (an overflow), the output is not judged.
+    An output is not judged if the reference evaluated in its own dtypes has such an error too (an overflow).
+    `made`: bytes of the outputs.
     """
     terms = output_terms(template, call)
     with np.errstate(all="ignore"):
@@ -281,10 +297,10 @@ def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: 
 def _fault(
     got: Array, want: Array, own: Array | None, k: int, dtype: str, allowed: float, disturbed: Disturbed
 ) -> str:  # fmt: skip
-    """What is wrong with an output; "" if nothing is.
+    """Description of an output's error; "" if the output is acceptable.
 
-    NaN and infinities must be where the float64 reference has them, or the reference in its own dtypes (`own`), or
-    where rounding decides.
+    NaN and infinities are acceptable where the float64 reference (`want`) or the reference in its own dtypes
+    (`own`) has them, or where rounding decides.
     """
     if dtypes.is_float(dtype):
         wide = got.astype(np.float64), want.astype(np.float64)
@@ -310,7 +326,7 @@ def _located(got: Array, want: Array, allowed: float) -> tuple[float, tuple[int,
 
 
 def _stub(data: Mapping[str, Any], file: KernelFile) -> UserKernel:
-    """A template of a kernel's description, which can be matched and not run."""
+    """A template made from a kernel's description, which can be matched but not run."""
     form = data["form"]
     kernel = Kernel(
         str(data["name"]), str(data["language"]), "", {str(n): operand_spec(n, s) for n, s in data["inputs"].items()},

@@ -1,7 +1,7 @@
 """Operands of a kernel under check in shared memory, each between red zones.
 
-The checking process keeps the file and judges what is in it; the child that runs the kernel maps the same file. So a
-kernel has no way to its reference, and its process reports nothing but that it has run.
+The checking process holds the file and judges its content; the child that runs the kernel maps the same file. So a
+kernel cannot access its reference, and its process reports only that the kernel has run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def nbytes(operand: Operand) -> int:
 
 
 def view_of(raw: Any, place: OperandSpot, operand: Operand) -> Array:
-    """The operand in a file's bytes (a buffer), as an array with its strides."""
+    """An operand as an array with its strides over the bytes `raw` of the file (a buffer)."""
     kind = dtypes.numpy_dtype(operand.type.dtype)
     strides = [s * kind.itemsize for s in operand.strides]
     return np.ndarray(concrete(operand.type.shape), kind, raw, place.start, strides)
@@ -72,7 +72,7 @@ class SharedMemory:
         os.close(number)
 
     def fill(self, call: Call, places: Mapping[str, OperandSpot], values: Mapping[str, Array]) -> None:
-        """Poison everything but the inputs, which get their values."""
+        """Fill the file with poison bytes and the inputs with their values."""
         raw = np.frombuffer(self.raw, np.uint8)
         for name, place in places.items():
             content = POISON if name in call.operands else OTHER_POISON
@@ -101,7 +101,7 @@ class SharedMemory:
         return self.raw[place.start : place.start + place.size]
 
     def close(self) -> None:
-        """Remove the file. The mapping ends with its last array."""
+        """Remove the file. The memory mapping lives as long as an array over it."""
         os.unlink(self.path)
 
 

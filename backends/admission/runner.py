@@ -51,7 +51,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(template: UserKernel) -> dict[str, Any]:
-    """A template as data, from which the parent makes one that runs nothing."""
+    """A template's description as JSON data, from which the parent makes a template that can be matched but not run."""
     kernel, form = template.kernel, template.form
     return {
         "name": kernel.name, "language": kernel.language, "backend": template.backend,
@@ -64,7 +64,7 @@ def _described(template: UserKernel) -> dict[str, Any]:
 
 
 def _bind(job: Mapping[str, Any]) -> tuple[mmap.mmap, Runner]:
-    """A function that runs a call on operands in shared memory."""
+    """(mapped memory, function that runs a call on operands in it), for a job of kind `bind`."""
     template, call = _templates[job["template"]], call_of_json(job["call"])
     places = {n: OperandSpot(*p) for n, p in job["places"].items()}
     with open(job["memory"], "r+b") as file:
@@ -75,7 +75,7 @@ def _bind(job: Mapping[str, Any]) -> tuple[mmap.mmap, Runner]:
 
 
 def _on_host(template: UserKernel, call: Call, arrays: Mapping[str, Any]) -> Runner:
-    """Function that runs a kernel on NumPy arrays, or on their addresses."""
+    """Function that runs a call on NumPy arrays, or on their addresses."""
     named = replace(call, names={n: n for n in arrays})
     definitions = dict(template.source(named)) if template.source is not None else {}
     parts = [*helper_source((), [(template.backend, n) for n in template.setup]), *definitions.values()]
@@ -90,7 +90,7 @@ def _on_host(template: UserKernel, call: Call, arrays: Mapping[str, Any]) -> Run
 def _on_tensors(
     template: UserKernel, call: Call, raw: Any, places: Mapping[str, OperandSpot], device: str
 ) -> Runner:  # fmt: skip
-    """Function that runs a kernel on Torch tensors: all bytes of the file are copied to the device and back."""
+    """Function that runs a call on Torch tensors; each run copies all bytes of the file to the device and back."""
     import numpy as np
     import torch
 

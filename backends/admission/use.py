@@ -1,4 +1,4 @@
-"""Kernels in use: `tg.use_kernels`, and verdicts that are kept by the content of files."""
+"""User kernels that searches use (`tg.use_kernels`), and verdicts stored under the content of their files."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _templates: dict[KernelFile, list[UserKernel]] = {}
 
 
 def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[AdmissionVerdict]:
-    """Make kernels of files candidates in all later searches of this process, after their checks; return the verdicts.
+    """Check kernels, and make them candidates in all later searches of this process; returns the verdicts.
 
         tg.use_kernels("kernels.py")
 
     `sources`: paths of Python files, kernels (`tg.kernel`) or modules that declare them. **The files are executed as
     code**, with the rights of this process; the checks find mistakes, they are no sandbox. Each kernel first runs in a
     child process, on several choices of sizes and values, and is compared with its reference in float64; verdicts are
-    kept by the content of the file. `say` receives the name of each kernel that is checked.
+    stored under the content of the file. `say` receives the name of each kernel that is checked.
 
     Raises KernelError for a file that is missing or malformed; raises KernelRefusedError if a kernel fails a check:
-    then none of its file is used. Kernels whose backend does not work on this machine are left out, with the status
-    "unavailable".
+    then no kernel of its file is used. Kernels whose backend does not work on this machine are left out, with the
+    status "unavailable".
     """
     found: list[AdmissionVerdict] = []
     for file, names in _files(sources).items():
@@ -51,14 +51,14 @@ def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Admissio
 
 
 def admitted(sources: Sequence[Any]) -> list[UserKernel]:
-    """Templates of the kernels of `sources` (as for `use_kernels`), for one search. Errors as for `use_kernels`."""
+    """Templates of the kernels of `sources`, checked, for one search. Sources and errors as for `use_kernels`."""
     found = [t for file, names in _files(sources).items() for t in _admitted(file, names, lambda message: None)[0]]
     add_kernels(found)
     return found
 
 
 def _files(sources: Iterable[Any]) -> dict[KernelFile, set[str]]:
-    """Files of sources, with the names of kernels that are wanted of each (empty: all)."""
+    """Files of sources -> names of the wanted kernels in each (empty: all kernels)."""
     if isinstance(sources, str | Path):
         raise KernelError(f"kernels={str(sources)!r} is one text", hint="give a list of files: [...]")
     found: dict[KernelFile, set[str]] = {}
@@ -92,11 +92,9 @@ def _admitted(file: KernelFile, names: set[str], say: Say) -> tuple[list[UserKer
 def verdicts_of(
     file: KernelFile, *, interpret: bool = False, again: bool = False, say: Say = lambda message: None
 ) -> list[AdmissionVerdict]:
-    """The verdicts on a file's kernels, from the cache if its content, this version's checks and the machine are the same.
-
-    `interpret`: run Triton kernels in Triton's interpreter where there is no GPU. `again`: check again. The file is executed
-    in a child process only.
-    """
+    """The verdicts on a file's kernels, from the cache if the file's content, this version's checks and the machine are
+    the same. `interpret`: run Triton kernels in Triton's interpreter if there is no GPU. `again`: check even if there
+    are stored verdicts. The file is executed in a child process only."""
     usable = _usable(interpret)
     key = sha256(repr((FORMAT, file.digest, usable, _machines(usable))).encode()).hexdigest()
     if not again and (kept := _kept(key)) is not None:
@@ -122,7 +120,7 @@ def described(file: KernelFile) -> list[dict[str, Any]]:
 
 
 def _usable(interpret: bool) -> dict[str, str]:
-    """Why each backend of user kernels cannot be used here; empty texts for those that can."""
+    """Backend of user kernels -> the reason why it cannot be used here; "" if it can."""
     known = backends()
     names = [b for found in BACKENDS.values() for b in found]
     why = {b: known[b].unavailable() if b in known else f"there is no backend {b}" for b in names}

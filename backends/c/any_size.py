@@ -1,12 +1,8 @@
-"""C kernels with free sizes.
-
-A function generated for one choice of sizes, with its numbers replaced by size expressions.
-
-At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size expression. With these
-expressions over parameters, the text becomes a function for every size. It is checked: functions generated at probe
-sizes must equal this one with numbers substituted. A kernel whose loop structure depends on sizes fails the check and
-has no such form.
-"""
+"""C kernels with free sizes: the text of a function generated for one choice of sizes, with its numbers replaced by
+size expressions. At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size
+expression. With these expressions over parameters, the text becomes a function for every size. As a check, functions
+generated at probe sizes must equal the text with these sizes substituted. A kernel whose loop structure depends on
+sizes fails the check and has no such form."""
 
 from __future__ import annotations
 
@@ -44,8 +40,8 @@ PARALLEL = "omp parallel"
 class SizedTemplate(LibraryKernel):
     """Template of a C kernel for every size.
 
-    Its text derives from a template and call at generic sizes; measurements belong to the template at the searched
-    sizes.
+    Its text is derived from a template and call at generic sizes (`origin`, `origin_call`); it is measured as the
+    template at the searched sizes (`searched`).
     """
 
     origin: GeneratedKernel = field(default=None)  # type: ignore[assignment]
@@ -72,10 +68,10 @@ def sized(
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
 ) -> Sized | None:
-    """Form for every size of a C kernel generated at generic sizes; None if it has none.
+    """Form for every size of a C kernel generated at generic sizes; None if the kernel has no such form.
 
-    `numbers`: size expression of each number of the generic sizes. `searched`: the sizes at which the kernel is priced.
-    `probes`: sizes at which the kernel is generated again: its text must equal the form with these sizes substituted.
+    `numbers`: number of the generic sizes -> its size expression. `searched`: the sizes at which the kernel is
+    priced. `probes`: sizes at which the kernel is generated again as a check.
     """
     if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None
@@ -135,7 +131,7 @@ def _plain(text: str) -> str:
 
 
 def _put(text: str, numbers: Numbers, sizes: Mapping[str, int]) -> str:
-    """The function's text with numbers of other sizes."""
+    """The function's text with the numbers of generic sizes replaced by those of `sizes`."""
     return _NUMBER.sub(lambda found: str(bind(numbers.dim(int(found[0])), sizes)), _plain(text))
 
 
@@ -147,7 +143,7 @@ def _in_c(value: Dim) -> str:
 
 
 def _worth(template: GeneratedKernel, call: Call, numbers: Numbers) -> str:
-    """C condition for enough work to use several threads."""
+    """C condition on the size parameters under which a call has enough work for several threads."""
     found = template.lower(call)
     assert found is not None
     largest = max((o.type for o in call.places.values()), key=lambda t: t.nbytes)
@@ -157,7 +153,11 @@ def _worth(template: GeneratedKernel, call: Call, numbers: Numbers) -> str:
 
 
 def _function(text: str, threads: str, numbers: Numbers, worth: str) -> str:
-    """The function with size parameters, with parallel loops as in `threads` under a condition."""
+    """The function's text with size parameters in place of numbers.
+
+    The pragmas of `threads`, the text of the same function with parallel loops, are inserted; loops run in parallel
+    under the condition `worth`.
+    """
     lines = iter(_NUMBER.sub(lambda found: _in_c(numbers.dim(int(found[0]))), _plain(text)).splitlines())
     made = []
     for line in threads.splitlines():

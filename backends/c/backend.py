@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 
 def _narrow(t: Tensor) -> bool:
-    """Whether a term is no product, a product with few rows, or one of attention of few rows (judged before lowering)."""
+    """Whether a term is no product, a product with few rows, or a batched product whose matrices have few rows, as in
+    attention of few rows (decided before lowering)."""
     if t.entry.fusion_role != "product":
         return True
     if _batched(t):
@@ -43,7 +44,7 @@ def _narrow(t: Tensor) -> bool:
 
 
 def _batched(t: Tensor) -> bool:
-    """Whether a term is attention, or a product of several matrices with several others."""
+    """Whether a term is attention or a batched matrix product."""
     return t.entry.law == "attention" or (t.entry.law == "matmul" and t.args[1].rank > 2)
 
 
@@ -64,8 +65,9 @@ def _worth(terms: Sequence[Tensor]) -> bool:
 
 
 def _writes_alone(template: GeneratedKernel, kernel: Kernel) -> bool:
-    """Whether a kernel has no scatter, or computes nothing else and reads nothing of what the scatter writes into: operands
-    are `restrict`, and the copy of the rest (emit/kernel.py) is told from one unread operand."""
+    """Whether a kernel has no scatter, or has a scatter as its only result and does not load the operand that it writes
+    into. Required because pointers are `restrict`, and because emit/kernel.py recognizes the operand to copy by its not
+    being loaded."""
     bases = set(template.bases.values())
     read = {e.value[0] for e in kernel.exprs if e.op == "load"}
     return not bases or (len(template.roots) == 1 and bases.isdisjoint(read))
@@ -117,11 +119,8 @@ class C(KernelGenerator):
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """Fusion policies for a view: with products only if it has skinny ones, with two products only if it has attention of
-        few rows.
-
-        No policy spreads statistics through memory.
-        """
+        """Fusion policies for a view: policies with products only if the view has products of few rows, policies with
+        two products only if it has attention of few rows. Policies with `spread_bare` are left out."""
         products = 0
         for n, op in enumerate(view.op):
             if op in ("matmul", "linear") and len(view.types[view.kids(n)[1]].shape) == 2:

@@ -39,7 +39,8 @@ class NestSchedule(Schedule):
     """Schedule of a C loop nest: no parameters."""
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) whose common values are computed once: all of attention (emit/attention.py), else one of each."""
+        """(rows, columns) of the tile whose common values are computed once: the whole shape for attention of few rows
+        (emit/attention.py), else (1, 1)."""
         return (shape.m, shape.n) if shape.kind == "attention" else (1, 1)
 
 
@@ -62,7 +63,7 @@ def _efficient(kernel: Kernel, shape: Shape) -> bool:
 
 
 def _streams(e: Expr) -> bool:
-    """Whether a reduction reads each operand element only a few times."""
+    """Whether a reduction reads each operand element only a few times, so that it is bound by memory."""
     space = prod(a.size for a in e.axes | {e.axis})
     loads = [prod(a.size for a in x.axes) for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
     return max(loads, default=0) * ROWS >= space
@@ -96,7 +97,7 @@ class CEmitter(StrategyEmitter):
     def version_of(self, roots: Sequence[Tensor]) -> str:
         """Version of the emitter in the key of stored measurements.
 
-        Kernels that read bytes have an ending of their own, because their sums are integer dot products.
+        Kernels that read bytes have an additional suffix, because their sums are integer dot products.
         """
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
         return self.version + (PACKED if bytes_ else "")

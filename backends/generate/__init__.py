@@ -1,4 +1,4 @@
-"""Templates of generated kernels and the generator that asks for every fusion group.
+"""Templates of generated kernels, and the generator that makes them for the fusion groups of an e-graph view.
 
 In: fusion groups.
 Out: kernel templates.

@@ -1,16 +1,14 @@
 """Generated GPU kernels for every size: the text of one schedule with its sizes as integer parameters.
 
 A `SizedKernel` emits its terms at several choices of sizes (points). The texts must be equal up to integers, and each
-integer that differs must be a known function of the sizes (generate/size_fit.py); it is replaced by that function of
-parameters of the kernel, or of variables of the program where it is in the launch. Points are sizes that no tile
-divides, so the text has all masks and its tile counts are rounded up.
-
-Which axes can be free follows from the text: axes that only occur in grids, bounds of loops, masks and addresses. An axis
-whose size fixes the shape of a tile (a reduction held whole in registers) has texts that differ, hence no such form.
-
-Where a tile is as large as the extent, or larger, emitters drop loops and masks. The text of a strategy that masks
-(`Strategy.masked`) computes such sizes as well; that of another strategy is used from the smallest size on where it
-equals the emitted one, and a masked schedule below it.
+integer that differs must be a known function of the sizes (generate/size_fit.py). The function replaces the integer;
+its arguments are parameters of the kernel, or variables of the program if the integer is in the launch. Points are
+sizes that no tile divides, so the text has all masks and its tile counts are rounded up. Axes that only occur in grids,
+loop bounds, masks and addresses can be free. An axis whose size determines the shape of a tile (a reduction held whole
+in registers) cannot, because the texts differ in other ways. Where a tile is at least as large as the extent, emitters
+omit loops and masks. A text of a strategy with `Strategy.masked` is right for such sizes too. A text of another
+strategy is used from the smallest size at which it equals the emitted text; smaller sizes get a schedule of a masked
+strategy.
 """
 
 from __future__ import annotations
@@ -53,9 +51,10 @@ PREFIX = "size_"  # of size parameters of kernels
 class SizedKernel(KernelBase):
     """A generated GPU kernel for every size.
 
-    `origin`, `origin_call`: the kernel at generic sizes, whose measurements count. `free`: its terms in free sizes;
-    `free_call`: the call. `ranges`: the free sizes. The schedule is that of the call; the sizes are attributes of the
-    call."""
+    `origin`, `origin_call`: the kernel and its call at generic sizes, under which it is measured. `free`,
+    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size. Schedule and
+    sizes are those of a call (sizes are attributes).
+    """
 
     origin: GeneratedKernel
     origin_call: Call
@@ -108,7 +107,7 @@ class SizedKernel(KernelBase):
 
     # ------------------------------------------------------------ code
     def write(self, call: Call) -> str:
-        """Statements of a call: those of the first form whose sizes are large enough."""
+        """Statements of a call; they choose at run time the first form whose bounds the sizes are in."""
         names = {n: literal(call.attrs[n]) for n in self.ranges}
         found = self.all_forms(call)
         if len(found) == 1:
@@ -139,7 +138,7 @@ class SizedKernel(KernelBase):
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory, in the sizes of the call: enough for every form."""
+        """Bytes of scratch memory, as an expression in the sizes of the call; enough for every form."""
         total: Dim = 0
         for form in self.all_forms(call):
             total = total + bind(form.scratch, {n: call.attrs[n] for n in self.ranges})
@@ -147,10 +146,7 @@ class SizedKernel(KernelBase):
 
     # ------------------------------------------------------------ forms
     def all_forms(self, call: Call) -> tuple[Form, ...]:
-        """Forms of a call's schedule: the first for the largest sizes, the last for all sizes.
-
-        Raises ShapeError if there is none.
-        """
+        """Forms of a call's schedule, in the order in which they are tried. Raises ShapeError if there is none."""
         found = self.forms_of(call)
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
@@ -177,7 +173,10 @@ class SizedKernel(KernelBase):
         return self.forms[key]
 
     def _forms(self, chosen: Mapping[str, int]) -> Iterator[Form]:
-        """The chosen schedule's form, and others for the sizes that it leaves. NoForm if sizes remain without."""
+        """The chosen schedule's form (or that of the next best schedule with one), then forms for the other sizes.
+
+        Raises NoForm if some sizes have no form.
+        """
         own, said = None, ""
         space = self.origin.space(self.origin_call)
         for schedule in [chosen, *_unique(space, chosen)[:NEXT_BEST]]:
@@ -202,9 +201,10 @@ class SizedKernel(KernelBase):
                 yield self._other({name: (first, last)}, chosen, "")
 
     def _other(self, bounds: Bounds, chosen: Mapping[str, int], why: str) -> Form:
-        """The form of another schedule for all sizes within some bounds.
+        """The form of another schedule, of a masked strategy, for all sizes within bounds.
 
-        Of a masking strategy, the best guess for the largest size first. NoForm, saying `why`, if there is none.
+        Schedules ranked for the largest size are tried first. Raises NoForm, with the message `why` if given,
+        if there is none.
         """
         for emitter in (self.origin.emitter, *self.others):
             largest = self._points(bounds)[0]
@@ -226,9 +226,9 @@ class SizedKernel(KernelBase):
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
-        """Form of one schedule for sizes within some bounds, or for a part of these.
+        """Form of one schedule for sizes within bounds, or for a part of these sizes.
 
-        NoForm if its texts have nothing in common.
+        Raises NoForm if the schedule's texts have no common form.
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
@@ -248,10 +248,11 @@ class SizedKernel(KernelBase):
     def _alike(
         self, schedule: Mapping[str, int], tried: Sequence[tuple[Sizes, Emitted | str]], within: Bounds, emitter: Emitter
     ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
-        """The points whose texts have one form.
+        """Points whose texts have a common form, as (sizes, texts).
 
-        Of a masked schedule that of the largest size where it is legal, which is right below, with further points near
-        it if these are few; else the most frequent form. NoForm without.
+        For a masked schedule this is the form at the largest legal size, which is also right for smaller sizes;
+        if few points have it, further points near that size are tried. Otherwise it is the most frequent form.
+        Raises NoForm if there are too few points.
         """
         seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
         around = emitter.masked(schedule) and len(within) == 1
@@ -274,11 +275,9 @@ class SizedKernel(KernelBase):
     def _near(
         self, schedule: Mapping[str, int], point: Sizes, shape: Sequence[str], within: Bounds, emitter: Emitter
     ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
-        """Points of one size around a given one where a schedule's text has a form.
-
-        Tiles far larger than the extent, or too small for it, are not legal, and a row held whole is another text than
-        a loop.
-        """
+        """Points around a given one, in one free size, at which a schedule's text has the form `shape`, as (sizes,
+        texts). Further away tiles are illegally large or small for the extent, or a row held whole has another text
+        than a loop."""
         ((name, (low, high)),) = within.items()
 
         def of_form(size: int) -> bool:
@@ -310,27 +309,28 @@ class SizedKernel(KernelBase):
         return Form(Text(tuple(pieces), statement.values), scratch, made, bounds)
 
     def _points(self, within: Bounds) -> tuple[Sizes, ...]:
-        """Points within some bounds at which no operand is too large, the largest first."""
+        """Points (choices of sizes) within bounds at which all operands are addressable, the largest first."""
         return tuple(filter(self._addressable, probes(within)))
 
     def _addressable(self, sizes: Sizes) -> bool:
-        """Whether all operands have addresses of 32 bits."""
+        """Whether 32-bit addresses suffice for all operands."""
         return all(bind(v, sizes) <= LARGEST for v in self.volumes)  # type: ignore[operator]
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Element count of each operand in free sizes; 32-bit addresses are right where all are at most `LARGEST`."""
+        """Element count of each operand in free sizes; 32-bit addresses suffice where all counts are at most `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], points: Sequence[Sizes],
         within: Bounds, emitter: Emitter, all_legal: bool,
     ) -> Bounds:  # fmt: skip
-        """The sizes that a form is for.
+        """The sizes for which the form of `texts`, inferred at `points`, is right.
 
-        Of several sizes all of `within` if the strategy masks and is legal at all points. Otherwise those around the
-        points: down to where the emitted text is no longer the inferred one (with masks: all), up to where it has
-        another form.
+        With several free sizes and a masked strategy that is legal at all points: all of `within`. Otherwise a
+        range around the points: down to the smallest size at which the emitted text equals the inferred one
+        (masked: to the lower bound), and up to the size above which the emitted text has another form. Raises
+        NoForm if there is no such range.
         """
         masked = emitter.masked(schedule)
         if masked and all_legal and len(within) > 1:
@@ -368,9 +368,9 @@ class SizedKernel(KernelBase):
     def _confirm(
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], bounds: Bounds, emitter: Emitter
     ) -> None:
-        """Compares the inferred texts with what is emitted at sizes that they were not inferred from.
+        """Compare the inferred texts with emitted texts at other sizes.
 
-        NoForm if one differs, or if the schedule is not legal there.
+        Raises NoForm if one differs, or if the schedule is not legal there.
         """
         for sizes in islice(filter(self._addressable, held_out(bounds)), HELD_OUT):
             found = self.emitted(schedule, sizes, emitter)
@@ -396,7 +396,7 @@ class SizedKernel(KernelBase):
     def _at(
         self, sizes: Sizes, schedule: Mapping[str, int], emitter: Emitter
     ) -> tuple[Call, dict[str, str], GeneratedKernel]:  # fmt: skip
-        """The call at some sizes, placeholders for its operands, and the kernel's template at these sizes."""
+        """(call at given sizes, operand -> placeholder in emitted text, the kernel's template at these sizes)."""
         origin = self.origin
         terms = bound_terms(self.free, sizes)
         template = template_of(emitter, terms, tuple(origin.prep), origin.last, origin.precision)
@@ -425,8 +425,8 @@ def sized_kernel(
 ) -> Sized | None:
     """Form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
 
-    Whether a schedule's text has such a form is known once it is asked for (`SizedKernel.forms_of`). `others`: emitters
-    whose schedules may serve sizes that the chosen one leaves.
+    Whether a schedule's text has a common form is only found out by `SizedKernel.forms_of`. `others`: emitters whose
+    schedules may be used for sizes for which the chosen schedule has no form.
     """
     ranges = {n: (atom.min, atom.max) for n, atom in sorted(numbers.graph.free_dims.items())}
     try:
@@ -452,14 +452,14 @@ def _renamed(text: str) -> str:
 
 
 def _unique(schedules: Iterable[Mapping[str, int]], without: Mapping[str, int]) -> list[dict[str, int]]:
-    """Different schedules, except one."""
+    """The distinct schedules other than `without`."""
     found = {tuple(sorted(s.items())): dict(s) for s in schedules}
     found.pop(tuple(sorted(without.items())), None)
     return list(found.values())
 
 
 def _within(name: str, own: tuple[int, int], all_sizes: tuple[int, int]) -> Iterator[str]:
-    """Conditions on a size for a form's bounds."""
+    """Python conditions that a size is within a form's bounds `own`; bounds of `all_sizes` need none."""
     if own[0] > all_sizes[0]:
         yield f"{name} >= {own[0]}"
     if own[1] < all_sizes[1]:
@@ -467,7 +467,8 @@ def _within(name: str, own: tuple[int, int], all_sizes: tuple[int, int]) -> Iter
 
 
 def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
-    """The size nearest to `end` for which a condition holds, by bisection from a size where it does."""
+    """The size nearest to `end` for which `holds` is true, by bisection between `good`, for which it is true, and
+    `end`."""
     if holds(end):
         return end
     while abs(end - good) > 1:

@@ -72,7 +72,8 @@ class Emitter(Protocol):
 
     @property
     def carries(self) -> bool:
-        """Whether kernels that write a part of an operand copy its other elements to the output themselves."""
+        """Whether kernels whose result is an operand with some elements replaced copy the other elements to the output
+        themselves."""
         ...
 
     @property
@@ -92,7 +93,7 @@ class Emitter(Protocol):
 
     @property
     def across(self) -> Mapping[Precision, Precision]:
-        """Input precision to use in place of one that needs both operands contiguous along K, where they are not."""
+        """Precisions that need both operands contiguous along K -> the precision to use for other operands."""
         ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
@@ -124,21 +125,21 @@ class Emitter(Protocol):
         ...
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether the text emitted for sizes above a tile is also right for sizes below it.
-
-        `schedule`: stored form. The text is that for sizes which the tiles do not divide (generate/any_size.py).
-        """
+        """Whether the text that a stored schedule emits for extents larger than a tile, and not divisible by it, is
+        also right for extents smaller than the tile (generate/any_size.py)."""
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement with its grid as an argument, where it may depend on sizes, and the launch's definitions.
+        """(launch statement, the launch's definitions) for free sizes.
 
-        The text `SIZES_` and the launch's name stand where arguments of sizes are added.
+        The grid is an argument of the statement, since it may depend on sizes; `SIZES_<launch name>` is a
+        placeholder for the size arguments.
         """
         ...
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the further arguments of a launch statement: values of given sizes."""
+        """Text of the launch arguments that pass the values of the sizes `names`, which replaces the placeholder of
+        `sized_launch`."""
         ...
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
@@ -151,7 +152,7 @@ class Emitter(Protocol):
 
 
 class EmitterBase:
-    """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, one size."""
+    """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, no kernels for free sizes."""
 
     version: str
 
@@ -160,7 +161,7 @@ class EmitterBase:
         return self.version
 
     def masked(self, schedule: Numbers) -> bool:
-        """False: texts for sizes that tiles do not divide may be wrong below a tile (`Emitter.masked`)."""
+        """False: the text may be wrong for extents smaller than a tile (`Emitter.masked`)."""
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -168,7 +169,7 @@ class EmitterBase:
         return statement, definitions
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text that appends the values of free sizes to the arguments of a launch (`Emitter.size_arguments`)."""
+        """Text of the launch arguments that pass the values of free sizes; "" without sizes (`Emitter.size_arguments`)."""
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:

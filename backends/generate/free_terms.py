@@ -15,7 +15,7 @@ __all__ = ["Sized", "free_call", "free_terms"]
 
 @dataclass(frozen=True)
 class Sized:
-    """A generated kernel for every size with two calls: at the priced sizes, and in free sizes."""
+    """A generated kernel for every size, its call at the priced sizes, and its call in free sizes."""
 
     template: Template
     call: Call

@@ -1,4 +1,5 @@
-"""Kernel generation for an e-graph view: which fusion groups one kernel can compute, in which forms.
+"""Kernel generation for an e-graph view: finds the fusion groups that one kernel can compute, and the forms of each
+kernel.
 
 A `KernelGenerator` describes a backend. A `Lowering` belongs to one optimization. It grows fusion groups
 (extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output (fusion/multi_output.py) and consumer fusion groups (fusion/consumer.py), lowers each
@@ -74,7 +75,7 @@ class KernelGenerator(BackendBase):
         return FUSION_POLICIES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
-        """The `Lowering` of this backend in `lowerings`; a new, unshared one for None."""
+        """The `Lowering` of this backend in `lowerings`; a new, unshared `Lowering` for None."""
         return (Lowerings() if lowerings is None else lowerings).of(self)
 
     def generated(
@@ -156,10 +157,11 @@ class Lowering:
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """Yield (template, output classes, operand classes) for every fusion group that one kernel can compute.
 
-        Fusion groups start in one of several equal instances of a block (extract/fusion/repeated_blocks.py); a kernel
-        found there is yielded for the others, too. Of the groups with equal outputs and operands, `BODIES` templates are
-        kept: least flops, then smallest kernel. Maximal groups come first, multi-output groups last. `given`: classes
-        that are inputs. Once `enough` returns true, no more groups are grown; those grown before are still yielded.
+        Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
+        found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
+        templates with the fewest flops, then the smallest kernels, are kept. Maximal groups come first, multi-output
+        groups last. `given`: classes that are inputs. Once `enough` returns true, no more groups are grown; kernels of
+        groups grown before are still yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
         pictures = image_classes(view) - given  # given values are row-major
@@ -197,8 +199,8 @@ class Lowering:
     ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
         """The maximal fusion groups that one kernel can compute, each with its templates.
 
-        Yields as soon as a group is lowered, because time may run out. Groups without a kernel are handed back to
-        `whole`, to be split.
+        Yields as soon as a group is lowered, because time may run out. Multi-output groups without a kernel are
+        reported to `whole`, which splits them.
         """
         for asked in (request_of(part, whole.view, types, pictures) for part in whole):
             group, found = asked.group, self.answers(asked)
@@ -232,8 +234,8 @@ class Lowering:
                 yield group, template
 
     def _ahead(self, grown: Iterable[LoweringRequest], enough: Callable[[], bool]) -> Iterator[LoweringRequest]:
-        """The requests in order, each after worker processes have lowered it (generate/lowering_pool.py) or have left it to this
-        process.
+        """The requests in order, each after a worker process has lowered it (generate/lowering_pool.py), or at once if
+        this process is to lower it.
 
         Workers start while requests are still growing. Once `enough` returns true, only requests that are already
         lowered are yielded.
@@ -325,9 +327,9 @@ class Lowering:
         return []
 
     def _in_all(self, asked: LoweringRequest) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The group's templates with their calls, in each permitted precision.
+        """The group's templates with their calls, in each permitted input precision.
 
-        In IEEE precision where a lower one has none.
+        A reduced precision without templates is replaced by IEEE.
         """
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
@@ -378,13 +380,9 @@ class Lowering:
         plain: Lowered | None,
         precision: Precision,
     ) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template over transposed weights, if worth it.
-
-        For skinny GEMM, and for float32 tensor cores, which need both operands contiguous along K.
-
-        With many rows, only weights of unaligned shape are transposed. `plain` is None if the weights cannot be lowered
-        as they are.
-        """
+        """The template over transposed weights with its call, if it may pay: for skinny GEMM, for float32 products on
+        tensor cores, which need both operands contiguous along K, and otherwise for weights of unaligned shape.
+        `plain`: the kernel with untransposed weights, None if it cannot be lowered."""
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
         odd = tuple(w for w in matrices if uneven(call.operands[w].type))
         if plain is None:
@@ -420,13 +418,9 @@ Answer = tuple[GeneratedKernel, float, int]
 
 
 class Lowerings:
-    """The kernels that one optimization generates.
-
-    A `Lowering` per backend, and the pool of worker processes that lower terms.
-
-    State is private to the optimization. `limit`: relative error that kernels may add by rounding operands. Not
-    thread-safe.
-    """
+    """State of the kernel generation of one optimization: a `Lowering` per backend, and the pool of worker processes
+    that lower terms. State is private to the optimization. `limit`: relative error that kernels may add by rounding
+    operands. Not thread-safe."""
 
     def __init__(self, limit: float = 0.0, pool: LowerPool | None = None) -> None:
         self.limit, self.pool = limit, LowerPool(0) if pool is None else pool
@@ -447,7 +441,7 @@ class Lowerings:
         self.pool.close()
 
     def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
-        """Store a worker's reply: lowered kernels of some terms, and the answer to the request with this `key`."""
+        """Store a worker's reply: the lowered kernels of `terms`, and the answer to the request with this `key`."""
         for name, found, forms in reply:
             lowering = self.open[name]
             made = {form: lowering._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
@@ -458,18 +452,18 @@ class Lowerings:
 
 
 def _evened(template: GeneratedKernel, call: Call) -> bool:
-    """Whether a template reads a weight of unaligned shape through a changed layout."""
+    """Whether a template changes the layout of a weight of unaligned shape."""
     return any(uneven(call.operands[w].type) for w in template.prep)
 
 
 def _rows(terms: Sequence[Tensor]) -> int:
-    """The maximum number of rows of a matrix product in some terms; 0 without one."""
+    """The largest number of rows of a matrix product in terms; 0 without products."""
     products = (t for t in topological(terms) if t.op in ("matmul", "linear"))
     return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 
 
 def missing_module(modules: Iterable[str]) -> str:
-    """Text that names the first of some modules that is not installed; "" if all are."""
+    """Message that names the first module that is not installed; "" if all are."""
     return next((f"{module} is not installed" for module in modules if not _there(module)), "")
 
 

@@ -54,7 +54,7 @@ class KernelText:
 
 
 def kernel_text(template: Template, call: Call) -> KernelText:
-    """The kernel text of a call; the template's kernels must work on Torch tensors."""
+    """The kernel text of a call of a template whose code works on Torch tensors."""
     from ..program.helper_functions import helper_source
 
     names = tuple(template.operands)

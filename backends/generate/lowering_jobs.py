@@ -26,7 +26,8 @@ HEAD = struct.Struct("<I")
 class Job:
     """Message to a lowering worker.
 
-    A fusion group to lower with the generators `names`, or with `form`, calls of one form.
+    The terms of a fusion group and its call, to be lowered by the generators `names`; or, with `form`, calls of one
+    form of a kernel.
 
     `limit`: permitted relative error. `images`: names of operands and results that are images.
     """
@@ -49,7 +50,7 @@ Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, f
 def flat(terms: Sequence[Tensor]) -> Flat:
     """Terms in picklable form: (nodes in topological order with argument indices, indices of the terms).
 
-    Needed because tensors compare by identity, which pickling does not preserve.
+    Tensors compare by identity, which pickling would not preserve.
     """
     nodes = topological(terms)
     number = {t: n for n, t in enumerate(nodes)}

@@ -115,7 +115,7 @@ class Batch:
         self.pool.pump(self)
 
     def there(self) -> Reply:
-        """The worker's reply to the next job if it has arrived, else an empty one. Does not wait."""
+        """The worker's reply to the next job if it has arrived, else an empty reply. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
@@ -135,9 +135,10 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Jobs for a worker, up to `PART`.
+        """Up to `PART` jobs for a worker, as (number, job).
 
-        From the end, except jobs that the caller reaches first; from the beginning while the batch grows.
+        They are taken from the end of a complete batch, without the job that the caller does next, and from the
+        beginning of a batch that still grows.
         """
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
@@ -208,7 +209,10 @@ class LowerPool:
         return Batch(self)
 
     def waits_for(self, number: int) -> bool:
-        """Whether a worker has the job in progress. A job given to a worker that has never replied is taken back."""
+        """Whether a worker has the job in progress.
+
+        If that worker has never replied, the job is taken back and the result is False.
+        """
         for p in self._processes:
             if number in p.busy:
                 if p.heard:
@@ -270,6 +274,6 @@ _room = threading.BoundedSemaphore(MOST)  # free worker slots of this process
 
 @in_forked_child
 def _emptied() -> None:
-    """Reset the slots in a forked child, which has no workers."""
+    """Release all worker slots in a forked child, which has no workers."""
     global _room
     _room = threading.BoundedSemaphore(MOST)

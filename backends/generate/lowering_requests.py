@@ -20,8 +20,8 @@ from .template import lying
 class LoweringRequest(NamedTuple):
     """Request to lower a fusion group to the kernel IR.
 
-    `call` computes it from row-major values. `weights`: names of operands that are weights. `images`: names of operands and
-    outputs that are images.
+    `call`: the call that computes the group from row-major operands. `weights`: names of operands that are weights.
+    `images`: names of operands and outputs that are images.
     """
 
     group: FusionGroup | MultiOutputGroup
@@ -48,8 +48,8 @@ def request_of(
 
 
 def with_slices_given(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
-    """The fusion groups with sequence slices (single positions of a sequence) as given views, so that every step has
-    the same kernel."""
+    """The fusion groups with sequence slices (single positions of a sequence) as inputs, so that every step of a
+    recurrence has the same kernel."""
     places = sequence_slice_classes(groups.view, groups.given, types)
     if not places:
         return groups
@@ -64,8 +64,8 @@ def reads_of(group: FusionGroup | MultiOutputGroup) -> tuple[int, ...]:
 
 
 def equal_values(group: FusionGroup | MultiOutputGroup, types: Sequence[Type]) -> Iterator[int]:
-    """Classes in a fusion group whose value is the result before a final reshape or a cast between equal storage
-    dtypes. A kernel for such a class computes the result too."""
+    """Classes in a fusion group whose value equals the group's result except for reshapes or casts between equal
+    storage dtypes. A kernel for such a class computes the result too."""
     if not isinstance(group, FusionGroup):
         return
     inner, (cls,) = dict(group.inner), group.classes

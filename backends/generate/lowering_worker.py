@@ -1,6 +1,6 @@
 """Worker process that lowers terms to kernels, for the generating backends.
 
-A job is one lowering request of `KernelGenerator`: terms, layouts of operands and results, names of the weights. The worker
+A job is one lowering request of a `Lowering`: terms, layouts of operands and results, names of the weights. The worker
 runs the same code as the parent (generator.py) and sends back the result. Messages are pickles over private pipes
 between two processes of one program; none are stored in files.
 """

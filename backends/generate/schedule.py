@@ -22,10 +22,8 @@ Kind = Literal["number", "flag", "depths", "sides"]
 
 
 class Move(NamedTuple):
-    """One move of the schedule search from a schedule.
-
-    The parameter that changes, whether it grows (1) or shrinks (-1), and the stored form of the resulting schedule.
-    """
+    """One move of the schedule search: the parameter that changes, whether it grows (1) or shrinks (-1), and the stored
+    form of the resulting schedule."""
 
     parameter: str
     direction: int
@@ -75,7 +73,7 @@ class Parameter:
     the parameter and the flags `companions`. `starts`: the value that a move gives a schedule without the parameter;
     the move also sets the flags `companions`. None: no move adds the parameter. `form`: whether the parameter selects
     another form of the kernel (such as loads by TMA), which kernels with equal loops may not support. `common`: whether
-    price predictions treat a kernel with the parameter as about as fast as one without it.
+    price predictions ignore the parameter, because it hardly changes a kernel's time.
     """
 
     meaning: str
@@ -95,12 +93,18 @@ FLAG = Domain(1, 1, steps="none")
 
 
 def number(meaning: str, domain: Domain, *, default: Any = dataclasses.MISSING, **more: Any) -> Any:
-    """Field of a schedule class: a number that every stored schedule has (type int). `default`: of the dataclass field."""
+    """Field of a schedule class: a number that every stored schedule has (type int).
+
+    `meaning`: text for the documentation. `default`: default of the dataclass field.
+    """
     return field(default=default, metadata={"parameter": Parameter(meaning, domain, required=True, **more)})
 
 
 def optional(meaning: str, domain: Domain, **more: Any) -> Any:
-    """Field of a schedule class: a number that may be absent (type int | None)."""
+    """Field of a schedule class: a number that may be absent (type int | None).
+
+    `more`: further fields of `Parameter`.
+    """
     return field(default=None, metadata={"parameter": Parameter(meaning, domain, **more)})
 
 
@@ -221,7 +225,7 @@ class Schedule:
         return 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile of a kernel of this shape, which decide what is recomputed.
+        """(rows, columns) of a program's tile in a kernel of this shape, from which recomputation is estimated.
 
         The fields `m` and `n`, 1 without them.
         """
@@ -252,7 +256,8 @@ class Schedule:
                 yield Move(p.stored, 1, {**base, p.stored: p.starts, **dict.fromkeys(p.companions, 1)})
 
     def _deepened(self, base: dict[str, int]) -> Iterator[Move]:
-        """The largest depths changed together, and with `n` if it is equal too: kernels with shared loops need that."""
+        """Moves that double or halve all parameters of the largest depth together, also with `n` if it is equal;
+        kernels with shared loops need equal depths."""
         family = next((p for p in declared(type(self)).values() if p.kind == "depths"), None)
         own = self.__dict__[family.field] if family is not None else ()
         deepest = max(own, default=1)
@@ -266,7 +271,7 @@ class Schedule:
 
 
 def _toggled(base: dict[str, int], known: Iterable[Parameter]) -> Iterator[Move]:
-    """The stored form with each flag set or cleared."""
+    """Moves that set or clear one flag."""
     for p in known:
         if p.kind == "flag" and p.domain.steps != "none":
             without = {k: v for k, v in base.items() if k != p.stored}
@@ -274,7 +279,7 @@ def _toggled(base: dict[str, int], known: Iterable[Parameter]) -> Iterator[Move]
 
 
 def _scaled(base: dict[str, int], name: str, p: Parameter) -> Iterator[Move]:
-    """The stored form with neighbouring values of one number."""
+    """Moves to neighbouring values of one number."""
     value = base[name]
     for other in p.domain.neighbours(value):
         direction = 1 if other > value else -1
@@ -285,12 +290,12 @@ def _scaled(base: dict[str, int], name: str, p: Parameter) -> Iterator[Move]:
 
 
 def _suffix(p: Parameter, text: str) -> bool:
-    """Whether a stored name may end so: an index, and of sides also `m` or `n`."""
+    """Whether a text is a legal suffix of a stored name of a family: an index, or for "sides" also `m` or `n`."""
     return (text.isascii() and text.isdigit()) or (p.kind == "sides" and text in ("m", "n"))
 
 
 def declared(schedule: type[Schedule]) -> dict[str, Parameter]:
-    """Parameters of a schedule class by stored name (of families: the prefix), in the order of the fields."""
+    """Parameters of a schedule class by stored name (families by their prefix), in the order of the fields."""
     return _declared(cast(Any, schedule))
 
 

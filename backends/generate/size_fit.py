@@ -1,9 +1,10 @@
 """Integers of emitted text as expressions in free sizes, inferred from the text at several choices of sizes.
 
-A kernel emitted at several sizes with one schedule has the same text up to integers: extents, strides, tile counts. Each
-such integer is one of a few functions of the sizes, `a * n * ceil(k * m / c) + b` with products of sizes `n` and `m`, or a
-product of two tile counts, possibly limited by a constant. `fit` finds the function from the values at the probed sizes. Every value that it was
-not solved from is a check: a function with two unknowns has to agree with six values or more.
+A kernel emitted at several sizes with one schedule has the same text up to integers: extents, strides, tile counts.
+Each such integer is one of a few functions of the sizes, `a * n * ceil(k * m / c) + b` with products of sizes `n` and
+`m`, or a product of two tile counts, possibly limited by a constant. `fit` finds the function from the values at the
+probed sizes. Values that were not needed to solve for the unknowns are checks: a function with two unknowns has to
+agree with at least six values.
 """
 
 from __future__ import annotations
@@ -50,10 +51,8 @@ def value_at(fitted: Fitted, sizes: Sizes) -> int:
 
 
 def fit(values: Sequence[int], points: Sequence[Sizes]) -> Fitted | None:
-    """Function of the sizes that has given values at given points; None if no known function has them.
-
-    An integer if all values are equal.
-    """
+    """Function of the sizes that has `values` at `points`; an integer if all values are equal, None if no function of
+    the known kinds has them."""
     return _fit(tuple(values), tuple(tuple(sorted(p.items())) for p in points))
 
 
@@ -101,13 +100,13 @@ def _at(names: Sequence[str], point: Sizes) -> int:
 
 
 def _ends(names: Sequence[str], points: Sequence[Sizes]) -> tuple[int, int]:
-    """Indices of the points where a product of sizes is smallest and largest."""
+    """Indices of the points at which a product of sizes is smallest and largest."""
     order = sorted(range(len(points)), key=lambda i: _at(names, points[i]))
     return order[0], order[-1]
 
 
 def _affine(values: Sequence[int], points: Sequence[Sizes], products: Sequence[Sequence[str]]) -> Iterator[Dim]:
-    """a * m + b for each product of sizes m."""
+    """Candidate functions a * m + b, for each product of sizes m."""
     if len(values) < 2 + CHECKS:
         return
     for names in products:
@@ -119,7 +118,7 @@ def _affine(values: Sequence[int], points: Sequence[Sizes], products: Sequence[S
 
 
 def _sums(values: Sequence[int], points: Sequence[Sizes], names: Sequence[str]) -> Iterator[Dim]:
-    """a * m + b * n + c for two sizes m and n."""
+    """Candidate functions a * m + b * n + c, for two sizes m and n."""
     if len(values) < 3 + CHECKS:
         return
     for i, m in enumerate(names):
@@ -137,11 +136,12 @@ def _sums(values: Sequence[int], points: Sequence[Sizes], names: Sequence[str]) 
 
 
 def _rounded(values: Sequence[int], points: Sequence[Sizes], products: Sequence[Sequence[str]]) -> Iterator[Dim]:
-    """a * n * ceil(k * m / c) + b with b >= 0, or b = -a: all tiles before the last one.
+    """Candidate functions n * (a * ceil(k * m / c) + b), with b >= 0, or with b = -a for the index of the last tile.
 
-    Sizes that the tile divides have other text, so the points do not tell `ceil(x) - 1` from `floor(x)`. The first is the
-    index of the last tile, which has masks in this text; where a text means the number of whole tiles, it has the last
-    one computed with masks too. Other negative b are refused."""
+    No tile divides a point's sizes, so the points do not tell `ceil(x) - 1` from `floor(x)`. Where a text means
+    `floor(x)` whole tiles, it computes the last tile with masks, so that `ceil(x) - 1` is right as well. Other
+    negative b are refused.
+    """
     if len(values) < 2 + CHECKS:
         return
     for outer in ((), *products):
@@ -172,7 +172,8 @@ def _rounded(values: Sequence[int], points: Sequence[Sizes], products: Sequence[
 
 
 def _squares(values: Sequence[int], points: Sequence[Sizes], names: Sequence[str]) -> Iterator[Dim]:
-    """a * l * ceil(m / c) * ceil(n / d): tiles of a matrix with two free extents, in a batch of l or of fixed size."""
+    """Candidate functions a * l * ceil(m / c) * ceil(n / d): tiles of a matrix with two free extents, in a batch of l
+    or of a constant."""
     if len(values) < 3 + CHECKS:
         return
     counts = {(n, d): [-(-p[n] // d) for p in points] for n in names for d in DIVISORS}

@@ -1,4 +1,4 @@
-"""Choices of sizes at which kernels for every size are emitted: to infer their text, and to check the inferred text."""
+"""Choices of sizes at which kernels are emitted to infer a text for every size, and to check the inferred text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOP = 4096  # largest size at a point, if the range allows more
 def probes(ranges: Bounds) -> list[dict[str, int]]:
     """Choices of sizes to infer texts from: primes and their doubles over the ranges, the largest sizes first.
 
-    With several sizes, each point takes another step of each, so that no two sizes are proportional.
+    With several sizes, successive points step through each size differently, so that no two sizes are proportional.
     """
     ladders = {n: _ladder(low, min(high, max(TOP, 2 * low))) for n, (low, high) in ranges.items()}
     count = max(map(len, ladders.values()))
@@ -43,7 +43,10 @@ def held_out(ranges: Bounds) -> Iterator[dict[str, int]]:
 
 
 def _ladder(low: int, high: int) -> list[int]:
-    """Sizes with large prime factors, the largest first; a third of them are even, which tells tiles of two."""
+    """Sizes with large prime factors, the largest first.
+
+    A third of them are even, to distinguish tiles of two elements.
+    """
     span, found = high - low, dict[int, None]()
     for i, step in enumerate(STEPS):
         wanted, even = low + round(span * step), 1 + (i % 3 == 1)

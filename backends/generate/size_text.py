@@ -18,7 +18,7 @@ Bounds = Mapping[str, tuple[int, int]]  # size -> (least, largest)
 
 
 class NoForm(Exception):
-    """Raised when a kernel has no form for every size; the text says why."""
+    """Raised when the texts of a kernel have no common form for every size; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Text:
     values: tuple[Fitted, ...]
 
     def spelled(self, spell: Callable[[Fitted], str]) -> str:
-        """The text with each value as the function `spell` writes it."""
+        """The text with `spell(value)` in place of each hole."""
         return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
 
     def at(self, sizes: Sizes) -> str:
@@ -38,7 +38,7 @@ class Text:
 
     @staticmethod
     def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
-        """Common form of texts emitted at several points (choices of sizes). NoForm if there is none."""
+        """Common form of texts emitted at several points (choices of sizes). Raises NoForm if there is none."""
         pieces = tuple(_NUMBER.split(texts[0])[::2])
         rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
         values = []
@@ -66,11 +66,8 @@ def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class Emitted:
-    """Texts that one schedule emits at one choice of sizes.
-
-    The statements of a call, with placeholders for operands and kernels (`kernel0_`, …), bytes of scratch memory, and
-    definitions by name.
-    """
+    """Texts that one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands
+    and kernels (`kernel0_`, …), bytes of scratch memory, and (name, text) of definitions."""
 
     statement: str
     scratch: int

@@ -1,7 +1,8 @@
 """Strategies: the ways in which an emitter writes kernels, as a list of data that the emitter iterates over.
 
 A strategy names its schedule class (generate/schedule.py), says for which kernels it offers candidate schedules, ranks
-them, decides legality, and emits. `StrategyEmitter` derives from the list what templates and the schedule search ask.
+them, decides legality, and emits. `StrategyEmitter` derives from the list the methods that templates and the schedule
+search call.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ class Request:
 
 
 def after(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidate lists: candidates of this strategy (`own`) behind those of earlier ones (`found`).
-
-    The last earlier ones are dropped so that at most `count` remain.
-    """
+    """Merge of candidate lists: first the candidates of earlier strategies (`found`), then those of this strategy
+    (`own`). The last of `found` are dropped so that at most `count` schedules remain."""
     return [*found[: count - len(own)], *own]
 
 
 def alternating(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidate lists in which strategies alternate, earlier ones first: a short search sees both."""
+    """Merge of candidate lists in which schedules of earlier strategies (`found`) and of this one (`own`) alternate, so
+    that a short search tries both."""
     return [s for pair in zip_longest(found, own) for s in pair if s is not None]
 
 
 def every_third(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidate lists, at most `count` long: two of earlier strategies, then one of this one, and so on."""
+    """Merge of candidate lists, at most `count` long: repeatedly two schedules of earlier strategies (`found`), then
+    one of this strategy (`own`)."""
     threes = zip_longest(found[::2], found[1::2], own)
     return [s for three in threes for s in three if s is not None][:count]
 
@@ -61,12 +62,12 @@ def all_of(count: int, found: int) -> int:
 
 
 def rest_of(count: int, found: int) -> int:
-    """Number of candidates to ask a strategy for: as many as earlier strategies left of `count`."""
+    """Number of candidates to ask a strategy for: `count` minus the `found` candidates of earlier strategies."""
     return count - found
 
 
 def if_none(count: int, found: int) -> int:
-    """Number of candidates to ask a strategy for: `count` if earlier strategies found none, else none."""
+    """Number of candidates to ask a strategy for: `count` if earlier strategies found no candidates, else 0."""
     return 0 if found else count
 
 
@@ -76,14 +77,14 @@ class Strategy(Generic[S]):
 
     `name` and `meaning` (a sentence) describe it in docs/schedules.md. `schedule`: its schedule class. `applies`:
     whether candidates are offered for a kernel. `ranked(request, count)`: at most `count` candidate schedules, the best
-    guess of the ranking model first; Unfusable if the kernel cannot be written at all. `legal(kernel, shape, schedule,
-    splits)`: whether any schedule of the class is legal. `emit(lowered, schedule, name)`: its launches, in execution
-    order; Unfusable if the kernel cannot be emitted.
-    `precisions`: names of the input precisions of float32 products that it offers. `wanted(count, found)`: number of
-    candidates that it is asked for where earlier strategies found `found`; `merge(found, own, count)`: their order.
-    `alone`: later strategies are not asked if it has candidates. `masked`: whether the text for extents that a
-    schedule's tiles do not divide is also right for extents below a tile. `sides`: whether results along a reduction axis
-    (`Kernel.stored_sides`) can be stored.
+    guess of the ranking model first; raises Unfusable if the kernel cannot be written at all. `legal(kernel, shape,
+    schedule, splits)`: whether any schedule of the class is legal. `emit(lowered, schedule, name)`: its launches, in
+    execution order; raises Unfusable if the kernel cannot be emitted. `precisions`: names of the supported input
+    precisions of float32 products. `wanted(count, found)`: number of candidates to ask for if earlier strategies found
+    `found`; `merge(found, own, count)`: merges them with those of earlier strategies. `alone`: later strategies are not
+    asked if this one has candidates. `masked`: whether the text for extents that a schedule's tiles do not divide is
+    also right for extents below a tile. `sides`: whether results along a reduction axis (`Kernel.stored_sides`) can be
+    stored.
     """
 
     name: str
@@ -103,9 +104,9 @@ class Strategy(Generic[S]):
 
 @dataclass
 class StrategyEmitter(EmitterBase):
-    """Emitter (generate/template.py) whose kernels are written by the strategies of a list.
+    """Emitter (generate/emitter.py) whose kernels are written by the strategies of a list.
 
-    The names of a stored schedule's parameters tell which strategy it belongs to: the first one whose class parses it.
+    A stored schedule belongs to the first strategy whose schedule class parses it.
     """
 
     strategies: tuple[Strategy[Any], ...] = field(default=(), kw_only=True)
@@ -134,7 +135,7 @@ class StrategyEmitter(EmitterBase):
         return None
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed schedule of a stored one. UsageError if no strategy has its parameters."""
+        """The typed schedule of a stored one. Raises UsageError if no strategy has its parameters."""
         return self._found(schedule)[1]
 
     def _found(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule]:
@@ -157,18 +158,15 @@ class StrategyEmitter(EmitterBase):
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal.
-
-        Its parameters must be those of one strategy, its values in their domains, and that strategy must accept the
-        kernel.
-        """
+        """Whether a stored schedule is legal: its parameters are those of a strategy, its values are in their domains,
+        and that strategy accepts the kernel."""
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """The launches of a stored schedule.
 
-        UsageError for parameters of no strategy; Unfusable if the kernel cannot be emitted.
+        Raises UsageError if no strategy has its parameters, Unfusable if the kernel cannot be emitted.
         """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)

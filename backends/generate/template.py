@@ -110,7 +110,7 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def bases(self) -> dict[str, str]:
-        """Outputs that are written in part only (scatter) -> operands that hold the remaining elements."""
+        """Outputs of which a kernel writes some elements only (scatter) -> operands with the other elements."""
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: str(t.args[0].attr("name")) for name, t in outputs if _partial(t)}
 
@@ -143,7 +143,10 @@ class GeneratedKernel(KernelBase):
         return channels_last if self.last else None
 
     def fits(self, call: Call) -> bool:
-        """Whether the schedule of a call is legal. Cached by layout and schedule: a strategy may emit the kernel to find out."""
+        """Whether the schedule of a call is legal.
+
+        Cached by layout and schedule, because a strategy may emit the kernel to decide.
+        """
         key = _scheduled_key(call)
         legal = self._legal.get(key)
         if legal is None:
@@ -189,7 +192,7 @@ class GeneratedKernel(KernelBase):
         return found.space if found is not None else ()
 
     def write(self, call: Call) -> str:
-        """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
+        """The statements of a call (see `_code`)."""
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
@@ -260,9 +263,9 @@ class GeneratedKernel(KernelBase):
         return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def scheduled(self, call: Call, found: Lowered) -> Schedule:
-        """The typed schedule of a call, or the best guess if it has none.
+        """The typed schedule of a call, or the best guess if the call has none.
 
-        UsageError for parameters that no strategy has.
+        Raises UsageError for parameters that no strategy has.
         """
         return self.emitter.parse(stored(found, call))
 
@@ -277,7 +280,10 @@ class GeneratedKernel(KernelBase):
         return found
 
     def lower_for(self, call: Call) -> Lowered | None:
-        """The lowered kernel of a call with the call's schedule as the only candidate: no ranking. Cached like `lower`."""
+        """The lowered kernel of a call with the call's schedule as the only candidate, without ranking.
+
+        Cached like `lower`.
+        """
         read = self._read(call)
         found = None if read is None else Lowered(read[0], read[1], (dict(call.schedule),))
         self.lowered[lying(call)] = found
@@ -324,7 +330,7 @@ def _scheduled_key(call: Call) -> Hashable:
 
 
 def rounds(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a kernel multiplies float32 matrices, so that tensor cores would round the operands."""
+    """Whether a kernel multiplies float32 matrices, whose elements tensor cores would round."""
     floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
     return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
 
@@ -376,7 +382,7 @@ def _read(
 
 
 def stored(found: Lowered, call: Call) -> Numbers:
-    """Stored schedule of a call, or the best guess if it has none."""
+    """Stored form of a call's schedule, or of the best guess if the call has none."""
     return dict(call.schedule) or found.space[0]
 
 

@@ -1,7 +1,5 @@
-"""Preferred memory layouts of generated kernels.
-
-Weights and filters transposed or padded at load time, images channels-last.
-"""
+"""Memory layouts that generated kernels prefer: weights and filters transposed or padded at load time, images
+channels-last."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
 
 
 def even(size: int, dtype: str) -> int:
-    """Row stride in elements that aligns rows to 16 bytes; the size itself if padding would add too much."""
+    """Row stride in elements that aligns rows of `size` elements to 16 bytes; `size` if padding would add too much."""
     padded = padded_row(size, dtype)
     return padded if (padded - size) * WORTH <= size else size
 

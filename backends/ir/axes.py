@@ -40,7 +40,7 @@ def _with_axes(kernel: Kernel, axes: tuple[Axis, ...], change: Mapping[Axis, Ind
 
 
 def _divided(kernel: Kernel, axis: Axis) -> list[int]:
-    """Divisors of an axis in index expressions of that axis alone."""
+    """Divisors by which index expressions divide an axis alone (not a sum of axes)."""
     return [d.by for i in _indices(kernel) for d in i.divisions() if d.index == index(axis)]
 
 
@@ -64,7 +64,10 @@ def _merged(kernel: Kernel) -> Kernel:
 
 
 def _split(kernel: Kernel) -> Kernel:
-    """Split axes at their divisors. Without reductions only if the inner part does not shorten memory vectors."""
+    """Split axes at their divisors.
+
+    In a kernel without reductions, only where the inner part is short or keeps vectors of memory accesses whole.
+    """
     position, whole = 0, not kernel.reductions
     while position < len(kernel.axes):
         axis = kernel.axes[position]
@@ -80,11 +83,12 @@ def _split(kernel: Kernel) -> Kernel:
 
 
 def _apart(kernel: Kernel) -> Kernel:
-    """Give reductions that are recomputed in each iteration of another reduction's loop an axis other than that loop's.
+    """Give reductions that are recomputed in each iteration of another reduction's loop a different axis than that loop
+    has.
 
-    Example: a softmax over as many keys as there are features, of queries divided by their root mean square; on a
-    shared axis the mean would read the softmax's key. Reductions that can be computed before the loop keep its axis and
-    share loads along the axis.
+    Example: queries are divided by their root mean square over the features, and a softmax runs over as many keys as
+    there are features; on a shared axis, the mean would be taken at the softmax's current key. Reductions that can be
+    computed before the loop keep the axis, and share loads along it.
     """
     while inner := _computed_inside(kernel):
         change = partial(_renamed, kernel.builder, inner, _others(kernel, {e.axis for e in inner}))
@@ -94,7 +98,7 @@ def _apart(kernel: Kernel) -> Kernel:
 
 
 def _others(kernel: Kernel, axes: Iterable[Axis]) -> dict[Axis, Axis]:
-    """For each of these axes, a new axis of the same size that no reduction has."""
+    """Each of the axes -> a new axis of the same size that no reduction uses."""
     taken = {e.axis.name for e in kernel.reductions}
     names = {a: next(n for k in count(1) if (n := f"{a.name}n{k}") not in taken) for a in axes}
     return {a: Axis(n, a.size) for a, n in names.items()}
@@ -133,7 +137,7 @@ def _over(b: Builder, reduction: Expr, axis: Axis) -> Expr:
 
 
 def _by_memory(kernel: Kernel) -> Kernel:
-    """Iterate reductions over several nested axes in memory order; products stay unchanged."""
+    """Reorder nested reductions over several axes to iterate in memory order; matrix products are unchanged."""
     change = {}
     products = {e.axis for e in kernel.reductions if len({f for f in factors(e.args[0])[0] if e.axis in f.axes}) > 1}
     for axis in dict.fromkeys(e.axis for e in kernel.reductions if e.axis not in products):
@@ -157,7 +161,8 @@ def _by_memory(kernel: Kernel) -> Kernel:
 
 
 def _digit(atom: Axis | Division, axis: Axis) -> tuple[int, int]:
-    """The digit of an axis that an atom is: (step of the digit, its size); (0, 0) if it is none."""
+    """(step, size) of the mixed-radix digit of an axis that an index atom extracts by `//` and `%`; (0, 0) if the atom
+    is no such digit."""
     if isinstance(atom, Axis):
         return 1, atom.size
     (inner, _) = atom.index.terms[0] if len(atom.index.terms) == 1 and not atom.index.const else (None, 0)

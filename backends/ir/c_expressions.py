@@ -38,9 +38,9 @@ class Spelling:
         return f"{float(value)!r}{self.suffix}"
 
     def text(self, op: str, kind: str) -> str:
-        """The format string of an op for operands of a kind ("float", "int" or "bool").
+        """Format string of an op for operands of a kind ("float", "int" or "bool").
 
-        Raises Unfusable if there is none.
+        Raises Unfusable for an op without text.
         """
         text = op_text(op, {"float": self.floats, "int": self.wholes, "bool": self.truths}[kind])
         if not text:
@@ -53,7 +53,10 @@ class Spelling:
 
 
 def position(at: Index, name: Callable[[Axis], str]) -> str:
-    """C text of an index; dividends are nonnegative wherever the value is used."""
+    """C text of an index, with axes named by `name`.
+
+    C's `/` and `%` are used, since dividends are nonnegative wherever the value is used.
+    """
     parts = []
     for atom, factor in at.terms:
         inner = (

@@ -30,7 +30,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Division:
-    """`index // by`, or `index % by` with `rest`."""
+    """`index // by`; with `rest`, the remainder `index % by`."""
 
     index: Index
     by: int
@@ -137,7 +137,7 @@ class Index:
         return frozenset(x for atom, _ in self.terms for x in ({atom} if isinstance(atom, Axis) else atom.index.axes))
 
     def replaced(self, change: Mapping[Axis, Index]) -> Index:
-        """The index with other indices in place of axes."""
+        """The index with axes replaced by other indices."""
         if not self.axes & change.keys():
             return self
         found = Index((), self.const)
@@ -151,7 +151,7 @@ class Index:
         return found
 
     def coefficient(self, axis: Axis) -> int:
-        """Coefficient of an axis outside divisions, 0 without one."""
+        """Coefficient of an axis outside of divisions; 0 if the axis does not occur there."""
         return dict(self.terms).get(axis, 0)
 
     def divisions(self) -> Iterable[Division]:
@@ -220,7 +220,7 @@ def atom_range(atom: Atom) -> tuple[int, int]:
 
 
 def _made(terms: Mapping[Atom, int], const: int) -> Index:
-    """The normal form; `x // n * n * c + x % n * c` becomes `x * c`."""
+    """The index of these terms in normal form, in which `x // n * n * c + x % n * c` is `x * c`."""
     for atom, c in terms.items():
         if c and isinstance(atom, Division) and atom.rest:
             whole = Division(atom.index, atom.by, False)

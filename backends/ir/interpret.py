@@ -19,7 +19,8 @@ _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multi
 def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
     """Run a kernel on flat arrays (buffer name -> array); results are written in place.
 
-    Floats are computed in float64. Cost and memory grow with the product of all axes of a value: for small sizes.
+    Floats are computed in float64. For small sizes only: time and memory grow with the product of the sizes of all axes
+    of a value.
     """
     bound = [*(e.axis for e in kernel.reductions), *(a for s in kernel.stores for a in sorted(s.value.axes, key=repr))]
     axes = [*kernel.axes, *dict.fromkeys(a for a in bound if a not in kernel.axes)]
@@ -46,7 +47,7 @@ class _Values:
         self.known: dict[Expr, Array] = {}
 
     def along(self, axis: Axis) -> Array:
-        """The axis' indices along its dimension."""
+        """The axis's indices as an array along its dimension."""
         shape = [1] * len(self.order)
         shape[self.order[axis]] = axis.size
         return np.arange(axis.size).reshape(shape)

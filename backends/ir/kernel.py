@@ -78,9 +78,9 @@ class Expr:
 
 
 def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
-    """All expressions below some roots in topological order, operands first.
+    """All expressions that `roots` depend on, and the roots, operands first.
 
-    Without `known` ones and those below them.
+    Expressions in `known`, and those that only they depend on, are left out.
     """
     order: list[Expr] = []
     seen: set[Expr] = {*known}
@@ -153,7 +153,7 @@ class Builder:
     def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
         """An elementwise operation, after constant folding and removal of neutral elements.
 
-        Arithmetic on bools is logic: languages compute 1 + 1 = 2, or 0 in one bit.
+        Arithmetic on bools becomes logic operations, because languages disagree on 1 + 1 (2, or 0 in one bit).
         """
         if all(a.kind == "bool" for a in args):
             op = ON_BOOLS.get(op, op)
@@ -245,7 +245,7 @@ def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
 
 
 def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
-    """Nodes below `root` that are not known yet, each after the nodes that it `reads`.
+    """The nodes that `root` depends on and `root`, without known ones, each after the nodes that it `reads`.
 
     Iterative, because chains may have hundreds of nodes.
     """
@@ -279,9 +279,9 @@ FACTORS = 256  # limit of factors of a product: repeated squaring doubles their 
 
 
 def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
-    """Factors of a product: (those of the numerator, those of the denominator).
+    """(factors of the numerator, factors of the denominator) of a product.
 
-    The product itself if it has more than `FACTORS` factors.
+    A product of more than `FACTORS` factors is returned as the only factor.
     """
     sides: tuple[list[Expr], list[Expr]] = [], []
     stack, steps = [(e, 0)], 0
@@ -309,12 +309,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class OutputStore:
-    """One result of a kernel: where all `guards` hold, `value` is stored at position `at` of a buffer.
-
-    Evaluated at each point of the kernel's axes. A value that does not depend on an axis is constant along it. `parts`
-    are data-dependent terms of the position with their strides (a scatter); other elements of the buffer remain
-    unchanged.
-    """
+    """One result of a kernel: at each point of the kernel's axes at which all `guards` hold, `value` is stored at
+    position `at` of a buffer. `parts` are data-dependent terms of the position with their strides (a scatter). Elements
+    that are not stored remain unchanged."""
 
     buffer: str
     at: Index
@@ -368,7 +365,7 @@ class Kernel:
 
     @cached_property
     def stored_sides(self) -> frozenset[Axis]:
-        """Reduction axes along which results are stored: those of left operands of products."""
+        """Reduction axes of products along which the products' left operands are stored as results."""
         return frozenset(a for s in self.stores for a in s.at.axes if a not in self.axes)
 
     @cached_property
@@ -378,7 +375,7 @@ class Kernel:
 
     @cached_property
     def held(self) -> int:
-        """Maximum number of live values when they are computed in order (register pressure)."""
+        """Maximum number of simultaneously live values if expressions are computed in order (register pressure)."""
         order = [e for e in self.exprs if e.op not in ("const", "index")]
         last = {a: n for n, e in enumerate(order) for a in e.args}
         change = [0] * (len(order) + 1)

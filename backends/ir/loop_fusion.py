@@ -44,9 +44,10 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
 
 
 def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
-    """Reductions along one axis that one loop can compute, of those that are ready; inner ones first.
+    """Those of the reductions `ready`, all along one axis, that one loop can compute, inner ones first.
 
-    They depend on no other of these reductions, or only on the maximum that they are relative to (given by `maximum`).
+    A chosen reduction depends on none of the others, or only on the chosen maximum `maximum(reduction)` that it is
+    relative to (online softmax).
     """
     chosen: list[Expr] = []
     for e in ready:
@@ -57,10 +58,8 @@ def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> li
 
 
 def at_least_one(e: Expr) -> bool:
-    """Whether a value is a sum of exponentials below their maximum, hence at least 1 (or 0 if all are masked).
-
-    Its reciprocal does not overflow.
-    """
+    """Whether a value is a sum of exp(a - max(a)), hence at least 1 (or 0 if everything is masked), so that its
+    reciprocal does not overflow."""
     return e.op == "reduce" and e.value[0] == "sum" and below_maximum(e.args[0]) is not None
 
 
@@ -71,10 +70,9 @@ def power_of(kernel: Kernel, maximum: Expr) -> str:
 
 @dataclass(frozen=True)
 class Room:
-    """Mask that bounds an axis from one side: where `rest + side * axis >= 0` the value is `kept`, elsewhere neutral.
-
-    `side` is 1 or -1. `mask`: the node that selects. `alone`: whether the inequality is the mask's only condition.
-    """
+    """Mask that bounds an axis from one side: where `rest + side * axis >= 0` the value is `kept`, elsewhere it is the
+    reduction's neutral element. `side` is 1 or -1. `mask`: the `where` node that selects. `alone`: whether the
+    inequality is the mask's only condition."""
 
     rest: Index
     side: int

@@ -1,4 +1,5 @@
-"""Text and cost class of the elementwise operations of the kernel IR: the op table's, and those of operations that exist only in the kernel IR."""
+"""Text and cost class of the kernel IR's elementwise operations: those of the op table, and those that exist in the
+kernel IR only."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def op_text(op: str, target: str) -> str:
 
 
 def costly(op: str) -> bool:
-    """Whether an element of an operation is too expensive to be computed twice."""
+    """Whether computing an element of an operation twice is too expensive."""
     return op in INTERNAL or (op in OPS and OPS[op].costly)
 
 

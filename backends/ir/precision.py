@@ -1,10 +1,10 @@
 """Reduced precisions of float32 products on tensor cores: operand formats, errors and speeds.
 
-TF32 keeps 11 of 24 significand bits, bfloat16 8. With each operand split in a large and a small half, three products
-(large times small, small times large, large times large) lose only the product of the small halves, less than the
-rounding of such sums; bfloat16 needs three parts and six products for that, with two parts its error is in between.
-Sources: D. Mukunoki, K. Ozaki, T. Ogita, T. Imamura, DGEMM using tensor cores (ISC 2020); H. Ootomo, R. Yokota,
-Recovering single precision accuracy from tensor cores (2022).
+TF32 keeps 11 of 24 significand bits, bfloat16 8. If each operand is split into a large and a small part, three products
+(large times small, small times large, large times large) omit only the product of the small parts. In TF32 that is less
+than the rounding error of the sum. bfloat16 needs three parts and six products for the same accuracy; with two parts
+its error is larger than float32's and smaller than TF32's. Sources: D. Mukunoki, K. Ozaki, T. Ogita, T. Imamura, DGEMM
+using tensor cores (ISC 2020); H. Ootomo, R. Yokota, Recovering single precision accuracy from tensor cores (2022).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Precision:
     """A way to multiply float32 matrices.
 
     `name` is Triton's name, `number` the code in schedules. `loss` is the relative error of a product of random
-    matrices (Frobenius norm; for precisions as exact as float32, the loss of the operands); `rate` is the approximate
-    speedup over float32 on CUDA cores. Both were measured on an H200. Products with fewer than `rows` rows gain
-    nothing, because they are bound by memory.
+    matrices in the Frobenius norm (for precisions as exact as float32, the error of splitting the operands); `rate` is
+    the approximate speedup over float32 on CUDA cores. Both were measured on an H200. Products with fewer than `rows`
+    rows gain nothing, because they are bound by memory.
     """
 
     name: str
@@ -42,8 +42,6 @@ LIBRARY_TF32 = 3e-4  # loss of TF32 products in libraries, which round: Triton t
 
 
 def within(limit: float, offered: Sequence[Precision]) -> tuple[Precision, ...]:
-    """Input precisions worth trying for a permitted relative error: the fastest offered one within `limit`, or IEEE.
-
-    A tuple. `offered` is sorted by speed, slowest first.
-    """
+    """Input precisions to try for a permitted relative error `limit`: a tuple of the fastest offered precision within
+    the limit, or of IEEE if none is. `offered` is sorted by speed, slowest first."""
     return (([p for p in offered if p.loss <= limit] or [IEEE])[-1],)

@@ -1,6 +1,6 @@
-"""Nested scopes of emitted source with the values known in each; lookups go outwards.
+"""Nested scopes of emitted source with the values known in each.
 
-Emitters derive their own scopes.
+A lookup searches a scope, then its enclosing scopes. Emitters derive their own scope classes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ B = TypeVar("B", bound="SourceScope[Any]")
 
 @dataclass
 class SourceScope(Generic[V]):
-    """Scope of emitted source: its lines, the values known in it, the axes bound in it."""
+    """Scope of emitted source: the lines written into it, the values known in it, the axes bound in it."""
 
     indent: int
     bound: set[Axis]
@@ -64,10 +64,8 @@ class Writer(Generic[B]):
         self.scope = before
 
     def home(self, e: Expr) -> B:
-        """The outermost scope in which an expression can be computed.
-
-        All its axes are bound there, and it reads no running value of an enclosing loop.
-        """
+        """The outermost scope in which an expression can be computed: it binds all axes of the expression, and encloses
+        no scope in which a reduction that the expression reads has its current value."""
         scope = self.scope
         while scope.outside is not None and e.axes <= scope.outside.bound:
             if any(x in scope.known and x.op == "reduce" for x in walk([e])):

@@ -2,8 +2,8 @@
 
 erf(x) = y * p(u) with y = clamp(x, -limit, limit) and u = y * y * scale - 1 in [-1, 1]. The coefficients minimise the
 largest relative error (Lawson's iteratively reweighted least squares over Chebyshev points). The error is below `error`
-for every x, in float32 arithmetic too. In a GEMM epilogue the erf costs measurable time, so the polynomial is no longer
-than the dtype needs.
+for every x, in float32 arithmetic too. In a GEMM epilogue erf takes measurable time, so the polynomial's degree is only
+as high as the dtype needs.
 
 x/2 * (1 + erf(x / sqrt(2))) is shorter still: a saturating addition clamps erf to [-1, 1], and constant factors are
 folded into the coefficients.
@@ -35,7 +35,7 @@ class ShortErf:
         return 2.0 / (self.limit * self.limit)
 
     def horner(self, u: str, times: float = 1.0) -> str:
-        """Source of times * p(u) by Horner's scheme, over the name of u."""
+        """Source of `times` * p(u) by Horner's scheme; `u` is a variable name."""
         coefficients = [float(f"{times * c:.9g}") for c in self.coefficients]
         text = repr(coefficients[-1])
         for c in coefficients[-2::-1]:
@@ -71,7 +71,7 @@ def gelu_of(e: Expr) -> Expr | None:
 
 
 def _parted(e: Expr) -> tuple[float, list[Expr]]:
-    """(constant factor of a product, other factors); the constant is 0 if the expression is a quotient."""
+    """(constant factor of a product, other factors). The constant is 0 if the expression has a divisor."""
     over, under = factors(e)
     numbers = [f.value for f in over if f.op == "const"]
     return 0.0 if under else prod(numbers), [f for f in over if f.op != "const"]

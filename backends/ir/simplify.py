@@ -1,9 +1,6 @@
-"""Simplification of elementwise operations of the kernel IR.
-
-Constant folding, neutral elements, comparisons decided by index ranges.
-
-One function per op, of the builder and the operands; None means no simplification.
-"""
+"""Simplification of elementwise operations of the kernel IR: constant folding, neutral elements, comparisons decided by
+index ranges. There is one function per op, with the builder and the operands as arguments; it returns None if nothing
+is simplified."""
 
 from __future__ import annotations
 
@@ -103,7 +100,7 @@ def _where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
 
 
 def conjuncts(c: Expr) -> list[Expr]:
-    """Conditions whose conjunction a condition is."""
+    """The conditions that a condition joins by `and`; the condition itself if it is no conjunction."""
     return [c] if c.op != "and" else [*conjuncts(c.args[0]), *conjuncts(c.args[1])]
 
 
@@ -138,10 +135,8 @@ SIGNS = 8  # depth of nested factors to search for a sign
 
 
 def _unsigned(b: Builder, e: Expr, depth: int = SIGNS) -> Expr | None:
-    """A value without its minus sign, if it has one.
-
-    A negation, a negative constant, or a product or quotient with such a factor; else None.
-    """
+    """The negated value of a negation, a negative constant, or a product or quotient with such a factor; None for other
+    expressions."""
     if e.op == "neg":
         return e.args[0]
     if e.op == "const":
@@ -155,7 +150,8 @@ def _unsigned(b: Builder, e: Expr, depth: int = SIGNS) -> Expr | None:
 
 
 def _of_negative(b: Builder, op: str, x: Expr, odd: bool) -> Expr | None:
-    """f(-x) as -f(x) for an odd function, as f(x) for an even one: both share one computation."""
+    """For an operand -x, -f(x) if `f` is odd, f(x) if it is even, so that f(x) and f(-x) share one computation; None
+    for operands without a minus sign."""
     bare = _unsigned(b, x) if x.kind == "float" else None
     if bare is None:
         return None

@@ -44,7 +44,7 @@ def literal(value: Any) -> str:
 
 
 def dtype_text(dtype: str) -> str:
-    """The NumPy dtype as source text."""
+    """Source text of a NumPy dtype."""
     return (
         "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
     )
@@ -110,7 +110,7 @@ def title(plan: Plan) -> str:
 
 
 def signature(plan: Plan) -> str:
-    """The inputs and outputs with their types as one line, at most 400 characters."""
+    """A plan's inputs and outputs with their types as one line, at most 400 characters."""
     given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
     made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
     return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]

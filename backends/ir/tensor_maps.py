@@ -1,4 +1,4 @@
-"""TMA boxes: which loads can be expressed as a box of a tensor map instead of one address per element.
+"""TMA boxes: recognizes loads that can be a box of a tensor map instead of one address per element.
 
 Hopper's Tensor Memory Accelerator (TMA) copies a box of a matrix into shared memory with one instruction. The host
 encodes the matrix as a tensor map (CUDA driver API, cuTensorMapEncodeTiled): up to five axes, strides of multiples of
@@ -37,13 +37,10 @@ def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()
 
 @dataclass(frozen=True)
 class Box:
-    """A tile of an operand as a TMA box.
-
-    The matrix shape, the box shape, the axes along its rows and columns, and the texts of its origin.
-
-    With `strides`, rows are further apart than they are long, or there are more than two axes, each with a stride of
-    its own and one element in the box. Elements beyond the end of an axis are read as zeros.
-    """
+    """A tile of an operand as a TMA box: the matrix shape, the box shape, the axes along its rows and columns, and the
+    texts of its origin. `strides` (in elements) is set if rows are further apart than they are long, or if there are
+    more than two axes; the box has one element along each further axis. Elements beyond the end of an axis are read as
+    zeros."""
 
     shape: tuple[int, ...]
     block: tuple[int, ...]
@@ -64,7 +61,8 @@ def box(
     """TMA box of the tile that a load reads, or None if there is none.
 
     `tiles` gives the origin text and the size of each axis that the tile spans, `text` the value of every other axis.
-    Tiles may reach beyond the end of the axes in `ends`, where TMA must fill zeros: the matrix has to end there.
+    Tiles may reach beyond the end of the axes in `ends`; the matrix must end where such an axis does, so that TMA fills
+    zeros there. `itemsize` in bytes.
     """
     steps = dict(at.terms)
     axes = [a for a in steps if isinstance(a, Axis)]
@@ -103,10 +101,8 @@ def box(
 def edged_box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]
 ) -> Box | None:
-    """TMA box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis.
-
-    None if there is none.
-    """
+    """TMA box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis; None if
+    there is none. Parameters as for `box`."""
     steps = [(step, atom) for atom, step in at.terms]
     spanned = [atom for _, atom in sorted(steps, key=lambda s: s[0]) if atom in tiles]
     inner = {a for _, atom in steps if not isinstance(atom, Axis) for a in atom.index.axes}
@@ -128,10 +124,8 @@ def edged_box(
 
 
 def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
-    """Index with one axis in place of a group of axes that it traverses contiguously (a flattened axis).
-
-    None if it does not.
-    """
+    """The index with the axis `one` in place of a group of axes, if it traverses the group contiguously, as one
+    flattened axis; else None."""
     step = at.coefficient(group[-1])
     rest, size = at, 1
     for a in reversed(group):

@@ -1,4 +1,5 @@
-"""Tiling of kernels: which axes a program holds as rows and columns, which it iterates over, which are batch axes.
+"""Tiling of kernels: the axes that a program's tile has as rows and columns, those that a program iterates over, and
+batch axes.
 
 The shape of a kernel (`Shape`) follows from its expressions; tile sizes (`Tiling`) come from the schedule.
 """
@@ -20,7 +21,8 @@ VECTOR = 8  # maximum elements of a vector load
 
 @dataclass(frozen=True)
 class Dot:
-    """A sum of products that tensor cores can compute: two sides (factors), contracted along the reduction's axis."""
+    """A sum of products that tensor cores can compute: the factors of its left and right operand (sides), contracted
+    along the reduction's axis; `rows`, `cols` and `batch` are the axes of the result."""
 
     left: tuple[Expr, ...]
     right: tuple[Expr, ...]
@@ -39,9 +41,9 @@ def as_dot(e: Expr) -> Dot | None:
 
     None for other expressions.
 
-    The parts share only batch axes and the reduction axis. The side with the later parallel axis is the right one
-    (columns); a side that contains a product is the left one, and its rows are those of that product, whatever the
-    result's memory order (channels before pixels).
+    The two parts share only batch axes and the reduction axis. The part with the later parallel axis is the right side
+    (columns). But a part that contains a product is always the left side, with the rows of that product, whatever the
+    result's memory order (such as channels before pixels).
     """
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
@@ -60,7 +62,8 @@ def as_dot(e: Expr) -> Dot | None:
 
 
 def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None:
-    """The two sides of a sum's factors that share only the `common` axes."""
+    """The factors `over` of a sum, divided into two sides that share only the `common` axes; None if that is
+    impossible."""
     parts: list[tuple[set[Axis], list[Expr]]] = []
     loose: list[Expr] = []
     for f in over:
@@ -82,7 +85,7 @@ def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None
 
 
 def _computed(side: Sequence[Expr]) -> bool:
-    """Whether a side contains a product."""
+    """Whether a side contains a matrix product."""
     return any(e.op == "reduce" and as_dot(e) is not None for e in walk(side))
 
 
@@ -129,10 +132,10 @@ class Shape:
         return "rows" if self.inner else "pointwise"
 
     def _around(self, e: Expr) -> bool:
-        """Whether a product is a loop around another product and holds a tile of its results at a time.
+        """Whether the loop of product `e` computes a tile of another product's results in each iteration (attention).
 
-        If the axis between two products is short, or shorter than the first product's, its results are held whole
-        instead: the first product is computed in a loop, then the second.
+        False if the axis between the two products is short, or shorter than the inner product's: then the inner
+        product's results are held whole, and the two loops follow each other.
         """
         inside = [x for x in walk(e.args) if x in self.dots]
         if not inside or any(x.value == ("max", e.axis) for x in walk(e.args)):
@@ -194,8 +197,8 @@ MANY = 1024  # least elements of a tiled axis group: tiles waste little at its e
 
 
 def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The outermost axis of a side as a batch axis, if a loop has a load that varies along that axis only (such as
-    per-image scales), so that a program loads it once for all its rows."""
+    """The outermost axis of the rows or columns as a batch axis, if a reduction loop has a load that varies along this
+    axis of them only (such as per-image scales), so that a program loads one value for its whole tile; else ()."""
     first, others = side[:1], {*side[1:]}
     size = prod(a.size for a in others)
     if not others or (size % 128 and size < MANY):
@@ -205,8 +208,8 @@ def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> 
 
 
 def _apart(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The outermost row axis as a batch axis, if a load varies along that axis only (an image's statistics), so that a
-    program loads it once for all its rows."""
+    """The outermost row axis as a batch axis, if a load varies along this row axis only (such as an image's
+    statistics), so that a program loads one value for all its rows; else ()."""
     first, others = rows[:1], {*rows[1:]}
     if not others or prod(a.size for a in others) < MANY:
         return ()
@@ -240,7 +243,8 @@ def _outer(kernel: Kernel) -> tuple[Axis, ...]:
 
 
 def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> list[Axis]:
-    """Reduction axes as tile dimensions: a product's left side's before its own, its right side's after."""
+    """Reduction axes in the order of tile dimensions: for a product, first those of its left side, then its own axis,
+    then those of its right side."""
     seen = set() if seen is None else seen
     if e in seen:
         return []
@@ -255,10 +259,8 @@ def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> 
 
 
 def _joined(kernel: Kernel) -> dict[Axis, Axis]:
-    """Reduction axes that run over the elements of a parallel axis (reduction axis -> parallel axis).
-
-    Some load is the same for both.
-    """
+    """Reduction axis -> parallel axis of equal size over whose elements it runs: some load becomes another load of the
+    kernel if the parallel axis replaces the reduction axis."""
     loads = {e for e in kernel.exprs if e.op == "load"}
     found: dict[Axis, Axis] = {}
     for e in kernel.reductions:
@@ -275,10 +277,10 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
 
 
 def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
-    """Number of operations that tiles of m rows and n columns compute more than once.
+    """Number of recomputed operations with tiles of m rows and n columns.
 
-    Reductions independent of the columns are computed once per column tile, those that depend on some of a tile's axes
-    once per element.
+    Reductions independent of the columns are computed once per column tile; reductions that depend on some of a
+    tile's axes, once per element.
     """
     total = 0.0
     for e in kernel.reductions:
@@ -292,8 +294,10 @@ def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tile sizes of rows, columns and each reduction axis, and launch options. A tile of the padded extent holds the
-    whole axis."""
+    """Tile sizes of rows, columns and each reduction axis, and launch options.
+
+    A tile size that is the padded extent of an axis covers it whole.
+    """
 
     m: int
     n: int
@@ -305,12 +309,8 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """Divisors of `size` near some wanted numbers.
-
-    For each, the largest one that is at most it and more than half of it.
-
-    Numbers without such a divisor are left out. Parts keep the vector alignment of the whole.
-    """
+    """Divisors of `size` near the `wanted` numbers: for each number n, the largest divisor in (n / 2, n] whose parts
+    keep the vector alignment of the whole. Numbers without such a divisor are left out."""
     found: dict[int, None] = {}
     whole = gcd(size, VECTOR)
     for count in wanted:
@@ -320,5 +320,5 @@ def divisors(size: int, wanted: Iterable[int]) -> list[int]:
 
 
 def padded(size: int) -> int:
-    """The next power of two from a size on."""
+    """The smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()

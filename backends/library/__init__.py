@@ -1,4 +1,4 @@
-"""Library kernels as rows: NumPy, Torch on CPU and CUDA; a null backend.
+"""Library kernels as rows of tables: NumPy, Torch on CPU and CUDA; a null backend.
 
 In: nothing.
 Out: kernel templates.

@@ -45,7 +45,7 @@ def _and(*conditions: Applies) -> Applies:
 
 
 def _shape(operand: Operand) -> tuple[int, ...]:
-    """The shape of an operand; sizes may be expressions."""
+    """The shape of an operand. Sizes may be expressions in free sizes."""
     return operand.type.shape  # type: ignore[return-value]
 
 
@@ -67,7 +67,7 @@ def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]
 
 # ---------------------------------------------------------------- scratch memory
 def _computed(call: Call) -> str:
-    """Compute dtype of a call."""
+    """Name of a call's compute dtype."""
     return wide(call.output.type.dtype)
 
 
@@ -76,7 +76,10 @@ def _exponents(call: Call) -> Rooms:
 
 
 def _each_its_own(call: Call) -> bool:
-    """Whether no exponent is broadcast: NumPy uses other functions for broadcast ones."""
+    """Whether the exponents have the full shape.
+
+    NumPy computes powers with broadcast exponents by other functions, with other rounding.
+    """
     return call.output.type.rank > 0 and shape_of(call, "y") == shape_of(call, "out")
 
 
@@ -145,7 +148,7 @@ def _scores(call: Call) -> Rooms:
 
 @identified("numpy._attention_text")
 def _attention_text(call: Call) -> str:
-    """Code that widens operands, then calls attention with a precomputed mask of hidden scores."""
+    """Code that widens operands if needed, then calls the helper `attention` with a precomputed mask of hidden scores."""
     a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
     copies = "".join(
         f"np.copyto({{{o}32}}, {{{o}}}); " for o in "qkv" if call.operands[o].type.dtype != _computed(call)
@@ -174,7 +177,7 @@ def out_call(op: Op) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _ufuncs() -> list[LibraryKernel]:
-    """A template of each op that a ufunc computes."""
+    """Templates of all ops that a ufunc computes."""
     found = []
     for op in OPS.values():
         if op.numpy_function is not None and op.numpy_function.dtypes != "none":
@@ -256,7 +259,7 @@ def _mean_code(call: Call) -> str:
 
 
 def _folds() -> Iterator[LibraryKernel]:
-    """A template of each op that folds a ufunc along axes."""
+    """Yields a template for each op that folds a ufunc along axes."""
     for monoid in ("add", "mul", "maximum", "minimum"):
         ufunc = OPS[monoid].numpy_function
         assert ufunc is not None
@@ -324,7 +327,7 @@ def _gemm_code(bias: bool) -> Callable[[Call], str]:
 
 
 def _batched(call: Call) -> bool:
-    """Whether x has several matrices that one GEMM over all rows can replace."""
+    """Whether x is a batch of matrices whose products one GEMM over all rows can compute."""
     x = call.operands["x"].type
     return (
         _wide(call)
@@ -413,7 +416,7 @@ def _pointwise_conv_code(call: Call) -> str:
 
 # ---------------------------------------------------------------- layout, copies, indexing
 def _copied_view(op: str) -> Callable[[Call], str]:
-    """A view op as a copy, for layouts without such a view."""
+    """Code that computes a view op as a copy, for operands whose layout admits no view."""
 
     def code(call: Call) -> str:
         if op == "reshape":

@@ -61,7 +61,7 @@ def _FLOAT(call: Call) -> bool:
 
 
 def _alike(call: Call) -> bool:
-    """Whether all floats, if any, have one dtype."""
+    """Whether all float operands and results of the call have one dtype."""
     return len({d for d in dtypes_of(call) if d in FLOATS}) <= 1
 
 
@@ -109,7 +109,7 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
 
 
 def _functions() -> list[LibraryKernel]:
-    """A template of each op that a Torch function with `out=` computes."""
+    """Templates of all ops that a Torch function with `out=` computes."""
     found = []
     for op in OPS.values():
         if op.torch_function is not None and op.torch_function.dtypes != "none":
@@ -137,7 +137,7 @@ def _pointwise() -> list[LibraryKernel]:
 
 
 def _plain_cast(call: Call) -> bool:
-    """Whether a cast is float to float, or from int or bool: casts that C and NumPy define alike."""
+    """Whether a cast is to a float, or from int or bool: casts that C and NumPy define alike, unlike float to integer."""
     return dtypes.is_float(call.output.type.dtype) or not dtypes.is_float(call.operands["x"].type.dtype)
 
 
@@ -183,7 +183,7 @@ def _packed_rows(call: Call) -> int:
 
 
 def _packed(function: str) -> Callable[[Call], str]:
-    """Weight preparation that packs for the number of rows of x."""
+    """Code of a weight preparation that packs a matrix for the number of rows of x, by the helper `function`."""
 
     def code(call: Call) -> str:
         return f"{function}({call.names['w']}, {_packed_rows(call)})"

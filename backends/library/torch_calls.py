@@ -42,7 +42,7 @@ SINGLE, NUMBER, BITS = of("float32"), of(*FLOATS, *INTS), of("bool", *INTS)
 
 
 def extents(operand: Operand) -> tuple[int, ...]:
-    """Shape of an operand; sizes may be expressions."""
+    """Shape of an operand. Sizes may be expressions in free sizes."""
     return operand.type.shape  # type: ignore[return-value]
 
 
@@ -63,7 +63,7 @@ def rows_in(operand: Operand) -> int:
 
 
 def _matrix(call: Call, name: str) -> str:
-    """The operand viewed as a matrix: all axes but the last merged."""
+    """Source of an operand viewed as a matrix, with all axes but the last merged."""
     operand = call.output if name == "out" else call.operands[name]
     if operand.type.rank == 2:
         return call.names[name]
@@ -180,7 +180,7 @@ def channels_last(call: Call) -> Strides:
 
 
 def one_block(call: Call) -> bool:
-    """Condition on calls: x is row-major or channels-last."""
+    """Condition on calls: the memory of x has no gaps (x is row-major or channels-last)."""
     x = call.operands["x"]
     n, c, h, w = extents(x)
     last = (h * w * c, 1, w * c, c)

@@ -3,8 +3,8 @@
 The storage dtype of tensors may be a 16-bit float under a float32 pattern.
 
 Templates that work on both devices come from `torch.py`. They require a single float dtype, which is also the compute
-dtype (products and sums accumulate wider). For mixed dtypes, pointwise kernels promote; every other template has a
-`_wide` variant that widens its operands first, so that a plan always exists.
+dtype (products and sums accumulate wider). With mixed dtypes, pointwise kernels promote as Torch does; every other
+template has a `_wide` variant that first widens its operands, so that a plan always exists.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ _OUT = "__OUT__"
 
 
 def _widened(t: LibraryKernel) -> LibraryKernel:
-    """Code that widens operands to float32 (float64 if one is), and rounds the result once."""
+    """The `_wide` variant of a template: widens operands to float32 (to float64 if one operand is float64), and rounds
+    the result once."""
 
     def code(call: Call) -> str:
         wide = "double" if "float64" in floats(call) else "float"
@@ -86,7 +87,7 @@ def _uniformed(call: Call) -> Call:
 
 
 def _widenable(t: LibraryKernel) -> bool:
-    """Whether a widened variant is needed and possible: the code must name its output only in `out=`."""
+    """Whether a template needs a widened variant, and its code allows one by naming the output only in `out=`."""
     name = t.name.partition(".")[2]
     plain = t.family not in ("copy", "view", "scatter", "gather", "sort") and t.layout is None and not t.prep
     plain = plain and (not name.startswith("sdpa") or name.endswith("_single"))  # widened operands are not 16-bit
@@ -210,7 +211,7 @@ def sums_wider(call: Call) -> bool:
 
 # ---------------------------------------------------------------- layout, copies, indexing
 def _copied_view(op: str) -> Callable[[Call], str] | None:
-    """A view op as a copy; None if Torch has no expression for it."""
+    """Code that computes a view op as a copy; None if Torch has no expression for the op."""
     text = torch_copy_code(op)
     if text is None:
         return None
@@ -246,7 +247,7 @@ def _layout() -> list[LibraryKernel]:
 
 
 def _slices(call: Call) -> bool:
-    """Whether the index is a vector along the axis, so that whole slices are written."""
+    """Whether the index varies along the axis only, so that whole slices are written."""
     axis, shape = call.attrs["axis"], call.attrs["s"]
     x, i, u = (extents(call.operands[n]) for n in "xiu")
     line = len(i) == len(x) and all(d == 1 for k, d in enumerate(i) if k != axis) and i[axis] == u[axis]

@@ -22,8 +22,8 @@ SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach
 def _causal(call: Call) -> bool:
     """Whether the causal mask hides anything.
 
-    A single row sees all columns (the last row is aligned with the last column). A free number of rows may be more than
-    one; where it is one, as many columns, the mask hides nothing.
+    With a single row the mask hides nothing, because the last row is aligned with the last column. A free number of
+    rows is treated as more than one, which is right for one row as well.
     """
     return bool(call.attrs["causal"]) and extents(call.operands["q"])[-2] != 1
 
@@ -69,7 +69,8 @@ def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
 
 
 def _packable(call: Call) -> bool:
-    """Whether a group's queries can be rows of one matrix: there is a group, and every row has the same mask."""
+    """Whether the queries of a group can be rows of one matrix: there is a group axis, and the mask is the same for all
+    rows."""
     q = extents(call.operands["q"])
     masked = "m" in call.operands and extents(call.operands["m"])[-2] != 1
     return len(q) == 5 and q[2] > 1 and not _causal(call) and not masked

@@ -32,8 +32,8 @@ from .torch_cuda_rows import FLOAT, floats, row, single, uniform
 def _conv_code(tuned: bool, bias: bool, tf32: bool = False) -> Callable[[Call], str]:
     """Code of cuDNN's convolution.
 
-    TF32 only if requested, so that float32 operands are not rounded silently. `tuned`: cuDNN benchmarks its algorithms
-    in the first call.
+    `tuned`: cuDNN benchmarks its algorithms in the first call. `bias`: adds a bias. `tf32`: rounds float32 operands
+    to TF32, which cuDNN otherwise must not do.
     """
 
     def code(call: Call) -> str:
@@ -47,13 +47,13 @@ def _conv_code(tuned: bool, bias: bool, tf32: bool = False) -> Callable[[Call], 
 
 
 def _image(call: Call) -> str:
-    """The image, converted to channels-last if the result is."""
+    """Source of the image, converted to channels-last if the result is channels-last."""
     x = call.names["x"]
     return x if call.output.dense else f"{x}.contiguous(memory_format=torch.channels_last)"
 
 
 def _clear(call: Call) -> bool:
-    """Whether the layout is unambiguous (no axis of size 1) and cuDNN has it (not for float64)."""
+    """Whether a channels-last layout is unambiguous (no axis of size 1) and cuDNN supports it (not for float64)."""
     return "float64" not in floats(call) and min(*extents(call.operands["x"])[1:], *extents(call.output)[1:]) > 1
 
 
@@ -70,10 +70,9 @@ def _fused_conv(residual: bool) -> Callable[[Call], str]:
 
 
 def _all_but_weight(condition: Applies) -> Applies:
-    """Condition: everything but the weight has one dtype; the weight is cast to it at load time.
-
-    (The storage dtype of 1x1 convolution weights is float32, because their rows are one element long.)
-    """
+    """Condition on calls: all floats but the weight have one dtype, to which the weight is cast at load time, and
+    `condition` holds. (The storage dtype of 1x1 convolution weights is float32, because their rows are one element
+    long.)"""
 
     def fits(call: Call) -> bool:
         others = {n: o for n, o in call.operands.items() if n != "w"}

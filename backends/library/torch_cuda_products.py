@@ -83,7 +83,8 @@ def products() -> list[LibraryKernel]:
 
 
 def _even_products(applies: Applies) -> list[LibraryKernel]:
-    """Templates with weights padded at load time, for sizes at which libraries use unaligned (slow) kernels."""
+    """Templates of products with weights padded at load time, for sizes at which libraries use slow kernels for
+    unaligned rows."""
     more: dict[str, Any] = {
         "family": "contraction",
         "prep": {"w": "evened({w})"},
@@ -104,12 +105,12 @@ def _uneven(call: Call) -> bool:
 
 
 def _odd(matrix: Operand) -> list[int]:
-    """Sizes of a matrix whose rows are not multiples of 16 bytes."""
+    """The sizes of a matrix that are not multiples of 16 bytes."""
     return [s for s in extents(matrix) if padded_row(s, matrix.type.dtype) != s]
 
 
 def _even_room(call: Call) -> int:
-    """Bytes of scratch for a padded result and padded operand rows."""
+    """Bytes of scratch memory for a padded result and for padded rows of the operand."""
     w = call.operands["w"]
     beside = sum(padded_row(s, w.type.dtype) for s in _odd(w))
     return rows_in(call.output) * beside * dtypes.itemsize(w.type.dtype)
@@ -119,12 +120,12 @@ _PRODUCT = re.compile(r"torch\.(?:bmm|mm|addmm|baddbmm|matmul|_addmm_activation)
 
 
 def _multiplies(t: LibraryKernel) -> bool:
-    """Whether a product gets a TF32 variant: those with a single float dtype."""
+    """Whether a template gets a TF32 variant: it is a product with a single float dtype."""
     return not t.name.endswith(("_wide", "_int"))
 
 
 def _in_tf32(t: LibraryKernel) -> LibraryKernel:
-    """The product code with TF32 enabled in the library."""
+    """The TF32 variant of a product's template."""
 
     def code(call: Call) -> str:
         return _PRODUCT.sub(r"in_tf32(\g<0>,", t.write(call), count=1).replace(",(", ", ", 1)

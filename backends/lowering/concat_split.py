@@ -1,9 +1,9 @@
 """The PIECES transformation (concat split): concatenated results are computed piece by piece in one kernel.
 
-The value of an element of a concatenation depends on its index. As one expression this is a select between all pieces,
-and every element computes all of them: of sixteen stacked steps of a recurrence, each element computes all sixteen.
-Where the pieces have equal sizes and enough work, the kernel iterates over the elements of one piece and stores every
-piece, so that common subexpressions are computed once.
+The value of an element of a concatenation depends on its index. As one expression it is a select between all pieces, so
+every element computes all pieces: an element of sixteen stacked steps of a recurrence computes all sixteen steps. Where
+the pieces have equal sizes and enough work, the kernel iterates over the elements of one piece and stores every piece,
+so that common subexpressions are computed once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ResultPiece(NamedTuple):
 
 
 def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
-    """Pieces that one kernel computes side by side for some results; None if there are none or they do not pay.
+    """Pieces of results that one kernel computes side by side; None if there are none or if they do not pay.
 
-    All pieces have as many elements as the largest, or size 1 along some axes. They do not pay if they have little work
-    and one kernel can compute the results otherwise.
+    Each piece has as many elements as the largest one, or its shape with size 1 along some axes. Pieces do not pay
+    if they have little work and one kernel can compute the results without them.
     """
     nodes = topological(roots)
     if any(t.op in ("conv", "scatter_elements") or _of_matrices(t) for t in nodes):
@@ -55,7 +55,7 @@ def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
 
 
 def written_out(apart: Sequence[ResultPiece]) -> bool:
-    """Whether to unroll the reductions of pieces: they are short, and most work is outside of them."""
+    """Whether to unroll the reductions of pieces, because they are short and most work is outside of them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
     if not depths or max(depths) > SHORT or any(t.op == "matmul" for t in nodes):
@@ -71,7 +71,8 @@ def _depth(t: Tensor) -> int:
 
 
 def _of_one_size(roots: Sequence[Tensor], found: list[list[ResultPiece]]) -> list[list[ResultPiece]]:
-    """The pieces, with those larger than the smallest one cut along their last axes if these are short."""
+    """The pieces, where an undivided result larger than the smallest piece is cut along its last axes if these are
+    short."""
     size = min(prod(concrete(p.term.shape)) for each in found for p in each)
 
     def smaller(root: Tensor, own: list[ResultPiece]) -> list[ResultPiece]:
@@ -86,7 +87,7 @@ def _of_one_size(roots: Sequence[Tensor], found: list[list[ResultPiece]]) -> lis
 
 
 def _alike(terms: Sequence[Tensor]) -> bool:
-    """Whether all terms have as many elements as the largest one, or size 1 along some axes."""
+    """Whether each term has as many elements as the largest one, or its shape with size 1 along some axes."""
     shapes = [concrete(t.shape) for t in terms]
     widest = max(shapes, key=prod)
     return all(prod(s) == prod(widest) or _within(s, widest) for s in shapes)
@@ -102,7 +103,8 @@ def _within(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _cut(root: Tensor, ends: Mapping[int, set[int]]) -> list[ResultPiece]:
-    """The pieces of a result with the given boundaries along its axes, all of one size."""
+    """The pieces of a result, all of one size, that the boundaries `ends` along its axes determine; the whole result if
+    they were too many."""
     shape = concrete(root.shape)
     steps = [gcd(size, *ends.get(axis, ())) for axis, size in enumerate(shape)]
     if not ends or prod(size // step for size, step in zip(shape, steps)) > MOST:
@@ -161,7 +163,7 @@ WRITABLE = ("sum", "max", "min", "prod")
 
 
 def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]] | None:
-    """(axes, offsets) of a reshape's operand.
+    """(root axes, offsets) of each axis of a reshape's operand, given those of its result.
 
     None for a nonzero offset, unless the reshape only adds or removes axes of size 1.
     """
@@ -176,7 +178,8 @@ def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[
 
 
 def _under(inner: tuple[int, ...], own: tuple[int, ...], axes: Axes) -> Iterator[tuple[int, ...]]:
-    """For each axis before a reshape, the root axes of those axes after it with which it shares elements."""
+    """For each axis of a reshape's operand (shape `inner`), the root axes of the result's axes with which it shares
+    elements."""
     spans = [(prod(own[n:]), prod(own[n + 1 :])) for n in range(len(own))]
     for n in range(len(inner)):
         high, low = prod(inner[n:]), prod(inner[n + 1 :])

@@ -1,9 +1,9 @@
-"""Horizontal fusion of concatenated results: whether one kernel can compute several results side by side along an axis.
+"""Horizontal fusion of results in one kernel, which computes them side by side along an axis.
 
-It can if the results agree in all other axes, and none has size 1 along that axis (such a result would be constant over
-the others' elements). Results computed from disjoint slices of one tensor (queries, keys and values of one product)
-also qualify: those with one element along an axis, and those with equal sizes along the axis that has the largest
-stride in a slice's columns (the heads).
+The results must agree in all other axes, and none may have size 1 along that axis, since it would be constant over the
+other results' elements. Results computed from disjoint slices of one tensor (queries, keys and values of one product)
+also qualify if they have one element along an axis, or equal sizes; equal results are placed side by side along the
+axis with the largest stride in a slice (the heads).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .op_rules import Reader
 class Beside(NamedTuple):
     """Arrangement of a kernel's results side by side along `axis`.
 
-    `whole`, `columns`: the tensor of whose slices the results are computed, and its sliced axis; None for other
-    results.
+    If the results are computed from slices of one tensor, `whole` is the tensor and `columns` its sliced axis; else
+    None and -1.
     """
 
     axis: int
@@ -31,10 +31,9 @@ class Beside(NamedTuple):
     columns: int = -1
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
-        """Offsets of the slices that a result of size 1 along the axis reads, as a function of the common index `by`.
-
-        `by` is 0 at the result's own position. So the result reads what the other results read at that index.
-        """
+        """Offsets to add to the slices that a result (`space`) of size 1 along the axis reads, in terms of `by`, the
+        common index relative to the result's own position. At the index of another result it then reads that result's
+        slice, so that both share the load. Empty for other results."""
         slices = [t for t in topological([space]) if t.op == "slice"]
         own = [t for t in slices if t.args[0] is self.whole and t.attr("axis") == self.columns]
         width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)
@@ -84,9 +83,9 @@ def _of_slices(roots: Sequence[Tensor]) -> tuple[Tensor, int] | None:
 def _slowest(
     space: Tensor, whole: Tensor, axis: int, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> int | None:
-    """The axis of a result with the largest stride along an axis of a tensor that it reads.
+    """The axis of the result `space` with the largest stride along axis `axis` of the tensor `whole` that it reads.
 
-    If that stride is 1, an axis of size 1 before it, so that rows stay whole.
+    If that stride is 1, an axis of size 1 before it is chosen, so that rows stay contiguous. None if there is none.
     """
     at = [Axis(f"i{n}", d) for n, d in enumerate(concrete(space.shape))]
     strides = tuple(int(n == axis) for n in range(whole.rank))

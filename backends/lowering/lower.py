@@ -29,11 +29,11 @@ def kernel_of(
     """Kernel that computes a tensor, or several, from the leaves `operands` (leaf -> buffer name) into buffers.
 
     The first result goes into buffer `out`, the others into `out1`, `out2`, …. Several tensors are computed over the
-    axes of the largest one. They must have as many elements each, or size 1 along some axes; or be slices of one
-    tensor, which is computed once; or agree in all axes but one, along which they are concatenated; or be left operands
-    of the first one's products (extract/fusion/product_operands.py), stored along the reduction axis. For
-    `scatter_elements` into a tensor in memory only the scattered values count: only their positions are written, and
-    the buffer must already hold the rest. Raises Unfusable for other results, and for ops without an index expression
+    axes of the largest one. The tensors must have equally many elements, or its shape with size 1 along some axes; or
+    be slices of one tensor, which is computed once; or agree in all axes but one, along which they are concatenated; or
+    be left operands of the first tensor's products (extract/fusion/product_operands.py), which are stored along the
+    reduction axis. For `scatter_elements` into a tensor in memory only the scattered positions are written; the buffer
+    must already hold the other elements. Raises Unfusable for other results, and for ops without an index expression
     (sort, argmax).
     """
     roots = expand_all([root] if isinstance(root, Tensor) else list(root))
@@ -108,7 +108,7 @@ LARGEST = 3000  # limit of operations and loads of a kernel: compilation takes a
 
 
 def _small(kernel: Kernel) -> Kernel:
-    """The kernel if it is small enough to compile; else Unfusable."""
+    """The kernel itself. Raises Unfusable if it is too large to compile."""
     if kernel.work > LARGEST:
         raise Unfusable(f"more than {LARGEST} operations")
     return kernel
@@ -137,11 +137,8 @@ def _of_pieces(
 
 # ---------------------------------------------------------------- results over common axes
 class _Part(NamedTuple):
-    """One result at a point of the common axes.
-
-    Its own index, its value, the guards under which it has an element there, and the common-axis indices of its own
-    axes.
-    """
+    """One result at a point of the kernel's common axes: the index in the result, the value, the guards under which the
+    result has an element there, and indices over the common axes that replace the result's own axes."""
 
     at: tuple[Index, ...]
     value: Expr
@@ -159,7 +156,10 @@ def _slices(r: Reader, roots: Sequence[Tensor], axes: tuple[Axis, ...]) -> Itera
 
 
 def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], beside: Beside) -> Iterator[_Part]:
-    """Concatenated results, each over an axis of its own, whose index range is known: no divisions are needed."""
+    """Concatenated results.
+
+    Each is lowered over an axis of its own size, so that index ranges are known and no divisions are needed.
+    """
     at, along, before = tuple(map(index, axes)), beside.axis, 0
     for x in spaces:
         size = concrete(x.shape)[along]
@@ -172,7 +172,7 @@ def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], bes
 
 
 def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
-    """Results with as many elements as the largest one, or size 1 along some axes."""
+    """Results with as many elements as the largest one, or its shape with size 1 along some axes."""
     at, shape = tuple(map(index, axes)), tuple(a.size for a in axes)
     for x in spaces:
         here = _along(x, at, shape)
@@ -213,14 +213,17 @@ def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> OutputStore:
 def _within(
     b: Builder, at: tuple[Index, ...], axis: int, before: int, size: int
 ) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
-    """The index within one of several concatenated results, and the guards that the index is in its range."""
+    """(index within one of several concatenated results, guards that the index is in the result's range).
+
+    The result has `size` elements from `before` on.
+    """
     guards = b.less(index(before - 1), at[axis]), b.less(at[axis], index(before + size))
     return (*at[:axis], at[axis] - before, *at[axis + 1 :]), tuple(g for g in guards if g.op != "const")
 
 
 def _loosened(r: Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
-    """Expressions used under guards, without those guards on loads that are in bounds anyway, so that results share
-    common values."""
+    """Expressions that are stored under `guards`, with these guards removed from loads that are in bounds without them,
+    so that results share common values."""
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if e.op != "load":
@@ -246,7 +249,10 @@ def sliced_alike(roots: Sequence[Tensor]) -> bool:
 
 
 def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """The index in a result that corresponds to an index in the largest one."""
+    """The index in result `t` that corresponds to the index `at` in the largest result, of shape `shape`.
+
+    Raises Unfusable if there is none.
+    """
     own = concrete(t.shape)
     if math.prod(own) == math.prod(shape):
         return unravelled(linear(at, shape), own)

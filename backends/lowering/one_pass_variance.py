@@ -1,9 +1,9 @@
 """The MOMENTS transformation: one-pass variance (shifted sums, as in Welford's and Chan's methods).
 
 sum((a - m)²) with the mean m of a must wait for all of sum(a). For any constant c, with t = sum(a - c), the mean is c +
-t / n and the sum of squares is sum((a - c)²) - t² / n: two sums that share one loop, and that parts of a row can
-compute independently. With c the first element of the row both terms are small if the row's spread is, so that
-cancellation loses no digits to the mean.
+t / n and the sum of squares is sum((a - c)²) - t² / n. The two sums share one loop, and parts of a row can be summed
+independently. c is the first element of the row, so that both terms are of the order of the row's variance and a large
+mean causes no cancellation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..ir.kernel import Expr, Kernel, walk
 
 
 def in_one_walk(kernel: Kernel, axis: Axis) -> Kernel:
-    """Kernel in which sums of squared deviations along an axis are computed in one pass; unchanged without such sums."""
+    """The kernel with sums of squared deviations along an axis computed in one pass; unchanged without such sums."""
     found = {e: total for e in kernel.reductions if (total := _mean_within(e, axis)) is not None}
     if not found:
         return kernel
@@ -31,7 +31,7 @@ def in_one_walk(kernel: Kernel, axis: Axis) -> Kernel:
 
 
 def _mean_within(e: Expr, axis: Axis) -> Expr | None:
-    """The sum of the mean in a sum of squared deviations, None for other reductions."""
+    """The sum of which the mean in a sum of squared deviations is computed; None for other reductions."""
     if e.value != ("sum", axis) or e.args[0].op != "mul" or e.args[0].args[0] is not e.args[0].args[1]:
         return None
     off = e.args[0].args[0]

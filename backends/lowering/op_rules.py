@@ -39,9 +39,9 @@ class Reader:
         return self.memo[key]
 
     def _ahead(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> list[Tensor]:
-        """A tensor after the same-shape operands of elementwise chains, which may have hundreds of ops.
+        """The operands of the same shape in a chain of elementwise ops, in evaluation order, ending with `t`.
 
-        Avoids recursion.
+        Lowering them in this order avoids deep recursion.
         """
 
         def reads(x: Tensor) -> list[Tensor]:
@@ -75,9 +75,9 @@ class Reader:
         return self.maps[t]
 
     def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-        """Expression of an operand's element, where the operand may broadcast.
+        """Expression of the element of an operand that may broadcast.
 
-        Guards on an index that the operand does not have are dropped.
+        Guards on an axis along which the operand broadcasts are dropped.
         """
         own = tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True))
         atoms = {a for i in own for a in i.atoms}
@@ -86,7 +86,8 @@ class Reader:
         return self.value(x, own, tuple(kept) if lost else guards)
 
     def fresh(self, size: int, at: Iterable[Index], guards: Iterable[Expr], stem: str = "r") -> Axis:
-        """Axis for a reduction: the first one of this size whose name is not in use around it."""
+        """Axis of `size` for a reduction: the first such axis that is used in neither the index nor the guards around
+        the reduction."""
         used = frozenset().union(*(i.axes for i in at), *(g.axes for g in guards))
         k = 0
         while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
@@ -121,9 +122,9 @@ _ORDERED = {
 
 
 def _reads_as_negative(t: Tensor) -> bool:
-    """Whether an operation would take the larger half of uint64 for negative numbers.
+    """Whether an op would treat large uint64 operands as negative, because kernels compute integers in int64.
 
-    Whole numbers are int64 in kernels. Sums, products and bits are the same in both.
+    Sums, products and bit operations give the same bits in both.
     """
     if not any(a.dtype == "uint64" for a in t.args):
         return False
@@ -184,7 +185,7 @@ REDUCTION = {"add": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
 
 
 def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
-    """An unrolled reduction."""
+    """Expression of a reduction along `axes`, unrolled."""
     found: Expr | None = None
     for place in product(*(range(concrete(t.args[0].shape)[a]) for a in axes)):
         inner = list(at)
@@ -209,7 +210,7 @@ def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
 
 
 def _view(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    """An op with an index map."""
+    """Expression of an op that has an index map."""
     found, x = r.index_map(t), t.args[0]
     if isinstance(found, Stretched):
         return r.operand(x, at, guards)
@@ -224,7 +225,7 @@ def _view(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
 
 
 def _parts(r: Reader, t: Tensor, found: Parts, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    """A padded operand, or operands one after the other."""
+    """Expression of a padded operand, or of concatenated operands."""
     a, ((operand, start, stop), *rest) = found.axis, found.parts
     own = (*at[:a], at[a] - int(start), *at[a + 1 :])
     if found.fill is not None:
@@ -243,12 +244,8 @@ def _parts(r: Reader, t: Tensor, found: Parts, at: tuple[Index, ...], guards: tu
 
 
 def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    """A sum over kernel positions and channels, channels innermost.
-
-    Where tiles divide the channels, a tile has one kernel position.
-
-    A depthwise convolution is a sum over a window.
-    """
+    """Expression of a convolution: a sum over kernel positions and channels, channels innermost, so that tiles that
+    divide the channels have one kernel position each. A depthwise convolution is a sum over a window."""
     x, w = t.args
     sizes, n = concrete(w.shape), x.rank - 2
     pads, per_out = t.attr("pads"), sizes[0] // t.attr("groups")
@@ -267,7 +264,7 @@ def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
 
 
 def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
-    """Non-negative index along an axis of `size`; negative ones count from its end."""
+    """Expression of an index along an axis of `size` with negative values counted from the end."""
     if where.op in ("index", "const"):
         return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
     zero = b.const(0, "int")
@@ -318,7 +315,7 @@ _RULES: dict[str, Rule] = {
 
 
 def _rule(t: Tensor) -> Rule | None:
-    """The index rule of a node; None if it is elementwise or cannot be lowered."""
+    """The lowering rule of a node; None if it is elementwise or cannot be lowered."""
     if t.entry.monoid in REDUCTION:
         return _reduce
     return _view if t.entry.index_map is not None else _RULES.get(t.op)

@@ -1,8 +1,9 @@
-"""The HALVES transformation (rotate-half split): an axis whose halves depend on each other's sums is split in two.
+"""The HALVES transformation (rotate-half split): an axis is split in two if each half of the results reads reductions
+of the other half.
 
 Rotary position embedding computes every element from two columns of a product that are half a head apart, or adjacent;
-a condition on the element's index selects the other one. Taken literally there are two products, and matrices are read
-twice. Over half of the axis, with one result per half, both need the same two columns.
+a condition on the element's index selects the second column. Computed literally these are two products, which read
+matrices twice. In a kernel over half of the axis, with one result per half, both results need the same two columns.
 """
 
 from __future__ import annotations
@@ -16,16 +17,13 @@ from ..ir.kernel import Builder, Expr, Kernel, OutputStore, walk
 
 
 def halved(kernel: Kernel) -> Kernel:
-    """Kernel with axes split in two whose halves depend on each other's sums, and axes normalized.
-
-    Unchanged without such axes.
-    """
+    """The kernel after `cut`, with its axes normalized; unchanged without axes to split."""
     found = cut(kernel)
     return kernel if found is kernel else normalized(found)
 
 
 def cut(kernel: Kernel) -> Kernel:
-    """Kernel with axes split in two whose halves depend on each other's sums."""
+    """The kernel with those axes split in two whose halves read each other's reductions; unchanged without such axes."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
             kernel.builder.ways.add("HALVES")
@@ -48,7 +46,7 @@ def _turns(kernel: Kernel, axis: Axis) -> bool:
 
 
 def _cut(kernel: Kernel, axis: Axis) -> Kernel:
-    """Every store twice, each over half of the axis."""
+    """The kernel over half of an axis, with every store twice, once per half."""
     half = Axis(f"{axis.name}h", axis.size // 2)
     stores: list[OutputStore] = []
     for store in kernel.stores:

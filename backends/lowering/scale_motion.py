@@ -11,11 +11,9 @@ LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
-    """Kernel in which logsumexp shares the exponential sums of softmax.
-
-    exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a)) if the kernel has that. Where the maximum is infinite
-    softmax is NaN anyway.
-    """
+    """The kernel with the exponential sums of logsumexp shared with those of softmax. logsumexp replaces an infinite
+    max(a) by 0; its exp(a - m) becomes exp(a - max(a)) if the kernel has that expression. If the maximum is infinite,
+    softmax is NaN anyway."""
     b, there = kernel.builder, {e for e in kernel.exprs if e.op == "sub" and _of_itself(e)}
 
     def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -35,8 +33,8 @@ def _of_itself(e: Expr) -> bool:
 
 
 def base_two(kernel: Kernel) -> Kernel:
-    """Kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), a' = a * log2(e), because the hardware's exponential is
-    to base 2.
+    """The kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), where a' = a * log2(e), because the hardware's
+    exponential is to base 2.
 
     The factor is folded into an existing one. Other uses of the maximum read max(a') / log2(e).
     """
@@ -85,10 +83,11 @@ def _finite(value: float) -> float:
 
 
 def scaled_early(kernel: Kernel) -> Kernel:
-    """Kernel in which loop-invariant factors of a product are moved to its loop-invariant side (the inverse of DEFER).
+    """The kernel with loop-invariant factors of a matrix product moved to its loop-invariant operand (the inverse of
+    DEFER).
 
-    Queries are multiplied by their norm and the softmax scale once, not the scores of every tile. A constant factor
-    stays if that side is a plain load: scaling it would round an operand to save one multiplication.
+    Queries are multiplied by their norm and the softmax scale once, not the scores of every tile. A constant factor is
+    not moved to an operand that is a plain load, since that would round the operand to save one multiplication.
     """
     b, held = kernel.builder, set(kernel.axes)
 

@@ -1,12 +1,8 @@
-"""The SPLIT transformation.
-
-A reduction in parts that different programs compute, and a second kernel that combines the partial results.
-
-The first kernel stores the partial result of every outermost reduction over the axis (sums, maxima; for a sum of exp(a
-- max) the sum relative to the part's own maximum). The second reduces the partial results over the parts and computes
-the rest. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and two-stage row reductions
-are one transformation.
-"""
+"""The SPLIT transformation: different programs compute parts of a reduction, and a second kernel combines the partial
+results. The first kernel stores the partial results of every outermost reduction over the axis (sums and maxima; a sum
+of exp(a - max) is relative to the part's own maximum). The second kernel reduces the partial results over the parts and
+computes the final values. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and
+two-stage row reductions are one transformation."""
 
 from __future__ import annotations
 
@@ -29,9 +25,9 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     """The two kernels of a split reduction over an axis: (partial, combining).
 
     The partial one has a first parallel axis `part`, the combining one reduces over `parts`. Partial results are
-    float32 buffers `part0`, `part1`, … Unfusable if a reduction over the axis needs another whole one first (sums of
-    squared deviations do not: lowering/one_pass_variance.py), if a partial result is an integer or float64, or if
-    `parts` does not divide the axis.
+    float32 buffers `part0`, `part1`, … Raises Unfusable if a reduction over the axis reads another complete reduction
+    over it (sums of squared deviations are allowed: lowering/one_pass_variance.py), if a partial result is an integer
+    or float64, or if `parts` does not divide the axis.
     """
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
@@ -88,7 +84,8 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
 
 
 def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Expr:
-    """A reduction over one part: the part's axis replaces the axis, also in maxima that the reduction reads."""
+    """A reduction restricted to one part: the part's axis `short` replaces `axis`, also in maxima that the reduction
+    reads. `here`: index on `axis` in terms of the part."""
     b = kernel.builder
 
     def change(x: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -117,7 +114,10 @@ def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], i
 
 
 def counted(programs: int, parts: int) -> int:
-    """Number of tiles computed by `programs` in `parts` parts each. Unfusable if there are more than `COUNTERS`."""
+    """Number of tiles that `programs` programs compute in `parts` parts each.
+
+    Raises Unfusable if there are more than `COUNTERS`.
+    """
     if programs // parts > COUNTERS:
         raise Unfusable(f"{programs // parts} tiles to be joined")
     return programs // parts

@@ -1,4 +1,4 @@
-"""Pallas backend: kernels and whole programs in JAX. Interpreted on a CPU, compiled where JAX has an accelerator.
+"""Pallas backend: kernels and whole programs in JAX, interpreted on a CPU and compiled for an accelerator.
 
 In: kernel IR; plans.
 Out: functions of jax.experimental.pallas; programs on JAX arrays.

@@ -1,7 +1,5 @@
-"""Accesses of a Pallas kernel to its buffers as boxes, with one slice per dimension.
-
-Also the axis that the blocks of the grid divide.
-"""
+"""Accesses of a Pallas kernel to its buffers as boxes (one slice per dimension), and the axis that the grid divides
+into blocks."""
 
 from __future__ import annotations
 
@@ -15,10 +13,8 @@ from ..ir.kernel import Buffer, Kernel, Unfusable
 
 @dataclass(frozen=True)
 class DimensionSlice:
-    """Indices that an access takes along one dimension of a buffer.
-
-    `start`, `start + step`, …, one per index of `axis`; `start` alone without an axis.
-    """
+    """Indices that an access uses along one dimension of a buffer: `start`, `start + step`, …, one for each index of
+    `axis`; only `start` if `axis` is None."""
 
     axis: Axis | None
     start: int = 0
@@ -51,7 +47,8 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
-    """Dimension of a buffer that an access follows along a whole axis; None without one."""
+    """Dimension of a buffer of which an access reads or writes element i at index i of the axis, for all i; None
+    without one."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d
@@ -61,7 +58,7 @@ def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, ax
 def blocked_axis(kernel: Kernel) -> Axis | None:
     """Outermost parallel axis, if the kernel can be split into blocks along it; else None.
 
-    Every store must follow it along one whole dimension of its buffer, and no reduction may bind it.
+    Every store must write along the axis over one whole dimension of its buffer, and no reduction may bind the axis.
     """
     axis = next((a for a in kernel.axes if a.size > 1), None)
     if axis is None or any(e.axis == axis for e in kernel.reductions):
@@ -84,7 +81,7 @@ def row_major(buffer: Buffer) -> bool:
 
 
 def buffer_shape(buffer: Buffer) -> tuple[int, ...]:
-    """The shape of a buffer in a kernel: references have at least one dimension."""
+    """The shape of a buffer as a Pallas reference, which has at least one dimension."""
     return tuple(buffer.shape) or (1,)
 
 

@@ -49,7 +49,7 @@ class Pallas(KernelGenerator):
 
     @property
     def measured(self) -> Measuring:  # type: ignore[override]
-        """Kind of measuring process: "host" where JAX has an accelerator, else none."""
+        """Kind of measuring process: "host" if JAX has an accelerator, else none."""
         import jax
 
         return "" if jax.default_backend() == "cpu" else "host"
@@ -59,7 +59,10 @@ class Pallas(KernelGenerator):
         return PallasLowering(self, lowerings)
 
     def machine(self) -> MachineKey:
-        """Key of the JAX device and JAX's version; without an accelerator, of the CPU that interprets kernels."""
+        """Key of the JAX device and JAX's version.
+
+        Without an accelerator the device is the CPU that interprets kernels.
+        """
         if find_spec("jax") is None:
             return host_key(f"{toolchain_key()};jax=none")
         import jax

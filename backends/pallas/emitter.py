@@ -8,8 +8,9 @@
         return pl.pallas_call(kernel, out_shape=..., grid=(8,), in_specs=..., out_specs=..., interpret=...)(x)
 
 A value is an array with one dimension per axis of the kernel, of extent 1 along axes that it does not depend on. The
-grid runs over blocks of the outermost parallel axis (schedule parameter `m`: rows of a block); operands are blocked
-along it where all their loads follow it, and whole otherwise. Sums of products are contractions (`jnp.einsum`).
+grid runs over blocks of the outermost parallel axis (schedule parameter `m`: rows of a block). An operand is blocked
+along that axis if all its loads follow the axis; otherwise each program gets the whole operand. Sums of products are
+contractions (`jnp.einsum`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class BlockSchedule(Schedule):
 
 
 def _ranked(request: Request, count: int) -> list[BlockSchedule]:
-    """Block sizes of the outermost axis, the largest within `BLOCK` elements first."""
+    """Schedules with legal block sizes of the outermost axis; of those with at most `BLOCK` elements the largest comes
+    first."""
     axis = blocked_axis(request.kernel)
     if axis is None:
         return [BlockSchedule(1)]
@@ -106,14 +108,18 @@ EMITTER = PallasEmitter()
 def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
     """Pallas function of a kernel, with `rows` indices of the blocked axis per program.
 
-    Raises Unfusable if it cannot be written.
+    Raises Unfusable if the kernel cannot be expressed in Pallas.
     """
     axis = blocked_axis(kernel)
     return _Writer(kernel, axis if axis is not None and rows < axis.size else None, rows).launch(name)
 
 
 class _Writer:
-    """Writes one kernel. `rows`: places of the axis `blocked` in a block; the grid has one program without it."""
+    """Writer of one kernel.
+
+    `blocked`: the axis that the grid divides, None for a grid of one program; `rows`: indices of that axis per
+    block.
+    """
 
     def __init__(self, kernel: Kernel, blocked: Axis | None, rows: int) -> None:
         for name, buffer in kernel.buffers.items():
@@ -166,7 +172,8 @@ class _Writer:
         return f"pl.BlockSpec({tuple(shape)}, lambda i: ({', '.join(place)},))"
 
     def _dimension(self, name: str) -> int | None:
-        """The dimension along which a buffer is blocked: all accesses follow the blocked axis there."""
+        """The dimension along which a buffer is blocked, which all accesses index by the blocked axis; None for a
+        buffer that is not blocked."""
         if self.blocked is None:
             return None
         buffer = self.kernel.buffers[name]
@@ -194,7 +201,7 @@ class _Writer:
         return name
 
     def _along(self, axis: Axis) -> str:
-        """The places of an axis, along its dimension."""
+        """Variable of the indices of an axis, as an array along the axis's dimension."""
         if axis not in self.indices:
             first = f"pl.program_id(0) * {self.rows} + " if axis == self.blocked else ""
             shape = self._extent(frozenset([axis]))
@@ -251,7 +258,7 @@ class _Writer:
         return f"jnp.where({' & '.join(guards)}, {found}, {kind}(0))" if guards else found
 
     def _box(self, name: str, parts: Sequence[DimensionSlice]) -> str:
-        """A box of a buffer, with one dimension per axis of the kernel."""
+        """Text of a box of a buffer as an array with one dimension per axis of the kernel."""
         buffer, blocked = self.kernel.buffers[name], self._dimension(name)
         texts = [":" if d == blocked else p.text(n) for d, (p, n) in enumerate(zip(parts, buffer.shape))]
         box = f"{name}_ref[{', '.join(texts) if set(texts) - {':'} else '...'}]"
@@ -265,7 +272,7 @@ class _Writer:
     # ------------------------------------------------------------ reductions
     @cached_property
     def _contracted(self) -> frozenset[Expr]:
-        """Products that only sums read: the sums are contractions of their factors."""
+        """Products that only sums read. They are not computed; the sums are emitted as contractions of the factors."""
         readers: dict[Expr, list[Expr | OutputStore]] = {}
         for e in self.kernel.exprs:
             for a in e.args:
@@ -304,7 +311,7 @@ class _Writer:
 
     # ------------------------------------------------------------ results
     def _store(self, stores: Sequence[OutputStore]) -> None:
-        """Write a result: boxes where all stores are boxes, else every element by its position."""
+        """Write a result, box by box if all its stores are boxes, else element by element at computed positions."""
         name, buffer = stores[0].buffer, self.kernel.buffers[stores[0].buffer]
         if any(s.parts for s in stores):
             raise Unfusable("a store at a data-dependent position")

@@ -1,6 +1,6 @@
-"""JAX library kernels: one row per op, so that every plan can be completed without NumPy.
+"""JAX library kernels, one per op, so that every plan can be completed without NumPy.
 
-A kernel is a function of `jax.numpy` text, written from the op's decomposition into atomic ops.
+A kernel is a `jax.numpy` function whose text follows from the op's decomposition into atomic ops.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _pad(node: Tensor, args: Sequence[str]) -> str:
 
 
 def _inside(index: str, size: int) -> str:
-    """Indices with negative ones counted from the end, clipped."""
+    """JAX text of indices along an axis of `size`: negative indices count from the end, others are clipped."""
     return f"jnp.clip(jnp.where({index} < 0, {index}.astype(jnp.int64) + {size}, {index}), 0, {size - 1})"
 
 
@@ -78,7 +78,7 @@ def _cast(node: Tensor, args: Sequence[str]) -> str:
 
 
 def _mapped(node: Tensor, args: Sequence[str]) -> str:
-    """A view by its index map: the operand at index arrays, one per axis."""
+    """JAX text of a view op, by its index map: the operand indexed by one array per axis."""
     assert node.entry.index_map is not None
     found = node.entry.index_map(dict(node.attrs), [a.shape for a in node.args])
     assert isinstance(found, AffineMap), f"{node.op} needs a text in JAX"

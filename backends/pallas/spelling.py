@@ -1,4 +1,4 @@
-"""JAX text of ops, from the op table, and of dtypes and numbers; shared by generated kernels and library kernels."""
+"""JAX text of ops (from the op table), dtypes and numbers, for generated kernels and library kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node_text(node: Tensor, args: Sequence[str]) -> str:
 
 
 class _Fields(Mapping[str, Any]):
-    """Fields of a text: a node's attributes, with a canonical shape and value, and its dtypes."""
+    """Fields of a JAX format string for a node: the node's attributes, its shape and value as JAX text, and its dtypes."""
 
     def __init__(self, node: Tensor) -> None:
         self.node = node

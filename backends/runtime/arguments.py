@@ -7,7 +7,10 @@ from typing import Any
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """The arrays and tensors in a nested value with their paths; other leaves were constants during tracing."""
+    """Yields (path, array or tensor) of the leaves of a nested value.
+
+    Other leaves are left out, because they were constants during tracing.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, (*path, str(key)))
@@ -19,12 +22,9 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
-    """Inputs by name from nested arguments.
-
-    None if nothing is nested, or the number of tensors differs from the inputs.
-
-    The input of a nested tensor is named by its path (`batch_x`, `pair_0`). Otherwise inputs are taken in order.
-    """
+    """Inputs by name from nested arguments; None if nothing is nested, or if the number of tensors is not that of the
+    inputs. `names`: the inputs. A nested tensor belongs to the first remaining input whose name is its path (`batch_x`,
+    `pair_0`) or ends with `_` and its path; without one, to the first remaining input."""
     if not any(isinstance(v, Mapping | list | tuple) for v in (*args, *named.values())):
         return None
     left, found = list(names), {}

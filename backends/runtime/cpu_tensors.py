@@ -22,10 +22,9 @@ LARGE = 1 << 20  # bytes from which NumPy allocates results: it asks for large p
 
 
 class TensorCalls(NamedTuple):
-    """How a program on arrays is called with tensors of the CPU: as they are (`direct`), or as arrays over their memory.
-
-    `results`: outputs whose memory such calls give, as tensors behind the inputs; all outputs if `complete`.
-    """
+    """How a program on arrays is called with CPU tensors: with the tensors themselves (`direct`), or with arrays over
+    their memory. `results`: outputs for which a direct call passes fresh tensors after the inputs; `complete`: whether
+    these are all outputs."""
 
     direct: bool = False
     results: Sequence[Spec] = ()
@@ -72,9 +71,10 @@ def tensor_of(x: Array) -> Any:
 
 
 def is_plain(x: Any, spec: Spec) -> bool:
-    """Whether a value is a tensor of the CPU with a shape and dtype, whose memory holds its values row by row.
+    """Whether a value is a row-major CPU tensor with the shape and dtype of `spec`.
 
-    False for subclasses, for tensors with gradients, and for those whose values are conjugated or negated when read.
+    False for subclasses, for tensors that require gradients, and for tensors that are conjugated or negated when
+    read.
     """
     torch, (_, shape, dtype) = sys.modules["torch"], spec
     if type(x) is not torch.Tensor or x.dtype is not getattr(torch, dtype) or x.shape != shape:
@@ -84,11 +84,9 @@ def is_plain(x: Any, spec: Spec) -> bool:
 
 
 def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
-    """Function of as many tensors: whether each has the type, dtype, device, shape, strides, `requires_grad` and dispatch keys
-    (negation, inference mode and others) of the tensor at its place in `given`.
-
-    PyTorch's own check for Dynamo, in C; None for a PyTorch without it, and if a tensor occurs twice.
-    """
+    """Function that checks whether its arguments, as many tensors as in `given`, have the type, dtype, device, shape,
+    strides, `requires_grad` and dispatch keys (negation, inference mode and others) of the tensors in `given`. The
+    check is that of PyTorch's Dynamo, in C; None if PyTorch lacks it or a tensor occurs twice."""
     guards = _dynamo_guards("TensorGuards")
     if guards is None:
         return None
@@ -98,18 +96,22 @@ def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
 
 
 def _dynamo_guards(wanted: str) -> Any:
-    """PyTorch's module of functions in C that serve Dynamo; None if it has none of this name."""
+    """PyTorch's C module with the functions of Dynamo's guards; None if it has no function named `wanted`."""
     found = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "guards", None)
     return found if hasattr(found, wanted) else None
 
 
 def as_arrays(given: Sequence[Any]) -> Taken:
-    """Tensors as arrays over their memory. Raises TypeError or RuntimeError for those that have none."""
+    """(arrays over the tensors' memory, function that converts a program's results to tensors).
+
+    Raises TypeError or RuntimeError for a tensor that no array can view.
+    """
     return [x.numpy() for x in given], handed_out
 
 
 def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
-    """Function of tensors that gives them to a program as they are, with fresh tensors for the results that it writes."""
+    """Function from input tensors to a program's arguments: the tensors themselves, then fresh tensors for the results
+    that the program writes; and the function that converts other results to tensors, None if there are none."""
     torch, guards = sys.modules["torch"], _dynamo_guards("_empty_strided_cpu")
     slow: Callable[..., Any] = lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype, device="cpu"
@@ -124,7 +126,7 @@ def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
 
 
 def handed_out(results: Sequence[Any]) -> Sequence[Any]:
-    """Results of a program on the CPU as tensors, over the same memory where that is possible."""
+    """A CPU program's results as tensors, over the results' memory where that is possible."""
     torch, found = sys.modules["torch"], []
     tensor, from_numpy = torch.Tensor, torch.from_numpy
     for x in results:

@@ -1,4 +1,4 @@
-"""Returns freed heap memory of the C library to the system."""
+"""Returning freed heap memory of the C library to the system."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ class Exchange(Protocol):
     """Argument marshalling for one device."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast marshalling function for calls with these inputs; None without one.
+        """Fast marshalling function for calls with inputs of types `specs`; None without one.
 
-        `tensors()`: how the program takes tensors of the CPU; None until it is bound.
+        `tensors()`: how the program takes CPU tensors; None until the program is bound.
         """
         ...
 
@@ -74,7 +74,7 @@ class OnCpu:
     """Argument marshalling of programs on NumPy arrays."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick:
-        """Fast marshalling of arrays or tensors on the CPU that are contiguous."""
+        """Fast marshalling of contiguous arrays or CPU tensors (`Exchange.quick`)."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
         guard: Callable[..., bool] | None = None  # whether tensors are like those of an earlier call
@@ -149,7 +149,7 @@ class OnTensors:
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast marshalling of tensors on the program's kind of device."""
+        """Fast marshalling of tensors on the program's kind of device (`Exchange.quick`)."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
@@ -206,10 +206,10 @@ _CONVERTIBLE = {"b": "biu", "i": "biu", "u": "biu"}
 
 
 def _converted(x: Any, spec: Spec) -> Array:
-    """Any other input (numbers, nested lists, subclasses of np.ndarray) as an array; of the input's dtype if it has
-    none.
+    """An array of an input that is no plain array or tensor: a number, nested lists, a subclass of np.ndarray.
 
-    Raises UsageError if the data is not numeric or would change, for example fractions as integers, or is masked.
+    Data without a dtype gets that of `spec`. Raises UsageError if the data is masked, not numeric, or would change
+    in that dtype (such as fractions as integers).
     """
     kind = dtypes.numpy_dtype(spec[2])
     if isinstance(x, np.ndarray):

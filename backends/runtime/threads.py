@@ -1,7 +1,7 @@
 """Thread pools of CPU libraries.
 
-NumPy's BLAS and Torch's OpenMP have separate pools; active on the same cores, they slow each other by an order of
-magnitude, because idle workers spin.
+NumPy's BLAS and Torch's OpenMP have separate pools. If both are active on the same cores, they slow each other down by
+an order of magnitude, because idle workers spin.
 """
 
 from __future__ import annotations

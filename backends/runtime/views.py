@@ -110,7 +110,10 @@ def _first(op: str, call: Call) -> list[Any]:
 
 
 def _strided_text(op: str) -> Callable[[Call], str]:
-    """A view by explicit strides: NumPy's broadcast_to and sliding windows are read-only, which Torch rejects."""
+    """Code of a view by explicit strides.
+
+    NumPy's broadcast_to and sliding windows would be read-only, which Torch rejects.
+    """
 
     def text(call: Call) -> str:
         found = view_layout(op, call.attrs, call.operands["x"])
@@ -151,7 +154,7 @@ _TORCH: dict[str, Code] = {
 
 
 def _method(method: tuple[str, str] | None) -> str | None:
-    """The call of a method of `x` as a format string."""
+    """Format string of a call of `x`'s method, given (name, arguments); None for None."""
     return None if method is None else f"{{x}}.{method[0]}({{{method[1]}}})"
 
 
@@ -161,7 +164,7 @@ def torch_copy_code(op: str) -> Code | None:
 
 
 def view_ops() -> list[str]:
-    """The ops that may be views of memory."""
+    """Names of the ops whose result can be a view of the operand's memory."""
     return [op.name for op in OPS.values() if op.kind == "view" and op.index_map is not None]
 
 
@@ -173,7 +176,7 @@ def numpy_code(op: str) -> Code:
 def torch_code(op: str) -> Code | None:
     """Torch expression of a view op, or of a cast between equal storage dtypes.
 
-    None if Torch has no such view (Torch has no negative strides).
+    None if Torch has no such view, as for negative strides.
     """
     return _TORCH.get(op) or _method(OPS[op].methods.torch)
 
@@ -205,18 +208,19 @@ def view_templates() -> tuple[LibraryKernel, ...]:
 
 
 def has_torch_view(template: Template) -> bool:
-    """Whether the view has a Torch expression."""
+    """Whether a view template has a Torch expression."""
     return torch_code(template.name.rpartition(".")[2]) is not None
 
 
 def torch_view(template: Template, call: Call) -> str | None:
-    """Torch expression of a view; None if only NumPy has the view."""
+    """Torch expression of a view template's call; None if only NumPy has the view."""
     code = torch_code(template.name.rpartition(".")[2])
     return None if code is None else spelled(code, call)
 
 
 def spelled(code: Code, call: Call) -> str:
-    """Text of a code template for a call."""
+    """Text of a template's code for a call: the code formatted with the call's names and attributes, or called on the
+    call."""
     if callable(code):
         return code(call)
     return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)

@@ -47,7 +47,8 @@ def _shown(known: Mapping[str, Any]) -> str:
 
 
 class Body:
-    """Definitions and calls of a kernel with fixed choices, or (None) with the choices in a call's schedule."""
+    """Definitions and calls of a kernel with fixed `choices`, or with the choices in a call's schedule if `choices` is
+    None."""
 
     def __init__(self, kernel: Kernel, file: KernelFile, choices: Mapping[str, int] | None) -> None:
         self.kernel, self.file, self.choices = kernel, file, choices
@@ -62,8 +63,8 @@ class Body:
     def known(self, call: Call) -> dict[str, Any]:
         """Sizes, types, constants and choices of a call by name: arguments for the kernel's function.
 
-        At free sizes, only Python kernels work, and only those without sizes in their parameters and conditions;
-        raises KernelError for others.
+        Raises KernelError at free sizes, unless the kernel is in Python and has no sizes in its parameters and
+        conditions.
         """
         chosen = {n: v for n, v in call.schedule.items() if n in self.kernel.choices}
         fixed = self.choices if self.choices is not None else (chosen or self.kernel.variants()[0])
@@ -127,19 +128,21 @@ def _tuple(numbers: tuple[int, ...] | int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A Python string literal; a raw triple-quoted one where the text permits it."""
+    """A Python string literal of a text, raw and triple-quoted if the text permits it."""
     if '"""' in text or text.endswith(("\\", '"')) or "\r" in text or "\0" in text:
         return repr(text)
     return f'r"""\n{text.strip(chr(10))}\n"""'
 
 
 def _in_c(kernel: Kernel, name: str, launch: Launch) -> str:
-    """A library of its own, so that the text's other functions and macros meet nothing else."""
+    """Python definition of a C kernel, compiled as a separate library, so that the text's other functions and macros
+    collide with no others."""
     return f'{name} = c_function(c_library({_quoted(launch.source)}), "{kernel.name}")'
 
 
 def _in_triton(kernel: Kernel, name: str, launch: Launch) -> str:
-    """The text with all its top-level names changed: other kernels of a program may use them, too."""
+    """Definition of a Triton kernel: the source with a suffix at all its top-level names, so that several kernels can
+    be in one program. Raises KernelError if the source is no Python."""
     try:
         tree = ast.parse(launch.source)
     except SyntaxError as error:
@@ -154,7 +157,10 @@ def _in_triton(kernel: Kernel, name: str, launch: Launch) -> str:
 
 
 def _in_cuda(kernel: Kernel, name: str, launch: Launch) -> str:
-    """A kernel in a namespace of its own; directives come before it, and macros end with it."""
+    """Python definition of a CUDA C++ kernel in a separate namespace.
+
+    Include directives come before the namespace, and macros are undefined after it.
+    """
     text = re.sub(rf"\b{kernel.name}\b", name, launch.source)
     lines = text.strip("\n").splitlines()
     included = [line for line in lines if re.match(r"\s*#\s*include\b", line)]

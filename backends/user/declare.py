@@ -1,4 +1,5 @@
-"""Declaration of a user kernel: the decorator `tg.kernel`, and `tg.Launch`, what a body in C, CUDA C++ or Triton returns."""
+"""Declaration of a user kernel: the decorator `tg.kernel`, and `tg.Launch`, which a body in C, CUDA C++ or Triton may
+return."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class Kernel:
 
     @property
     def axes(self) -> list[str]:
-        """Names of sizes in the operand specifications, those of starred axes included."""
+        """Names of sizes in the operand specifications, including names of starred axes."""
         return list(dict.fromkeys(a.lstrip("*") for s in self.inputs.values() for a in s.axes if isinstance(a, str)))
 
     @property
@@ -96,7 +97,7 @@ class Kernel:
         return [parse_guard(text) for text in self.where]
 
     def variants(self) -> list[dict[str, int]]:
-        """All combinations of choices; one empty combination without any."""
+        """All combinations of choices; one empty combination if there are no choices."""
         found: list[dict[str, int]] = [{}]
         for name, values in self.choices.items():
             found = [{**one, name: value} for one in found for value in values]
@@ -154,7 +155,8 @@ def kernel(
 
 
 def _constants(reference: Reference, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Constants with the values that they are tested with."""
+    """Constants of a reference function (its keyword-only parameters) by name, with the values with which they are
+    tested. `given` replaces default values."""
     found: dict[str, tuple[Any, ...]] = {}
     if callable(reference):
         for name, one in inspect.signature(reference).parameters.items():

@@ -1,4 +1,4 @@
-"""Files of user kernels: loading them, which executes their code, and the helper by which programs do."""
+"""Files of user kernels: loading, which executes their code, and the helper functions by which programs load them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LARGEST = 1 << 24  # bytes of a file
 
 @dataclass(frozen=True)
 class KernelFile:
-    """A file of kernels: absolute path, and SHA-256 of its content."""
+    """A file of kernels: its absolute path, and the SHA-256 digest of its content."""
 
     path: Path
     digest: str
 
 
 def kernel_file(path: str | Path) -> KernelFile:
-    """The file of a path. KernelError if it cannot be read."""
+    """The `KernelFile` at a path. Raises KernelError if the file cannot be read."""
     whole = Path(os.path.expanduser(path)).absolute()
     try:
         return KernelFile(whole, sha256(read_bytes(whole, LARGEST)).hexdigest())
@@ -67,7 +67,10 @@ def user_kernel(path: str, digest: str, name: str) -> Any:
 
 
 def kernels_of(file: KernelFile) -> list[Kernel]:
-    """The kernels that a file declares, in order; executes the file. KernelError if it fails, or declares none."""
+    """The kernels that a file declares, in order; executes the file.
+
+    Raises KernelError if that fails, or if the file declares no kernels.
+    """
     try:
         module = user_module(str(file.path), file.digest)
     except KernelError:
@@ -83,7 +86,7 @@ def kernels_of(file: KernelFile) -> list[Kernel]:
 
 
 def file_of(kernel: Kernel) -> KernelFile:
-    """The file that declares a kernel. KernelError if it is in none, as in a notebook."""
+    """The file that declares a kernel. Raises KernelError if there is no file, as in a notebook."""
     if not kernel.file.is_file():
         raise KernelError(f"the kernel {kernel.name!r} is in no file", where=str(kernel.file),
                           hint="write the function into a .py file")  # fmt: skip
@@ -91,7 +94,10 @@ def file_of(kernel: Kernel) -> KernelFile:
 
 
 def require_file(path: str, digest: str, where: str) -> None:
-    """KernelMissingError if a file of kernels is neither executed in this process nor in its place with this content."""
+    """Raise KernelMissingError unless a file of kernels with this digest was executed in this process or is at `path`.
+
+    `where`: path of the program, for the message.
+    """
     if f"tensor_graphs_kernels_{digest}" in sys.modules:
         return
     try:

@@ -18,8 +18,8 @@ _AXIS = re.compile(r"\d+|\*?[A-Za-z_]\w*")
 class OperandSpec:
     """Permitted types of an operand.
 
-    `dtype`: a dtype, or a name of the kernel's `types`. `axes`: a size, a name, or a starred name for any number of
-    axes, at most one of these.
+    `dtype`: a dtype, or a name of the kernel's `types`. `axes`: for each axis a size or a name; at most one starred
+    name stands for any number of axes.
     """
 
     dtype: str
@@ -42,7 +42,7 @@ class OperandSpec:
 
 
 def operand_spec(name: str, text: str) -> OperandSpec:
-    """Shape and dtype of the input `name` from the text of its specification. Raises KernelError for a malformed one."""
+    """The specification of the input `name`, parsed from its text. Raises KernelError for a malformed text."""
     found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*", text)
     axes = [a.strip() for a in found[2].split(",") if a.strip()] if found else []
     if found is None or not all(_AXIS.fullmatch(a) for a in axes) or sum(a[0] == "*" for a in axes) > 1:
@@ -53,10 +53,8 @@ def operand_spec(name: str, text: str) -> OperandSpec:
 def bound(
     specs: Mapping[str, OperandSpec], types: Mapping[str, tuple[str, ...]], given: Mapping[str, Type]
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Sizes (tuples for starred names) and dtypes by name, such that the operands have their specified types.
-
-    None if they cannot have them, or if a size is not a number.
-    """
+    """Values of the names in specifications, sizes (tuples for starred names) and dtypes, for operands of the types
+    `given`. None if an operand's type does not match its specification, or if a size is not a number."""
     found: dict[str, Any] = {}
     for name, spec in specs.items():
         kind = given.get(name)

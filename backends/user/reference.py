@@ -1,4 +1,4 @@
-"""The reference of a user kernel as patterns: what is matched in e-graphs, and what the kernel is checked against.
+"""The reference of a user kernel as patterns, which are matched in e-graphs and against which the kernel is checked.
 
 A reference function is traced with symbolic sizes, once for each rank of starred axes. In the trace, casts between floats
 disappear (values of 16-bit models are rewritten in float32, and storage dtypes are chosen later), scalars become literals,
@@ -30,8 +30,8 @@ LONGEST = 20_000  # characters of a pattern
 class ReferenceForm:
     """A pattern of a reference.
 
-    `when`: guards. `derived`: attribute variables with their value as an expression in the operands' sizes. `ranks`:
-    for each starred name the number of axes; empty if the pattern holds for every number.
+    `when`: guards. `derived`: (attribute variable, its value as an expression in the operands' sizes). `ranks`:
+    (starred name, its number of axes); empty if the pattern holds for every number of axes.
     """
 
     pattern: str
@@ -89,7 +89,7 @@ def _check(kernel: Kernel, form: ReferenceForm) -> None:
 
 
 def _traced_forms(kernel: Kernel) -> list[ReferenceForm]:
-    """One form for each combination of ranks of starred axes; a single one if all have the same pattern."""
+    """One form for each combination of ranks of starred axes; a single form if all have the same pattern."""
     stars = [a.lstrip("*") for s in kernel.inputs.values() for a in s.axes if isinstance(a, str) and a[0] == "*"]
     stars = list(dict.fromkeys(stars))
     found = [_traced(kernel, dict(zip(stars, ranks))) for ranks in product(range(RANKS), repeat=len(stars))]
@@ -129,7 +129,10 @@ def _traced_dtype(kinds: Sequence[str]) -> str:
 
 
 class _Writer:
-    """Writes traced terms as a pattern."""
+    """Writer of traced terms as a pattern.
+
+    `marks`: constant -> the number that stands for the constant in the trace.
+    """
 
     def __init__(self, inputs: Mapping[str, Tensor], marks: Mapping[str, float]) -> None:
         self.marks = {value: name for name, value in marks.items()}
@@ -179,7 +182,8 @@ class _Writer:
         return name
 
     def _free(self, value: Any) -> str:
-        """The shape or dtype of a constant as an expression in the inputs: in memory they may have other floats."""
+        """Text of a constant's shape or dtype as an expression in the inputs, because inputs in memory may have other
+        float dtypes than in the trace."""
         if isinstance(value, tuple):
             return f"ones(rank({self.ranks[len(value)]}))" if value and len(value) in self.ranks else repr(value)
         return f"dtype({self.floating})" if self.floating and dtypes.is_float(value) else repr(value)

@@ -1,4 +1,5 @@
-"""Templates of user kernels: one for each form of the reference, each backend and, without a tuner, each choice."""
+"""Templates of user kernels: one for each form of the reference and each backend; in backends without a tuner, one for
+each combination of choices."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ class UserKernel(LibraryKernel):
 
 
 def templates_of(file: KernelFile) -> list[UserKernel]:
-    """All templates of a file of kernels, which is executed. Raises KernelError if it or a declaration is malformed."""
+    """All templates of a file of kernels, which is executed.
+
+    Raises KernelError if the file or a declaration is malformed.
+    """
     return [t for kernel in kernels_of(file) for t in kernel_templates(kernel, file)]
 
 
@@ -53,7 +57,10 @@ def kernel_templates(kernel: Kernel, file: KernelFile) -> Iterator[UserKernel]:
 def template_of_form(
     kernel: Kernel, file: KernelFile, backend: str, form: ReferenceForm, suffix: str, choices: Mapping[str, int] | None
 ) -> UserKernel:
-    """The template of one form in one backend. `choices`: fixed ones, or None where a tuner chooses."""
+    """The template of one form in one backend.
+
+    `suffix`: ending of the template's name. `choices`: fixed choices, or None if a tuner chooses.
+    """
     body = Body(kernel, file, choices)
     name = f"{USER_PREFIX}{kernel.name}{suffix}"
     name += f"[{', '.join(f'{n}={v}' for n, v in choices.items())}]" if choices else ""
@@ -82,7 +89,8 @@ def template_of_form(
 def _applies(
     kernel: Kernel, form: ReferenceForm, template: UserKernel, choices: Mapping[str, int] | None, call: Call
 ) -> bool:
-    """Whether a kernel computes a call: sizes, types, conditions, and row-major outputs of the reference's dtype."""
+    """Whether a kernel can compute a call: its sizes, types and conditions match, and the outputs are row-major and
+    have the reference's dtype."""
     known = kernel.known(call)
     if known is None or not all(o.dense for o in call.outputs):
         return False
@@ -99,12 +107,13 @@ def _applies(
 
 
 def executed_file(template: Template) -> KernelFile | None:
-    """The user's file that programs with this kernel execute at load; None unless it is a user kernel in Python."""
+    """The user's file that programs with this kernel execute when they are loaded; None unless the template is a user
+    kernel in Python."""
     return template.file if isinstance(template, UserKernel) and template.kernel.language in PYTHON else None
 
 
 def _family(pattern: str) -> str:
-    """Family in reports and cost models, by the reference's operations."""
+    """Family of a kernel in reports and cost models, from the operations in its pattern."""
     from ...egraph.ir.ops import OPS
     from ...egraph.ir.pattern import parse_terms
 

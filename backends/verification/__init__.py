@@ -1,6 +1,6 @@
-"""Numerical verification: suited inputs, comparison per element and slice, rounding sensitivity, Torch references.
+"""Numerical verification: inputs for a graph, comparison per element and slice, rounding sensitivity, Torch references.
 
 In: a graph and results.
-Out: errors in units of what is allowed.
+Out: errors as multiples of the allowed error.
 Imports: backends.runtime, costdb.keys, egraph.ir, errors.
 """

@@ -1,11 +1,12 @@
 """Comparison of a result with its float64 reference, per element and per slice, for NumPy arrays and Torch tensors.
 
-A single norm of an output hides a wrong part with small values. So each element has its own limit. The limit adds what
-is allowed relative to the element's value, and what the unfused baseline loses in slices that contain the element; the
-slice with the least loss counts. A slice is all elements with one index along an axis (a row, a column, a channel); a
-single long axis is cut into stretches. Each slice also has a limit for its error norm, which detects many small errors.
+A norm of a whole output hides a wrong part with small values. So each element has its own limit: an error relative to
+the element's value, plus the unfused baseline's error in a slice that contains the element (the slice with the smallest
+one). A slice is all elements with one index along an axis (a row, a column, a channel); a single long axis is cut into
+stretches. Each slice also has a limit for its error norm, which detects many small errors.
 
-The limits are estimates. An element beyond its limit is checked against the effect of rounding (`verification/rounding_noise.py`).
+The limits are estimates. If an element exceeds its limit, the effect of rounding on it is estimated
+(`verification/rounding_noise.py`).
 """
 
 from __future__ import annotations
@@ -95,10 +96,11 @@ def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unsta
 
 
 class MeasuredErrors:
-    """Errors of a result `y` against its float64 reference of equal shape: overall and per slice.
+    """Errors of a result `y` against its float64 reference of equal shape, overall and per slice.
 
-    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each element;
-    elements with smaller errors count in no slice. Elements where `y` or the reference is not finite never count.
+    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each
+    element; elements whose error is smaller than that count as exact. Elements where `y` or the reference is not
+    finite are left out of all norms.
     """
 
     def __init__(self, y: Any, exact: Any, own: Any | None, unstable: Any | None = None) -> None:
@@ -127,7 +129,7 @@ class MeasuredErrors:
         return (slice(start, start + step) for start in range(0, self.flat.rows, step))
 
     def _piece(self, rows: slice) -> list[Any]:
-        """The result, reference, baseline and rounding movement of some rows, in float64 and scaled."""
+        """[result, reference, baseline, rounding movement] of the rows `rows`, in float64 and scaled."""
         found = [None if x is None else wide(x[rows]) for x in self.parts]
         return found if self.scale == 1.0 else [None if x is None else x * self.scale for x in found]
 
@@ -147,8 +149,8 @@ class MeasuredErrors:
         self.sums.add(gap, r, lost)
 
     def _placed(self, v: Any, r: Any, o: Any | None) -> tuple[Any, Any, Any, Any]:
-        """(error, reference, baseline error, reference where the baseline is finite), with 0 where values are not
-        finite. Records misplaced NaN and infinities."""
+        """(error, reference, baseline error, reference where the baseline is finite) of a result `v`, reference `r` and
+        baseline `o`, with 0 where values are not finite. Records misplaced NaN and infinities."""
         xp, none = self.xp, self.xp.zeros_like(r)
         dtype = "float64" if self.parts[2] is None else dtypes.name_of(self.parts[2].dtype)
         if o is not None:
@@ -161,10 +163,7 @@ class MeasuredErrors:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Relative Frobenius errors, as (that of the result, that of the baseline).
-
-        Errors at subnormal magnitude count as zero.
-        """
+        """Relative Frobenius errors (of the result, of the baseline). Errors of subnormal magnitude count as zero."""
         if not self.flat.total:
             return 0.0, 0.0
         gap, size, lost = (math.sqrt(float(x.sum())) if x is not None else 0.0 for x in self.sums.by_column[:3])
@@ -210,7 +209,8 @@ def share(gap: float, scale: float, least: float = 0.0) -> float:
 
 
 class _Flat:
-    """A shape viewed as a matrix: leading axes as rows and trailing axes as columns, as square as possible."""
+    """A shape viewed as a matrix: leading axes merged to rows and trailing axes to columns, as nearly square as
+    possible."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         sizes = [math.prod(shape[:k]) for k in range(len(shape) + 1)]
@@ -245,15 +245,15 @@ class _Flat:
                     yield first, axis, self.total // size
 
     def name(self, first: bool, axis: int, index: int) -> str:
-        """A slice as text."""
+        """Description of a slice, for messages."""
         if self.stretched:
             return f"in places {index * self.columns} to {(index + 1) * self.columns - 1}"
         return f"at index {index} of axis {axis if first else axis + len(self.leading)}"
 
 
 class _Sums:
-    """Sums per row and per column: squares of the error, the reference and the baseline's error; number of elements
-    where the baseline has an error (copied elements have none)."""
+    """Sums per row and per column of a matrix: squares of the error, of the reference and of the baseline's error, and
+    the number of elements where the baseline has an error (copied elements have none)."""
 
     def __init__(self, flat: _Flat, xp: Any) -> None:
         self.flat, self.xp = flat, xp
@@ -261,7 +261,7 @@ class _Sums:
         self.by_column: list[Any] = [None, None, None, None]
 
     def add(self, gap: Any, reference: Any, lost: Any | None) -> None:
-        """Add some rows; None means zeros."""
+        """Add the errors, reference values and baseline errors (None: zeros) of further rows."""
         inexact = None if lost is None else (lost != 0) * self.xp.ones_like(lost)
         for k, x in enumerate((gap, reference, lost, inexact)):
             if x is None:
@@ -305,15 +305,18 @@ class _Sums:
         return found
 
     def _lost(self, lost: Any, inexact: Any) -> Any:
-        """Norms of the baseline's error in slices; for slices of few inexact elements at least that of elements with the
-        mean error of the output, times OWN, because the norm of a few errors is near zero by chance."""
+        """Norms of the baseline's error per slice.
+
+        In slices with few inexact elements the norm may be near zero by chance; there it is at least OWN times
+        the norm of as many errors of the output's mean magnitude.
+        """
         total = float(self.by_column[3].sum())
         mean = math.sqrt(float(self.by_column[2].sum()) / max(total, 1.0))
         few = OWN / SLICE * mean * self.xp.sqrt(inexact)
         return self.xp.where(inexact < LEAST, self.xp.maximum(lost, few), lost)
 
     def limits(self, allowed: float) -> _Limits:
-        """Absolute error limits per row and per column, besides the part relative to an element's value."""
+        """Absolute error limits per row and per column. The limit relative to an element's value comes on top."""
         xp, flat = self.xp, self.flat
         total = [x.sum().reshape(1) for x in self.by_column[1:]]
         whole = self._limit(total, flat.total, allowed, least=1)
@@ -332,8 +335,9 @@ class _Sums:
     def _limit(self, sums: list[Any], count: int, allowed: float, least: int = LEAST) -> Any:
         """Error limits of elements in slices of `count` elements.
 
-        The baseline's mean error is that of the elements where it has one: a cache has many copied elements beside one
-        computed row. Infinite for a slice with one to `least` - 1 of them, which give no useful mean.
+        The baseline's mean error is taken over elements with an error, because an output such as a cache has
+        many copied elements besides one computed row. Infinite for slices with 1 to `least` - 1 such elements,
+        too few for a useful mean.
         """
         xp, inexact = self.xp, sums[2]
         size, lost = xp.sqrt(sums[0] / count), xp.sqrt(sums[1] / xp.clip(inexact, 1, None))
@@ -360,11 +364,9 @@ class _Limits:
 
 # ---------------------------------------------------------------- integers, bools, NaN and infinities
 def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> Worst:
-    """Elements of an integer or bool result that match neither the baseline nor the float64 run.
-
-    `ratio`: their share; `where` names the first one. `unstable`: elements whose value rounding decides; any value is
-    accepted there.
-    """
+    """Result of comparing an integer or bool output `y`: elements that match neither the baseline `own` nor the float64
+    run `exact`. In the result, `ratio` is their share and `where` names the first one. `unstable`: elements whose value
+    rounding decides, for which any value is accepted."""
     xp = module_of(own)
     if not math.prod(own.shape):
         return Worst()
@@ -387,17 +389,16 @@ def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None =
 
 
 def misplaced(xp: Any, v: Any, r: Any, o: Any, dtype: str = "float64") -> Any:
-    """Elements whose class (NaN, +inf, -inf, finite) matches neither the reference nor the baseline, all in float64.
-
-    A number within rounding of the dtype's largest one may become infinite, and vice versa.
-    """
+    """Mask of the elements of a result `v` whose class (NaN, +inf, -inf, finite) is neither that of the reference `r`
+    nor that of the baseline `o`, all in float64. `xp`: NumPy or Torch. Values within rounding of the largest number of
+    `dtype` may be infinite or finite."""
     edge = LARGEST[dtype] * (1 - 64 * UNITS[dtype])
     near = (xp.abs(r) >= edge) & (xp.abs(v) >= edge) & ((v > 0) == (r > 0))
     return ~(_alike(xp, v, r) | _alike(xp, v, o) | near)
 
 
 def _alike(xp: Any, a: Any, b: Any) -> Any:
-    """Where both are NaN, both the same infinity, or both finite."""
+    """Mask of the elements in which both arrays are NaN, the same infinity, or finite."""
     return (xp.isfinite(a) & xp.isfinite(b)) | (xp.isinf(a) & (a == b)) | (xp.isnan(a) & xp.isnan(b))
 
 

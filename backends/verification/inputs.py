@@ -1,10 +1,10 @@
-"""Verification inputs of a graph: random values suited to the operations that read them.
+"""Verification inputs of a graph: random values in the domains of the operations that read them.
 
 Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
-compared with a constant or with positions are near these. Divisors are not zero. Integers used only in integer
+that are compared with a constant or with positions are near those. Divisors are not zero. Integers used only in integer
 arithmetic cover their whole dtype and wrap around. Floats are normal numbers, positive if a logarithm or root is taken
 of them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large;
-in the third some of the positive ones are not positive.
+in the third, some operands of logarithms and roots are not positive.
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
 
 
 def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds: Sequence[str]) -> None:
-    """Set roles by propagating inputs through the graph.
-
-    Through views and casts, integer arithmetic, and sign-preserving ops.
-    """
+    """Set roles of inputs from the operations that use them, also through views and casts, integer arithmetic and
+    sign-preserving ops."""
     moved: dict[int, frozenset[str]] = {}
     whole: dict[int, frozenset[str]] = {}
     signs: dict[int, frozenset[str]] = {}
@@ -116,7 +114,10 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
 
 
 def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, Role]) -> None:
-    """Set roles that an operation demands of inputs that reach its operands through views and casts."""
+    """Set the roles that an operation requires of its operands.
+
+    `from_`: for each operand, the inputs that reach it through views and casts.
+    """
     if node.op in ("floordiv", "mod"):
         for name in from_[1]:
             found[name].divisor = True
@@ -139,14 +140,14 @@ def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dic
 
 
 def _sources(node: Tensor) -> Iterable[Tensor]:
-    """The leaf that a value is derived from through unary views and casts; empty if there is none."""
+    """The leaf from which a value is derived by unary views and casts, as a sequence of one; empty if there is none."""
     while (node.entry.moves or node.op == "cast") and len(node.args) == 1:
         node = node.args[0]
     return () if node.args else (node,)
 
 
 def _whole_power(node: Tensor) -> bool:
-    """Whether a node is a power with constant integer exponent, which negative numbers have."""
+    """Whether a node is a power with a constant integer exponent, which is defined for negative bases."""
     if node.op != "pow":
         return False
     base = next(iter(_sources(node.args[1])), None)
@@ -176,10 +177,8 @@ FEW = 1 << 20  # maximum axis size whose indices are shuffled
 
 
 def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
-    """Random integers below a bound, arranged like a Latin square.
-
-    No duplicates along an axis of at most `bound` elements.
-    """
+    """Random integers below a bound, arranged like a Latin square: no duplicates along an axis of at most `bound`
+    elements."""
     if math.prod(shape) == 0:
         return np.zeros(shape, np.int64)
     steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
@@ -207,7 +206,7 @@ def whole_numbers(shape: tuple[int, ...], dtype: str, role: Role, rng: np.random
 
 
 def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generator, turn: int) -> Array:
-    """Integers that are no indices, in their dtype."""
+    """Integers of a dtype (`info`: its limits) for an input that is no index."""
     dtype, low = info.dtype, int(info.min)
     if role.counted:
         return np.asarray(rng.integers(0, min(role.counted, int(info.max)), shape)).astype(dtype)
@@ -245,10 +244,8 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
 
 
 def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -> Array:
-    """Array `draw(shape)`; for shapes of more than DRAWN elements, a block of PERIOD elements, repeated.
-
-    Drawing takes several times the memory of its result (float64, masks); repeating takes the result alone.
-    """
+    """Array `draw(shape)`; for shapes of more than DRAWN elements, a drawn block of PERIOD elements that is repeated,
+    because drawing needs several times the memory of its result (float64, masks)."""
     return np.resize(draw((PERIOD,)), shape) if math.prod(shape) > DRAWN else draw(shape)
 
 
@@ -276,7 +273,8 @@ def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: 
 
 
 def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """The values with NaN, infinities, signed zeros and denormals mixed in: for bitwise comparison of programs."""
+    """The values with NaN, infinities, signed zeros and denormals mixed into floats, for bitwise comparison of
+    programs."""
     found = {}
     for name, x in values.items():
         if dtypes.is_float(dtypes.name_of(x.dtype)):

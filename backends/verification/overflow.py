@@ -1,9 +1,9 @@
-"""Elements whose value depends on the order in which a sum that overflows is taken.
+"""Elements whose value depends on the order of summation in a sum that overflows.
 
 A sum of large terms of both signs is +inf, -inf, NaN or finite in the graph's own dtypes, depending on which partial
 sums overflow: different libraries give different results for the same product of matrices. The elements are found by
-runs in the graph's dtypes, in each of which every such sum takes one of the results that some order gives. Sums whose
-terms have one sign, and overflow elsewhere, have one result in every order.
+runs in the graph's dtypes; in each run, every such sum is given one of its possible results. Sums of terms of one sign,
+and overflow in other operations, do not depend on an order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def changed_by_order(
     graph: Graph, values: Mapping[str, Any], own: Sequence[Any], *, device: str = "",
     kept: dict[str, Any] | None = None, poll: Callable[[], object] = lambda: None,
 ) -> list[Any]:  # fmt: skip
-    """Per output, a bool array or tensor: where its value is another one than in `own` if sums that overflow are taken in
-    another order.
+    """For each output, a bool array or tensor: the elements whose value may differ from `own` if overflowing sums are
+    taken in another order.
 
     `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`, `kept`, `poll`: as in
     `rounding_noise.Disturbed`.
@@ -52,7 +52,7 @@ def changed_by_order(
 
 
 def _class_differs(a: Any, b: Any) -> Any:
-    """Where two floats are not both NaN, both the same infinity, or both finite."""
+    """Mask of the elements in which two arrays are not both NaN, the same infinity, or both finite."""
     xp = module_of(a)
     finite = xp.isfinite(a) & xp.isfinite(b)
     return ~(finite | (a == b) | (xp.isnan(a) & xp.isnan(b)))
@@ -60,11 +60,9 @@ def _class_differs(a: Any, b: Any) -> Any:
 
 @dataclass
 class _AnyOrder:
-    """Computes a node; elements of sums that overflow get one of the results that some order gives: in the first three
-    runs +inf, -inf or NaN everywhere, later any of them.
-
-    `random`: function from a shape to uniform numbers in [0, 1). `overflows`: whether there was such an element.
-    """
+    """Evaluator of a node that replaces elements of overflowing sums by one of their possible results: by +inf, -inf
+    and NaN everywhere in the first three runs, by a random one of them later. `random`: function from a shape to
+    uniform numbers in [0, 1). `overflows`: whether there was such an element."""
 
     number: int
     random: Callable[[Any], Any]

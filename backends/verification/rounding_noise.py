@@ -1,13 +1,8 @@
-"""Rounding sensitivity of a graph's values.
-
-Float64 runs in which every computed value gets random noise of its dtype's rounding magnitude (stochastic arithmetic,
-as in Monte Carlo arithmetic).
-
-Where the runs agree, a value is well conditioned and must match. Where they differ (an argmax of nearly equal numbers,
-the floor of a sum near an integer, a difference of nearly equal sums, a row of NaN, a value that a cast cannot hold),
-rounding decides, and correct programs may differ as well. Runs are made only if an element of a result exceeds its
-limit, and only until all such elements are explained.
-"""
+"""Rounding sensitivity of a graph's values, by float64 runs in which every computed value gets random noise of the
+magnitude of its dtype's rounding (as in Monte Carlo arithmetic). Where the runs agree, a value is well conditioned and
+must match. Where they differ (an argmax of nearly equal numbers, the floor of a sum near an integer, a difference of
+nearly equal sums, a row of NaN, a value that a cast cannot hold), rounding decides, and correct programs may differ as
+well. Runs are made only if an element of a result exceeds its limit, and only until all such elements are explained."""
 
 from __future__ import annotations
 
@@ -59,7 +54,8 @@ class Disturbed:
         return True
 
     def refined(self) -> Iterator[list[Any]]:
-        """How far rounding moves each output: as known from earlier runs, if any, then after each further run."""
+        """Yields, per output, how far rounding moves its elements: first as known from earlier runs, if any, then after
+        each further run."""
         if self.runs:
             yield self.moved
         while self.further():
@@ -75,9 +71,10 @@ class Disturbed:
         return xp.maximum(self.moved[k], gap)
 
     def _run(self, number: int) -> list[Any]:
-        """One run.
+        """Outputs of run `number`.
 
-        Odd runs use the previous run's noise with opposite sign, which separates values that are equal up to rounding.
+        Odd runs use the previous run's noise with opposite sign, which separates values that are equal up to
+        rounding.
         """
         if self.device:
             from .torch_reference import evaluate_tensors
@@ -97,9 +94,9 @@ def _accumulates(op: Op) -> bool:
 
 
 def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: Disturbed) -> str:
-    """Description of the error of a kernel's result against its float64 reference; empty if the result is acceptable.
+    """Description of the error of a kernel's result against its float64 reference; "" if the result is acceptable.
 
-    `k`: index of the output in `disturbed`. `allowed`: see `compare.KERNEL`.
+    `k`: index of the output in `disturbed`. `allowed`: relative error of the whole (see `compare.KERNEL`).
     """
     discrete = not dtypes.is_float(dtype)
     limit = 0.0 if discrete else 1.0
@@ -141,9 +138,10 @@ def of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class _Around:
-    """Computes a node with noise. `random`: function from a shape to fresh uniform numbers in [0, 1).
+    """Evaluator of a node that adds rounding noise.
 
-    `mirrored`: with the noise of opposite sign."""
+    `random`: function from a shape to uniform numbers in [0, 1). `mirrored`: whether the noise has opposite sign.
+    """
 
     random: Callable[[Any], Any]
     mirrored: bool = False
@@ -180,7 +178,7 @@ class _Around:
         return factor
 
     def _anything(self, value: Any, places: Any) -> Any:
-        """Integers, replaced by random numbers at the given elements."""
+        """Integers, with the elements in the mask `places` replaced by random numbers."""
         xp = module_of(value)
         chance = 100 * (1.0 - self.random(value.shape) if self.mirrored else self.random(value.shape))
         other = chance.astype(value.dtype) if xp is np else chance.to(value.dtype)
@@ -188,7 +186,8 @@ class _Around:
 
 
 def _short(x: Any, dtype: str) -> Any:
-    """Where floats have at most seven significand bits, exact in every dtype; everywhere for other dtypes."""
+    """Mask of the floats with at most seven significand bits, which every float dtype holds exactly; all elements for
+    other dtypes."""
     if not dtypes.is_float(dtype):
         return x == x
     x = wide(x)
@@ -197,7 +196,8 @@ def _short(x: Any, dtype: str) -> Any:
 
 
 def _exact(node: Tensor, value: Any, operands: Sequence[Any]) -> Any:
-    """Where nothing is rounded: results with few bits computed from operands with few bits."""
+    """Mask of the elements that are not rounded: results with few significand bits (`_short`) of operands with few
+    bits."""
     found = _short(value, node.dtype)
     for x, a in zip(operands, node.args):
         there = _short(x, a.dtype)
@@ -206,7 +206,8 @@ def _exact(node: Tensor, value: Any, operands: Sequence[Any]) -> Any:
 
 
 def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:
-    """Where an integer result is undefined: a float outside the cast's range, a division by zero. None if nowhere."""
+    """Mask of the elements whose integer result is undefined (a cast of a float outside the range, a division by zero);
+    None if there are none."""
     if node.op == "cast" and dtypes.category(node.dtype) == "int" and dtypes.is_float(node.args[0].dtype):
         x = operands[0]
         off = ~((x > float(dtypes.least(node.dtype)) - 1.0) & (x < float(dtypes.greatest(node.dtype)) + 1.0))

@@ -55,10 +55,10 @@ def evaluate_tensors(
     graph: Graph, values: Mapping[str, Any], device: str, *, float64: bool = False,
     poll: Callable[[], object] = lambda: None, kept: dict[str, torch.Tensor] | None = None, around: Around | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """As `evaluate`, but the results stay on the device; `values` may be arrays or tensors.
+    """As `evaluate_graph`, but the results stay on the device; `values` may be arrays or tensors.
 
-    `kept`: params already on the device, by name; newly copied ones are added. `poll`, `around`: see the
-    interpreter.
+    `kept`: params already on the device, by name; newly copied ones are added. `poll`, `around`: as for
+    `egraph.interpret.evaluate`.
     """
     import torch
 
@@ -163,7 +163,7 @@ def _leaf(
 
 # ---------------------------------------------------------------- the table
 def _torch(name: str) -> Function:
-    """A Torch function of the operands alone."""
+    """Function of attributes and operands that calls the Torch function `name` on the operands."""
 
     def run(attrs: Attrs, *args: Any) -> Any:
         import torch
@@ -174,7 +174,7 @@ def _torch(name: str) -> Function:
 
 
 def _arithmetic(name: str) -> Function:
-    """A Torch function extended to bools as in NumPy: computed on 0 and 1; nonzero results are true."""
+    """As `_torch`, extended to bools as in NumPy: they are computed as 0 and 1, and nonzero results are true."""
     function = _torch(name)
 
     def run(attrs: Attrs, *args: Any) -> Any:
@@ -223,7 +223,7 @@ def _prod(attrs: Attrs, x: Any) -> Any:
 
 
 def _counted(x: Any) -> Any:
-    """Integers and bools as int64, Torch's accumulator; the cast back wraps as in NumPy."""
+    """Integers and bools converted to int64, in which Torch accumulates; the cast back wraps as in NumPy."""
     return x if x.is_floating_point() else x.long()
 
 

@@ -1,7 +1,7 @@
 """Emitter of C for attention of few rows (decode steps): one pass over the positions, up to the last visible one.
 
-The rows are the query heads that share keys and values, times the tokens of a step. Threads share the remaining axes (`batch`).
-For each of their elements:
+The rows are the query heads that share keys and values, times the tokens of a step. Threads divide the remaining axes
+(`batch`). For each of their elements:
 
     queries[rows][head]                                 once
     for (first = 0; first < end; first += BLOCK)        end: from a mask over a number in memory, such as a cache's length
@@ -9,7 +9,8 @@ For each of their elements:
         scores[rows][BLOCK]                             product with the queries, then what follows it: scale, cap, mask
         weights, sums, results                          exponentials below the maximum so far (online softmax)
 
-The lines of memory are padded to whole vectors with zeros; `backends/ir/c_attention.py` has the products.
+Rows of these arrays are padded with zeros to whole vectors; `backends/ir/c_attention.py` has the C functions of the
+products.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ PARALLEL = 500_000.0  # work (multiplications) from which several threads pay of
 class FewRowAttention:
     """Parts of a kernel that is attention of few rows.
 
-    `score`: product of queries and keys, over `head`; `maximum`: of the masked scores over `positions`; `total`: sum of the
-    weights (None if nothing divides by it); `result`: weighted sum of `values`, over `column`. `query`, `key`: factors of the
-    score.
+    `score`: the products of `query` and `key` summed over the axis `head`; `maximum`: maximum of the masked scores
+    over the axis `positions`; `total`: sum of the weights (None if nothing is divided by the sum); `result`: sum of
+    `values`, over the axis `column`, weighted by the scores' exponentials. `batch`, `rows`: the other axes of the
+    result.
     """
 
     batch: tuple[Axis, ...]
@@ -56,7 +58,7 @@ class FewRowAttention:
 
 
 def few_row_attention(kernel: Kernel, shape: Shape | None = None) -> FewRowAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows; None for others."""
+    """The parts of a kernel that is attention of at most `ROWS` rows; None for other kernels."""
     shape = if_fusable(shape_of, kernel) if shape is None else shape
     if shape is None or shape.kind != "attention" or shape.walks or shape.joined or len(kernel.stores) != 1:
         return None
@@ -104,7 +106,7 @@ def _parts(kernel: Kernel, shape: Shape) -> FewRowAttention | None:
 
 
 def _beside_weights(kernel: Kernel, e: Expr, maximum: Expr) -> Expr:
-    """The factors of a sum's body beside the exponential below a maximum."""
+    """The product of the factors of a sum's body other than the exponential relative to `maximum`."""
     over, under = factors(e.args[0])
     return kernel.builder.product([f for f in over if maximum not in walk([f])], under)
 
@@ -120,7 +122,7 @@ class AttentionWriter(CValues):
     sums: set[Expr] = set()  # scores and what is summed over positions
 
     def body(self, parts: FewRowAttention, top: LoopScope) -> None:
-        """Write the loops into the function's block."""
+        """Write the loops of attention into the function's block `top`."""
         self.parts, self.kept, self.columns = parts, {}, False
         self.count_of_rows = prod(a.size for a in parts.rows)
         self.widths = padded(parts.head.size), padded(parts.column.size)
@@ -137,11 +139,12 @@ class AttentionWriter(CValues):
         self._closed(scope, top)
 
     def _place(self, e: Expr, scope: LoopScope) -> LoopScope:
-        """The scope itself for values that depend on scores or their sums, which only this scope knows."""
+        """As `CValues._place`, but the scope itself for values that depend on scores or on sums over positions, which
+        are known in that scope only."""
         return super()._place(e, scope) if self.sums.isdisjoint(walk([e])) else scope
 
     def _units(self, top: LoopScope) -> LoopScope:
-        """The block of one element of the batch axes, which threads share in one loop."""
+        """Open one loop over all elements of the batch axes, which threads divide; returns the block of one element."""
         parts, units = self.parts, prod(a.size for a in self.parts.batch)
         work = 2.0 * units * self.count_of_rows * parts.positions.size * (parts.head.size + parts.column.size)
         shared = ["#pragma omp parallel for schedule(static)"] if units > 1 and work >= PARALLEL else []
@@ -164,7 +167,7 @@ class AttentionWriter(CValues):
         scope.items.append(f"for (int r = 0; r < {rows}; r++) most[r] = -INFINITY, sums[r] = 0.0f;")
 
     def _row(self) -> str:
-        """The number of the row, in the loops over the axes of rows."""
+        """C text of the index of the current row inside the loops over the axes of rows."""
         at, step = index(0), 1
         for axis in reversed(self.parts.rows):
             at, step = at + index(axis) * step, step * axis.size
@@ -173,14 +176,17 @@ class AttentionWriter(CValues):
     def _over(
         self, scope: LoopScope, axes: Sequence[Axis], ends: Mapping[Axis, tuple[str, str]] | None = None
     ) -> LoopScope:
-        """A block in loops over axes, from 0 to their sizes, or as `ends` says."""
+        """Open nested loops over axes and return the innermost block.
+
+        `ends`: axis -> (start, end) as C text; other axes run from 0 to their size.
+        """
         for axis in axes:
             start, end = (ends or {}).get(axis, ("0", str(axis.size)))
             scope = scope.opened(axis, f"for (long {axis} = {start}; {axis} < {end}; {axis}++)")
         return scope
 
     def _closed(self, scope: LoopScope, outer: LoopScope) -> None:
-        """Close blocks up to `outer`, which stays open."""
+        """Close `scope` and its enclosing blocks inside `outer`."""
         while scope is not outer:
             scope.close()
             assert scope.parent is not None
@@ -189,7 +195,8 @@ class AttentionWriter(CValues):
     def _filled(
         self, scope: LoopScope, name: str, value: Expr, lines: Mapping[Axis, Index], along: Axis, block: bool = False
     ) -> None:  # fmt: skip
-        """Loops that write a value into a line of memory for each row, or for each position of a block."""
+        """Write loops that fill the array `name` with a value, one line along the axis `along` for each row, or with
+        `block` for each position of a block. `lines`: the axes of the outer loops."""
         ends = dict.fromkeys(lines, ("first", "past")) if block else {}
         inside = self._over(scope, [*lines, along], ends)
         line = f"({next(iter(lines))} - first)" if block else self._row()
@@ -198,7 +205,8 @@ class AttentionWriter(CValues):
         self._closed(inside, scope)
 
     def _end(self, scope: LoopScope) -> str:
-        """The variable of the first position that no row sees, or the number of positions."""
+        """C text of the end of the loop over positions: a variable with the first position from which on everything is
+        masked for all rows, or the number of positions if no mask allows that."""
         parts = self.parts
         known = {*parts.batch, *parts.rows}
         bounds = [
@@ -225,7 +233,7 @@ class AttentionWriter(CValues):
         return "end"
 
     def _block(self, loop: LoopScope) -> None:
-        """Scores, weights and results of a block of positions."""
+        """Write the computation of scores, weights and results for a block of positions."""
         p, rows, (head, columns) = self.parts, self.count_of_rows, self.widths
         positions = {p.positions: index(p.positions)}
         self._filled(loop, "keys", p.key, positions, p.head, block=True)
@@ -247,7 +255,8 @@ class AttentionWriter(CValues):
         )
 
     def _weighted(self, loop: LoopScope) -> None:
-        """Scores become weights: exponentials below the maximum so far, which fades what was summed before."""
+        """Write the online softmax of a block: scores are replaced by exponentials relative to the maximum so far, and
+        earlier sums are rescaled by `fades` if the maximum has grown."""
         power = power_of(self.kernel, self.parts.maximum)
         below = self.spelling.operation(power, "float", ["(s[i] - shift)"])
         fade = self.spelling.operation(power, "float", ["(before - shift)"])
@@ -269,7 +278,7 @@ class AttentionWriter(CValues):
         inside.close()
 
     def _stored(self, scope: LoopScope) -> None:
-        """Results of the rows, as the kernel's store has them."""
+        """Write the loops that compute and store the results of all rows."""
         p, (store,) = self.parts, self.kernel.stores
         inside = self._over(scope, [*p.rows, p.column])
         row = self._row()

@@ -1,8 +1,9 @@
-"""Blocked sums: reductions whose operands lie in blocks along the reduction axis (packed numbers, a scale for each group).
+"""Blocked sums: reductions whose operands are stored in blocks along the reduction axis (packed numbers, one scale per
+group).
 
-A sum over K elements becomes a loop over K / `block` blocks with one accumulator for each of `LANES` neighbours. Inside a
-block the elements of all chunks of `LANES` neighbours are written out, so that the positions in blocks, masks and shifts
-of packed numbers are constants, and factors that a block shares (its scale) are applied once to the block's sum.
+A sum over K elements becomes a loop over blocks with a vector of `LANES` accumulators. Inside a block, the chunks of
+`LANES` consecutive elements are unrolled, so that masks and shifts of packed numbers are constants. Factors that are
+constant in a block (its scale) are applied once to the block's sum.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ BLOCKS = (128, 256, 64, 32, 16)
 
 @dataclass(frozen=True)
 class BlockedSum:
-    """A sum in blocks. shared: factors of all elements of a block · bodies: one element for each chunk, over `lane`."""
+    """A sum in blocks.
+
+    `block`: axis over blocks. `lane`: axis over the elements of a chunk. `shared`: factors that all elements of a
+    block have. `bodies`: for each chunk of a block, the summand without these factors.
+    """
 
     block: Axis
     lane: Axis
@@ -30,7 +35,11 @@ class BlockedSum:
 
 
 def blocked(b: Builder, e: Expr) -> BlockedSum | None:
-    """The sum in blocks; None if no block makes all operands contiguous, or if they are contiguous as they are and no bytes."""
+    """A reduction as a sum in blocks.
+
+    None for other reductions, if no block size makes all operands contiguous within chunks, or if blocks are not
+    needed (no operand of bytes and no index with a division).
+    """
     axis, body = e.axis, e.args[0]
     if e.value[0] != "sum" or e.kind != "float":
         return None
@@ -46,7 +55,7 @@ def blocked(b: Builder, e: Expr) -> BlockedSum | None:
 
 
 def _in_blocks(b: Builder, axis: Axis, body: Expr, size: int) -> BlockedSum:
-    """The sum in blocks of a size, without a check."""
+    """The sum in blocks of `size` elements, without checking that operands are contiguous."""
     block, lane = Axis(f"{axis.name}b", axis.size // size), Axis(f"{axis.name}l", LANES)
     bodies = [moved(b, body, axis, index(block) * size + chunk * LANES + index(lane)) for chunk in range(size // LANES)]
     over, under = zip(*map(factors, bodies))
@@ -56,12 +65,12 @@ def _in_blocks(b: Builder, axis: Axis, body: Expr, size: int) -> BlockedSum:
 
 
 def _fits(found: BlockedSum, i: Index, strict: bool) -> bool:
-    """Whether a divided index does not depend on the lane; strict: nor on the block."""
+    """Whether a dividend in an index is independent of the lane and, with `strict`, of the block."""
     return found.lane not in i.axes and (not strict or found.block not in i.axes)
 
 
 def _divided(roots: tuple[Expr, ...] | list[Expr]) -> Iterator[Index]:
-    """Indices that are divided in positions below the roots."""
+    """Dividends of the divisions in all indices of the expressions."""
     for e in walk(roots):
         at = e.value if e.op == "index" else e.value[1] if e.op == "load" else None
         if at is not None:
@@ -69,7 +78,7 @@ def _divided(roots: tuple[Expr, ...] | list[Expr]) -> Iterator[Index]:
 
 
 def moved(b: Builder, e: Expr, axis: Axis, to: Index) -> Expr:
-    """The expression at another index along an axis, simplified."""
+    """The expression with the index `to` in place of an axis, simplified."""
     change = {axis: to}
 
     def one(x: Expr, args: tuple[Expr, ...]) -> Expr | None:

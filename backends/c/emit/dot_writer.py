@@ -1,4 +1,4 @@
-"""C text of integer dot products: the row in planes of 8 bits, and the sums of a block."""
+"""C text of integer dot products: splitting the row into planes of 8 bits, and the sums of a block."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SplitRow:
 
     @staticmethod
     def named(fresh: Callable[[str], str], planes: int, blocks: int) -> SplitRow:
-        """A row in `planes` planes and some blocks, with fresh names."""
+        """The variables of a row in `planes` planes and `blocks` blocks, with fresh names."""
         return SplitRow(planes, blocks, *(fresh(n) for n in ("row", "digits", "steps", "totals", "whole")))
 
     def declared(self, dots: IntegerDots) -> list[str]:
@@ -49,7 +49,10 @@ class SplitRow:
         self, dots: IntegerDots, block: Axis, sums: str, value: Callable[[Expr], str], at: Callable[[Index], str],
         fresh: Callable[[str], str],
     ) -> list[str]:  # fmt: skip
-        """Statements that add the products of one block to `sums`. value: text of a scale or offset."""
+        """C statements that add the products of one block to the variable `sums`.
+
+        `value`: text of a scale or offset; `at`: text of an index; `fresh`: a new variable name from a stem.
+        """
         lines: list[str] = []
         read: dict[tuple[str, Index, int], str] = {}
         numbers = [_numbers(v, read, lines, at, fresh) for v in dots.vectors]
@@ -66,7 +69,10 @@ class SplitRow:
     def _product(
         self, group: DotGroup, numbers: Sequence[str], block: Axis, size: int, lines: list[str], fresh: Callable[[str], str]
     ) -> str:  # fmt: skip
-        """The variable with the sums of products of a group, as floats."""
+        """Variable with the sums of products of a group, as floats; its computation is appended to `lines`.
+
+        `numbers`: variable of each vector; `size`: bytes of a block.
+        """
         total = fresh("d")
         lines.append(f"ints {total} = {{0}};")
         for plane in range(2):
@@ -95,7 +101,10 @@ class SplitRow:
 def _numbers(
     v: DotVector, read: dict[tuple[str, Index, int], str], lines: list[str], at: Callable[[Index], str], fresh: Callable[[str], str]
 ) -> str:  # fmt: skip
-    """The variable with the numbers of a vector, one a byte."""
+    """Variable with the numbers of a vector, one per byte; its definition is appended to `lines`.
+
+    `read`: variables of bytes that are loaded already.
+    """
     key = v.operand, v.at, v.flip
     if key not in read:
         read[key] = fresh("b")
@@ -109,7 +118,7 @@ def _numbers(
 
 
 def _quarters(values: Sequence[Expr], value: Callable[[Expr], str]) -> str:
-    """A vector of one value for each quarter."""
+    """C text of a vector with one value for each quarter of its lanes."""
     if len(set(values)) == 1:
         return f"lanes({value(values[0])})"
     return f"dots_quarters({', '.join(value(v) for v in values)})"

@@ -1,10 +1,10 @@
-"""Integer dot products: products of a float row with packed integer weights, computed in integers.
+"""Integer dot products: products of a row of floats with packed integer weights, computed in integer arithmetic.
 
-In a sum over x · scale · (n - zero), n are the packed integers of a weight. Each block of the row x is quantized once, to
-integers of 16 or 24 bits with a scale of its own, in planes of 8 bits (`dots_split` in `backends/ir/c_dots.py`), for
-the processor's byte dot-product instructions (VNNI). Products and sums are exact; scales and zero points are applied to sums
-of 64 products; no weight is converted to a float. The rounding error of x is that of 16 or 24 bits, relative to the
-largest number of its block.
+In a sum over x · scale · (n - zero), n are the packed integers of a weight. Each block of the row x is quantized once,
+to integers of 16 or 24 bits with one scale per block, which are stored as planes of 8 bits (`dots_split` in
+`backends/ir/c_dots.py`) for the processor's byte dot-product instructions (VNNI). Products and their integer sums are
+exact; scales and zero points are applied to sums of 64 products; no weight is converted to a float. The rounding error
+of x is that of 16 or 24 bits, relative to the largest number of its block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ QUARTERS = 4  # chunks of `LANES` bytes in a vector
 
 @dataclass(frozen=True)
 class ByteNumber:
-    """A float value that is affine in bits of a byte: factor · ((byte ^ flip) & mask) - offset."""
+    """A float value that is affine in an integer, some of the bits of a byte: factor · integer - offset, where the
+    integer is ((byte ^ flip) & mask) shifted to its lowest bit."""
 
     load: Expr
     mask: int
@@ -32,7 +33,11 @@ class ByteNumber:
 
 @dataclass(frozen=True)
 class DotVector:
-    """64 bytes of weights: where they start, which bits of them are the numbers, and the chunks of the row that they meet."""
+    """64 consecutive bytes of weights in an operand, from index `at` on.
+
+    The numbers are the bits `mask`, from bit `low` on, of the bytes ^ `flip`. `chunks`: for each quarter of the
+    bytes, the chunk of the row with which it is multiplied.
+    """
 
     operand: str
     at: Index
@@ -44,7 +49,8 @@ class DotVector:
 
 @dataclass(frozen=True)
 class DotGroup:
-    """Vectors whose products share scales and offsets, one value for each quarter of a vector."""
+    """Vectors (by index) whose products have the same scales and offsets; `scales` and `offsets` have one value for
+    each quarter of a vector."""
 
     vectors: tuple[int, ...]
     scales: tuple[Expr, ...]
@@ -53,7 +59,8 @@ class DotGroup:
 
 @dataclass(frozen=True)
 class IntegerDots:
-    """A sum in blocks as integer dot products. row: the other factor, over the reduction axis."""
+    """A sum in blocks as integer dot products of `row`, the float factor over the reduction axis, with the weights of
+    `vectors`."""
 
     row: Expr
     vectors: tuple[DotVector, ...]
@@ -66,7 +73,7 @@ def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
     start = index(parts.block) * (LANES * len(parts.bodies)) + index(parts.lane)
 
     def first(f: Expr) -> Expr:
-        """A factor as the first chunk has it."""
+        """A factor at the elements of the first chunk."""
         return moved(b, f, e.axis, start)
 
     numbers = [f for f in over if _number(b, first(f), parts.lane) is not None]
@@ -81,7 +88,7 @@ def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
 
 
 def _chunk(b: Builder, body: Expr, parts: BlockedSum) -> tuple[ByteNumber, Expr, Expr] | None:
-    """(number, scale, offset in units of the number) of the elements of one chunk."""
+    """(number, scale, offset in units of the integer) of the summand of one chunk; None if it has another form."""
     over, under = factors(body)
     found = [n for f in over if (n := _number(b, f, parts.lane)) is not None]
     if len(found) != 1:
@@ -93,7 +100,7 @@ def _chunk(b: Builder, body: Expr, parts: BlockedSum) -> tuple[ByteNumber, Expr,
 
 
 def _number(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
-    """The value as a number over neighbours along `lane`; None if it has another form."""
+    """A value along `lane` as a `ByteNumber`; None if it has another form."""
     if e.kind != "float" or lane not in e.axes:
         return None
     if e.op == "cast":
@@ -112,7 +119,7 @@ def _number(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
 
 
 def _bits(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
-    """Bits of a byte as a number; its lowest bit has the value 1."""
+    """An integer expression of one byte as a `ByteNumber`; None if it has another form."""
     mask, flip = 255, 0
     while e.op in ("and", "xor") and e.args[1].op == "const":
         constant = int(e.args[1].value) & 255
@@ -131,7 +138,8 @@ def _bits(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
 
 
 def _vectors(row: Expr, chunks: Sequence[tuple[ByteNumber, Expr, Expr]], lane: Axis) -> IntegerDots | None:
-    """Chunks joined to vectors: neighbours in memory, equal bits of each byte."""
+    """The dot products of chunks, four of which form a vector if they are consecutive in memory and use the same bits
+    of their bytes. None if some chunks form no vector."""
     streams: dict[tuple[str, int, int], list[tuple[int, int]]] = {}  # -> (bytes from the first chunk, chunk)
     starts: dict[str, Index] = {}
     for n, (number, _, _) in enumerate(chunks):

@@ -9,10 +9,10 @@ innermost loops.
             float v0 = -INFINITY; ...
 
 Row reductions run along contiguous memory, inside the loops of the parallel axes they depend on. Column reductions,
-where a parallel axis is contiguous instead, iterate over that axis in blocks, each with a line of accumulators.
-Expensive values of a row that several loops need are kept in a row buffer (`row0`). Only sums are reassociated, in
-vector lanes (`omp simd reduction`). Products and sums round separately (no FMA contraction by the compiler); NaN,
-infinities and signed zeros behave as in NumPy.
+whose operands are contiguous along a parallel axis instead, iterate over that axis in blocks, each with an array of
+accumulators. Expensive values of a row that several loops need are kept in a row buffer (`row0`). Only sums are
+reassociated, in vector lanes (`omp simd reduction`). Products and sums round separately (no FMA contraction by the
+compiler); NaN, infinities and signed zeros behave as in NumPy.
 
 emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function. Attention of
 few rows has loops of its own (emit/attention.py).
@@ -84,8 +84,8 @@ class FunctionWriter(AttentionWriter):
         return f"void {self.name}({', '.join(operands)})"
 
     def _carried(self) -> list[str]:
-        """The copy of an operand of which a scatter overwrites a part, where the result is not in its place. No value reads
-        that operand."""
+        """C statements that copy an operand of which a scatter overwrites some elements, unless the result is in the
+        operand's memory. The operand is the one that no expression loads. Raises Unfusable if it has gaps."""
         known = {e.value[0] for e in self.kernel.exprs if e.op == "load"} | {s.buffer for s in self.kernel.stores}
         unread = {n: b for n, b in self.kernel.buffers.items() if n not in known}
         copies = []
@@ -119,13 +119,13 @@ class FunctionWriter(AttentionWriter):
         return made
 
     def _shared(self, scope: LoopScope, count: int, few: int = 8) -> None:
-        """Parallelize a loop if it has at least `few` iterations; applies to the outermost such loop only."""
+        """Parallelize a loop of `count` iterations if these are at least `few` and no loop around it is parallel."""
         if self.parallel and count >= few:
             scope.head.insert(0, "#pragma omp parallel for schedule(static)")
             self.parallel = False
 
     def _blocks(self, scope: LoopScope) -> LoopScope:
-        """A loop over blocks of the innermost axis."""
+        """Open a loop over blocks of the innermost axis."""
         axis = self.inner
         assert axis is not None
         size = min(BLOCK, max(LEAST, -(-axis.size // 8))) if self.parallel else BLOCK
@@ -146,7 +146,8 @@ class FunctionWriter(AttentionWriter):
         return None
 
     def _tiled(self, scope: LoopScope, turned: Axis) -> LoopScope:
-        """Loops tiled over two axes, for cache locality of a transposing access."""
+        """Open loops over all axes, tiled over the axis `turned` and the innermost one for cache locality of a
+        transposing access."""
         inner = self.inner
         assert inner is not None
         for axis in (a for a in self.axes if a not in (turned, inner)):
@@ -183,7 +184,10 @@ class FunctionWriter(AttentionWriter):
             place.close()
 
     def _scattered(self, axis: Axis | None) -> bool:
-        """Whether positions of stores along an axis depend on data: equal ones are written in order, the last one stays."""
+        """Whether data-dependent store positions vary along an axis.
+
+        Such a loop is not vectorized, so that of several values for one position the last one remains.
+        """
         return any(axis in e.axes for s in self.kernel.stores for e, _ in s.parts)
 
     @staticmethod

@@ -1,8 +1,6 @@
-"""C text of expressions over `LANES` neighbours at once, in vectors of the compiler.
-
-Compilers do not vectorize the conversion of packed bytes to floats well, so that the text names the vectors. Helpers in
-`backends/ir/c_lanes.py` load and convert them, by instructions of AVX-512 or AVX2 where the processor has them.
-"""
+"""C text of expressions over `LANES` consecutive elements at once, in the compiler's vector types, which are used
+explicitly because compilers do not vectorize the conversion of packed bytes to floats well. Helpers in
+`backends/ir/c_lanes.py` load and convert them, by instructions of AVX-512 or AVX2 where the processor has them."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ TEXTS = {
 
 @dataclass
 class LaneWriter:
-    """Writer of statements that compute values of `LANES` neighbours along `lane`.
+    """Writer of statements that compute values of `LANES` consecutive elements along `lane`.
 
     `scalar`: text of a value that does not depend on the lane.
     """
@@ -42,7 +40,10 @@ class LaneWriter:
     known: dict[Expr, str] = field(default_factory=dict)
 
     def value(self, e: Expr) -> str:
-        """The variable of a vector. Raises Unfusable for operations without a text over vectors."""
+        """Variable of a vector with the values of an expression.
+
+        Raises Unfusable for operations without a text over vectors.
+        """
         if e not in self.known:
             text = self._text(e)
             kind = "floats" if e.kind == "float" else "ints"
@@ -51,7 +52,7 @@ class LaneWriter:
         return self.known[e]
 
     def operand(self, e: Expr) -> str:
-        """A vector, or the text of a number where one fits in its place."""
+        """Text of an operand of a vector operation: a vector's variable, or the text of a scalar where C permits one."""
         return self.value(e) if self.lane in e.axes else self.scalar(e)
 
     def vector(self, e: Expr) -> str:

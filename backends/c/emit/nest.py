@@ -1,4 +1,4 @@
-"""Loop nest of a C function: loop order, row or column reductions, and buffered row values."""
+"""Loop nest of a C function: the order of loops, the kind of reductions (row or column), and buffered row values."""
 
 from __future__ import annotations
 
@@ -59,10 +59,8 @@ class LoopScope:
 
 @dataclass
 class LoopNest:
-    """Emitter of the loops of a kernel's C function.
-
-    It knows the order of the axes, the types, the accumulators and the values defined so far.
-    """
+    """Emitter of the loops of a kernel's C function, with its state: the order of the axes, types, accumulators, and
+    the values defined so far."""
 
     kernel: Kernel
     name: str
@@ -112,12 +110,13 @@ class LoopNest:
         return {r: a for r, a in shape.joined.items() if a == self.inner} if shape is not None else {}
 
     def _alike(self, e: Expr) -> Expr:
-        """The expression in terms of the innermost axis, if its reduction axis traverses the same elements; a key for
-        common subexpressions."""
+        """The expression with the innermost axis in place of reduction axes that traverse the same elements
+        (`_joined`): a key under which loops share values."""
         return moved(self.kernel.builder, e, {r: index(a) for r, a in self._joined.items()}, self.same)
 
     def _kept(self) -> dict[Expr, Axis]:
-        """Expensive row values that several loops compute -> the row's axis. These are buffered. Keys are `_alike`."""
+        """Row values to buffer, because they are expensive and several loops compute them: value, as a key of `_alike`
+        -> axis of the row."""
         loops: list[tuple[Axis, Expr]] = [(e.axis, e.args[0]) for e in self.kernel.reductions]
         if self.inner is not None:
             loops += [(self.inner, e) for s in self.kernel.stores for e in (s.value, *s.guards)]
@@ -158,7 +157,8 @@ class LoopNest:
 
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
-    """An expression with indices substituted for free axes; a nested reduction keeps its own axis."""
+    """An expression with indices substituted for free axes; the axis of a nested reduction is not substituted in its
+    body. `done`: results so far."""
     if e.axes.isdisjoint(change):
         return e
     if e not in done:

@@ -49,8 +49,8 @@ class CValues(LoopNest):
         return found
 
     def _place(self, e: Expr, scope: LoopScope) -> LoopScope:
-        """The outermost scope that binds a value's axes. Never outside a loop over one of them, because nested loops
-        may bind the same axis again."""
+        """The outermost scope that binds a value's axes, but never one outside of a loop over such an axis, because
+        nested loops may bind an axis again."""
         while scope.parent is not None and scope.axis not in e.axes and e.axes <= scope.parent.bound:
             scope = scope.parent
         return scope
@@ -115,7 +115,10 @@ class CValues(LoopNest):
         return f"{' & '.join(f'({g})' for g in guards)} ? {found} : {zero}" if guards else found
 
     def _last(self, operand: str, step: int) -> int:
-        """The last index of the axis that a data-dependent index addresses."""
+        """The last valid index of the axis (of stride `step`) that a data-dependent index addresses.
+
+        Raises Unfusable if several axes have this stride.
+        """
         buffer = self.kernel.buffers[operand]
         sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
         if len(sizes) > 1 or not step:
@@ -130,7 +133,8 @@ class CValues(LoopNest):
         return "INT64_MIN" if monoid == "max" else "INT64_MAX"
 
     def _reduced(self, e: Expr, place: LoopScope) -> str:
-        """A row reduction: a loop with one accumulator, and for max and min a NaN flag."""
+        """Write a row reduction, a loop with one accumulator and, for max and min, a NaN flag; returns the
+        accumulator's variable."""
         if not self.wide and (parts := blocked(self.kernel.builder, e)) is not None:
             return self._blocked(e, parts, place)
         monoid, axis = e.value
@@ -157,8 +161,9 @@ class CValues(LoopNest):
         return name
 
     def _blocked(self, e: Expr, parts: BlockedSum, place: LoopScope) -> str:
-        """A sum in blocks: a loop over blocks with a vector of accumulators, or two, the first over integers.
+        """Write a sum in blocks, a loop over blocks with a vector of accumulators; returns the sum's variable.
 
+        If integer dot products pay, a loop in integers comes first, and the loop in floats is its fallback.
         Raises Unfusable for operations without a text over vectors.
         """
         sums, total = self._fresh("sums"), self._fresh("v")
@@ -171,7 +176,10 @@ class CValues(LoopNest):
         return total
 
     def _lane_loop(self, parts: BlockedSum, sums: str, place: LoopScope, unless: str) -> None:
-        """The loop over blocks in floats; `unless`: the variable of a condition under which it is not needed."""
+        """Write the loop over blocks in floats.
+
+        `unless`: variable of the condition under which the loop is skipped; "" for none.
+        """
         loop = _block_loop(place, parts.block, f"!{unless}" if unless else "")
         lanes = LaneWriter(parts.lane, lambda e: self.value(e, loop), self._fresh)
         part = "lanes(0.0f)"
@@ -187,8 +195,8 @@ class CValues(LoopNest):
         loop.close()
 
     def _integer_loop(self, e: Expr, parts: BlockedSum, dots: IntegerDots, sums: str, place: LoopScope) -> str:
-        """The loop over blocks in integers, and before all loops the row as planes of integers. Returns the variable that
-        says whether the loop runs."""
+        """Write the loop over blocks in integers and, before all loops, the splitting of the row into planes of
+        integers. Returns the variable that is true if the loop runs."""
         narrow = any(b.dtype in ("float16", "bfloat16") for b in self.kernel.buffers.values())
         planes = 2 if narrow else 3  # 16 or 24 bits
         key = e.axis, dots.row, tuple(v.chunks for v in dots.vectors), tuple(g.vectors for g in dots.groups)
@@ -211,7 +219,8 @@ class CValues(LoopNest):
         return split.whole
 
     def _unrolled(self, axis: Axis, body: Expr) -> tuple[Axis, list[Expr]]:
-        """The loop unrolled by up to 8, so that accumulators are loaded and stored less often."""
+        """(axis of the unrolled loop, bodies of one iteration) of a loop unrolled by up to 8, so that accumulators are
+        loaded and stored less often."""
         steps = next((n for n in (8, 5, 4, 3, 2) if axis.size % n == 0), 1)
         if steps == 1:
             return axis, [body]
@@ -220,7 +229,10 @@ class CValues(LoopNest):
         return outer, [moved(self.kernel.builder, body, place, {}) for place in places]
 
     def _accumulated(self, e: Expr, scope: LoopScope) -> None:
-        """A column reduction: a loop over the reduction axis that updates a line of accumulators."""
+        """Write a column reduction, a loop over the reduction axis that updates an array of accumulators.
+
+        Raises Unfusable inside another reduction.
+        """
         if not e.axes - {self.inner} <= scope.bound:
             raise Unfusable("a column reduction nested in another reduction")
         monoid, axis = e.value
@@ -255,7 +267,7 @@ class CValues(LoopNest):
         self.lines[e] = name
 
     def _line(self, scope: LoopScope) -> LoopScope:
-        """A loop over the elements of a block."""
+        """Open a loop over the elements of a block of the innermost axis."""
         axis = self.inner
         return scope.opened(axis, f"for (long {axis} = first; {axis} < past; {axis}++)")
 
@@ -272,14 +284,16 @@ class CValues(LoopNest):
 
 
 def _block_loop(place: LoopScope, block: Axis, condition: str) -> LoopScope:
-    """A loop over blocks, under a condition if there is one."""
+    """Open a loop over blocks, which runs if the C expression `condition` is true ("": always)."""
     head = [f"if ({condition})"] if condition else []
     return place.opened(block, *head, f"for (long {block} = 0; {block} < {block.size}; {block}++)")
 
 
 def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:
-    """One reduction step. `watch`: "" ignores NaN, "here" keeps a NaN in the accumulator, else the name of a NaN
-    flag."""
+    """C statements that combine the accumulator `total` with a value `x`.
+
+    `watch`: "" ignores NaN, "here" keeps a NaN in the accumulator, another text names a NaN flag to set.
+    """
     if monoid in ("sum", "prod"):
         return [f"{total} {'+' if monoid == 'sum' else '*'}= {x};"]
     beats = ">" if monoid == "max" else "<"
