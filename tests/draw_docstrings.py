@@ -14,6 +14,13 @@ FOLDERS = ("backends", "costdb", "egraph", "extract", "models", "rules", "src/te
 Named = ast.ClassDef | ast.FunctionDef
 
 
+def signature(node: Named) -> str:
+    """Parameters and the type of the result of a function; empty for a class."""
+    if isinstance(node, ast.ClassDef):
+        return ""
+    return f"({ast.unparse(node.args)})" + (f" -> {ast.unparse(node.returns)}" if node.returns else "")
+
+
 def docstrings(path: Path) -> Iterator[tuple[str, str, str]]:
     """(name, signature, docstring) of the module and of its public classes, functions and methods."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -25,7 +32,7 @@ def docstrings(path: Path) -> Iterator[tuple[str, str, str]]:
         for one in ast.iter_child_nodes(node):
             if isinstance(one, Named) and not one.name.startswith("_"):
                 if text := ast.get_docstring(one):
-                    yield prefix + one.name, "" if isinstance(one, ast.ClassDef) else ast.unparse(one.args), text
+                    yield prefix + one.name, signature(one), text
                 if isinstance(one, ast.ClassDef):
                     todo.append((f"{prefix}{one.name}.", one))
 
@@ -40,7 +47,7 @@ def main() -> None:
     files = sorted(p for f in FOLDERS for p in (ROOT / f).rglob("*.py") if not any(q.is_symlink() for q in p.parents))
     found = [(p, *d) for p in files if options.only in str(p) for d in docstrings(p)]
     for path, name, signature, text in random.Random(options.seed).sample(found, min(options.count, len(found))):
-        print(f"## {path.relative_to(ROOT)}: {name}({signature})\n{text}\n")
+        print(f"## {path.relative_to(ROOT)}: {name}{signature}\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -200,11 +200,12 @@ class Program(Unpicklable):
         self._programs.check_room(self.device, self.missing_bytes())
 
     def preparing_s(self) -> float:
-        """Estimated seconds of preparing on the host those weights that the program's pool does not hold."""
-        there = 0 if self._pool is None else self._pool.held(self._weights)
-        nbytes = sum(map(bytes_of, self.manifest.weights)) - there
-        if isinstance(self._weights, EvaluatedWeights):
-            nbytes += 4 * self._weights.computed_bytes()
+        """Estimated seconds of preparing the weights, except those that its pool holds."""
+        weights, pool = self._weights, self._pool
+        if isinstance(weights, EvaluatedWeights):
+            missing = [n for n, _, _ in self.manifest.weights if pool is None or not pool.holds(weights, n)]
+            return weights.preparing_s(missing, "" if pool is None else self.tensors)  # a pool computes on the device
+        nbytes = sum(map(bytes_of, self.manifest.weights)) - (0 if pool is None else pool.held(weights))
         return nbytes / rates.HOST.reference_bytes_per_s
 
     def _bind(self) -> None:

@@ -6,13 +6,14 @@ import json
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...costdb.keys import rates
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Data, Tensor, load_data, make, structural_digest, topological
@@ -21,7 +22,7 @@ from ...errors import BadWeightsError
 from ...plain import file_identity
 from ..runtime.marshalling import Exchange
 from .manifest import STATE, Spec
-from .weights_on_device import computed_weight
+from .weights_on_device import computed_weight, is_computed_on
 
 Array = np.ndarray[Any, Any]
 
@@ -83,16 +84,32 @@ class EvaluatedWeights(KeyedWeights):
         """Bytes of a weight."""
         return self.terms[key].type.nbytes
 
-    def computed_bytes(self) -> int:
-        """Bytes of all values that evaluating the weights writes; 0 if each weight is a param or a view of one."""
-        nodes = topological(list(self.terms.values()))
-        return sum(n.type.nbytes for n in nodes if n.args and n.entry.kind != "view")
+    def preparing_s(self, keys: Iterable[str], device: str = "") -> float:
+        """Estimated seconds of preparing some weights for pooling (`SharedWeights`) on a Torch device; "" for arrays.
+
+        Weights that the device computes count at its rates, after their params are copied there.
+        """
+        terms = [self.terms[k] for k in keys]
+        there = [t for t in terms if is_computed_on(device, t)]
+        here = [t for t in terms if not is_computed_on(device, t)]
+        copied = sum(n.type.nbytes for n in topological(there) if n.op == "param")
+        written = sum(t.type.nbytes for t in here) + 4 * _computed_bytes(here)
+        return (
+            copied / rates.GPU.weight_bytes_per_s
+            + 4 * _computed_bytes(there) / rates.GPU.reference_bytes_per_s
+            + written / rates.HOST.reference_bytes_per_s
+        )
 
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
         """Weights that the program with the weights `around` has too: name here -> name there."""
         there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
         found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
         return {name: known for name, known in found.items() if known is not None}
+
+
+def _computed_bytes(terms: Sequence[Tensor]) -> int:
+    """Bytes of all values that evaluating weights writes; 0 if each is a param as it is, or a view of one."""
+    return sum(n.type.nbytes for n in topological(terms) if n.args and n.entry.kind != "view")
 
 
 def _unwidened(term: Tensor) -> Tensor:
@@ -157,12 +174,15 @@ class SharedWeights:
         self._known.update(found)
         return list(found.values())
 
+    def holds(self, weights: KeyedWeights, key: str) -> bool:
+        """Whether a weight of a program is in the pool."""
+        return not key.startswith(STATE) and weights.pool_key(key) in self._known
+
     def held(self, weights: Mapping[str, Any]) -> int:
         """Bytes of a program's weights that are in the pool."""
         if not isinstance(weights, KeyedWeights):
             return 0
-        shared = (n for n in weights if not n.startswith(STATE) and weights.pool_key(n) in self._known)
-        return sum(map(weights.nbytes, shared))
+        return sum(weights.nbytes(n) for n in weights if self.holds(weights, n))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,16 @@ EXACT_OPS = frozenset(
 )
 
 
+def is_computed_on(device: str, term: Tensor) -> bool:
+    """Whether a Torch device computes a weight, if its memory suffices (`computed_weight`)."""
+    if not device.startswith(GPU_KIND) or term.type.nbytes < LEAST_BYTES:
+        return False
+    nodes = topological(expand_all([term]))
+    computed = [n for n in nodes if n.args and n.entry.kind != "view"]
+    # Torch rounds float64 to 16 bits by way of float32
+    return bool(computed) and all(n.op in EXACT_OPS for n in computed) and all(n.dtype != "float64" for n in nodes)
+
+
 def computed_weight(term: Tensor, params: Mapping[str, Data], device: str) -> Any | None:
     """The value of a weight as a tensor on a GPU, computed there; None if NumPy has to compute it.
 
@@ -23,12 +33,7 @@ def computed_weight(term: Tensor, params: Mapping[str, Data], device: str) -> An
     float32 or less. None for other operations, small weights, params without computation, devices other than GPUs, and
     if the device's memory does not suffice.
     """
-    if not device.startswith(GPU_KIND) or term.type.nbytes < LEAST_BYTES:
-        return None
-    nodes = topological(expand_all([term]))
-    computed = [n for n in nodes if n.args and n.entry.kind != "view"]
-    # Torch rounds float64 to 16 bits by way of float32
-    if not computed or any(n.op not in EXACT_OPS for n in computed) or any(n.dtype == "float64" for n in nodes):
+    if not is_computed_on(device, term):
         return None
     import torch
 

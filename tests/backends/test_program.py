@@ -226,6 +226,17 @@ def test_seconds_of_preparing_count_what_expands_weights() -> None:
     assert expanded > 4 * plain > 0
 
 
+def test_seconds_of_preparing_count_weights_on_the_device_that_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = t.input("x", (2, 512)), t.param("w", (512, 512), "int8")
+    graph = Graph.of(x @ (t.cast(w, "float32") * 0.5), params={"w": np.ones((512, 512), np.int8)})
+    program = Program(direct_plan(graph, [backend("numpy")])).pooled(SharedWeights())
+    here = program.preparing_s()
+    monkeypatch.setattr(Program, "tensors", "cuda")
+    assert 0 < program.preparing_s() < here / 10
+    monkeypatch.setattr(SharedWeights, "holds", lambda *_: True)
+    assert program.preparing_s() == 0
+
+
 def test_two_states_may_swap() -> None:
     a, b = t.state("a", (3,)), t.state("b", (3,))
     program = Program(direct_plan(Graph.of(a + b, updates={"a": b, "b": a}), [backend("numpy")])).bind()
