@@ -96,9 +96,9 @@ class Predictor:
         """One price per query, in order: the measured time, else a prediction from similar kernels, else the roofline
         bound.
 
-        A plausible measurement has precedence; then the relatives of the first level with enough of them (same kernel,
-        same name, same family; on the same backend and device, or else on devices of the same kind); then the bound, times
-        the factor of a learnt model if there is one.
+        A plausible measurement has precedence; then similar measured kernels (relatives) of the first level with enough
+        of them (same kernel, same name, same family; on the same backend and device, or else on devices of the same
+        kind); then the bound, times the factor of a learnt model if there is one.
         """
         prices: list[Price | None] = []
         strangers: list[tuple[int, float]] = []

@@ -2,8 +2,8 @@
 
 `optimize` verifies a program against the traced graph. This module verifies the graph against the function itself,
 which it calls with arrays: the examples, where they are arrays, and random inputs, both in the inputs' dtypes and with
-smaller floats widened to float64. A function of large arrays is called once (trace_check_large.py). One call and one run
-of the graph are mandatory; whatever else takes longer than the time that is there is left out, and the text says so.
+smaller floats widened to float64. A function of large arrays is called once (trace_check_large.py). One call and one
+run of the graph are mandatory; optional parts for which too little time is left are omitted, and the text says so.
 """
 
 from __future__ import annotations
