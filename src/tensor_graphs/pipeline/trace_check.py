@@ -28,7 +28,7 @@ from ..errors import TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
-from ..verification.memory_checks import lacking
+from ..verification.memory_checks import memory_shortage
 from ..verification.reference import sample_inputs
 from .arguments import leaves_of_structure
 from .source import bound, is_module
@@ -156,7 +156,7 @@ def _compare_on(
     with np.errstate(all="ignore"):
         sharp = found = evaluate(graph, values)
     took += perf_counter() - began
-    if in_float64 and not lacking(_widened_bytes(graph)) and time.suffices(WIDE, WIDER * took):
+    if in_float64 and not memory_shortage(_widened_bytes(graph)) and time.suffices(WIDE, WIDER * took):
         wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
         with suppress(CallFails, TraceError):  # the function rejects float64: compare in its own dtypes only
             exact = _outputs(_called(function, examples, wide), graph, function)
