@@ -16,10 +16,8 @@ MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 
 
 def original_values(view: EGraphView) -> Bools:
-    """Classes whose value occurs in the original graph, or is made from such values by views and copies
-    (concatenation).
-
-    One flag per e-class.
+    """Whether the value of each e-class occurs in the original graph, or is made from such values by views and copies
+    (concatenation). One flag per e-class.
     """
     known: Bools = view.original.copy()
     kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
