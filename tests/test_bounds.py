@@ -53,7 +53,7 @@ from tensor_graphs.pipeline import trace_check as caller_reference
 from tensor_graphs.pipeline import trace_check_large
 from tensor_graphs.pipeline.caller import Caller
 from tensor_graphs.pipeline.caller_timing import why_program_runs
-from tensor_graphs.pipeline.choose_form import unlike
+from tensor_graphs.pipeline.choose_form import why_not_replaceable
 from tensor_graphs.pipeline.match import SOME_LEFT_OUT
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json
@@ -338,7 +338,7 @@ def test_references_that_do_not_fit_are_refused_before_they_are_computed(
 
 def test_strips_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = large(lambda x: x + x)
-    monkeypatch.setattr(room, "available_bytes", lambda: room.in_and_out(graph) // 2)
+    monkeypatch.setattr(room, "available_bytes", lambda: room.input_output_bytes(graph) // 2)
     monkeypatch.setattr(drawing, "inputs", lambda *_, **__: pytest.fail("drawn"))
     with pytest.raises(TooLargeError, match="verification takes at least"):
         verdict(graph, right(graph), monkeypatch)
@@ -461,9 +461,9 @@ def test_timing_against_the_caller_is_left_out_where_memory_is_short(monkeypatch
     x = np.ones((64, 64), np.float32)
     program = tg.optimize(twice, (x,), budget=0.1, measure=False, backend="numpy")
     rival = Caller.of(twice, (x,), {})
-    assert rival is not None and not unlike(program, rival, as_graph(twice, (x,)), {})
+    assert rival is not None and not why_not_replaceable(program, rival, as_graph(twice, (x,)), {})
     monkeypatch.setattr(room, "available_bytes", lambda: 100)
-    assert "bytes of memory, 100 are available" in unlike(program, rival, as_graph(twice, (x,)), {})
+    assert "bytes of memory, 100 are available" in why_not_replaceable(program, rival, as_graph(twice, (x,)), {})
 
 
 def test_long_calls_are_not_repeated_for_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

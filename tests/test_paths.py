@@ -47,15 +47,15 @@ def test_plans_that_are_alike_are_skipped(explorer: Any) -> None:
         known = [sweep.kernels_of(p.plan) for p in chosen]
         for i, one in enumerate(known):
             for other in known[:i]:
-                assert max(sweep.beyond(one, other)[0], sweep.beyond(other, one)[0]) >= share
+                assert max(sweep.extra_calls(one, other)[0], sweep.extra_calls(other, one)[0]) >= share
 
 
 def test_the_share_of_other_kernels_is_one_of_time() -> None:
     cheap, dear, new = sweep.Called(2, 2.0, "a"), sweep.Called(1, 8.0, "b"), sweep.Called(3, 3.0, "a")
-    assert sweep.beyond({"x": cheap, "y": dear}, {"x": cheap}) == (0.8, {"b": 1})
-    assert sweep.beyond({"x": new}, {"x": cheap}) == (pytest.approx(1 / 3), {"a": 1})
-    assert sweep.beyond({"x": cheap}, {"x": new, "y": dear}) == (0.0, {})
-    assert sweep.beyond({}, {"x": cheap}) == (0.0, {})
+    assert sweep.extra_calls({"x": cheap, "y": dear}, {"x": cheap}) == (0.8, {"b": 1})
+    assert sweep.extra_calls({"x": new}, {"x": cheap}) == (pytest.approx(1 / 3), {"a": 1})
+    assert sweep.extra_calls({"x": cheap}, {"x": new, "y": dear}) == (0.0, {})
+    assert sweep.extra_calls({}, {"x": cheap}) == (0.0, {})
 
 
 def test_timing_ends_with_the_budget(explorer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

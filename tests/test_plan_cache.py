@@ -198,9 +198,9 @@ def test_what_is_predicted_otherwise_by_now_says_nothing_against_a_plan(home: Pa
     guess = lambda cost: replace(cost, source="predicted", us=1e-6)  # far less than what is predicted without any row
     guessed = replace(plan, steps=tuple(replace(s, cost=guess(s.cost)) for s in plan.steps))
     empty = Store(home / "empty")
-    remember.refuse_dearer(guessed, empty)
+    remember.refuse_higher_prices(guessed, empty)
     with pytest.raises(remember.Stale, match="not in the cost store"):
-        remember.refuse_dearer(plan, empty)
+        remember.refuse_higher_prices(plan, empty)
 
 
 @pytest.mark.usefixtures("quick")
@@ -209,7 +209,7 @@ def test_kernels_that_failed_since_are_not_taken_again(home: Path) -> None:
     ((step, call), *_) = priced_steps(first.plan)
     Store(home / "elsewhere").add([FailureRow(key=key_of(step.template, call), work=Work(0, 0), status="fault")])
     with pytest.raises(remember.Stale, match=f"{step.template.name}.* has failed since"):
-        remember.refuse_dearer(first.plan, Store(home / "elsewhere"))
+        remember.refuse_higher_prices(first.plan, Store(home / "elsewhere"))
 
 
 @pytest.mark.usefixtures("quick")

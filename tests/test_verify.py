@@ -27,7 +27,7 @@ from tensor_graphs.pipeline import exclusions, measuring
 from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.pipeline.rewritten_values import faithful
+from tensor_graphs.pipeline.rewritten_values import original_values
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.rules import ALL
 from tensor_graphs.verification import comparison, reference, verify
@@ -216,7 +216,7 @@ def test_rewriting_is_given_up_by_family(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_values_that_were_only_moved_are_as_they_came() -> None:
     x, w, v = tg.input("x", (4, 6)), tg.param("w", (6, 6)), tg.param("v", (6, 6))
     view = saturate_block(Graph.of([x @ w, x @ v, tg.exp(x) * 2.0 + tg.exp(x) * 3.0]), ALL, session=InProcess())
-    known, original = faithful(view), view.original
+    known, original = original_values(view), view.original
     assert original[list(view.classes.values())].all() and original.sum() == len(set(view.classes.values()))
     assert (known >= original).all() and (~known).any()
     for i, op in enumerate(view.op):

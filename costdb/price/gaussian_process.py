@@ -38,7 +38,7 @@ class GaussianProcess:
     high: float
 
     def predict(self, rows: Array) -> Array:
-        """Predicted targets of feature rows (n, features), less CAUTION where no fitted row is near."""
+        """Predicted targets of feature rows (n, features), lowered by up to CAUTION far from all fitted rows."""
         found, weights = np.empty(len(rows)), self.weights.astype(np.float32)
         for first in range(0, len(rows), CHUNK):
             near = _correlation(_standard(rows[first : first + CHUNK], self.centre, self.scale), self.rows)

@@ -91,7 +91,7 @@ class Accuracy(StoreReport):
         )
 
     def lines(self) -> list[tuple[str, str]]:
-        """One line, and one for each family of at least a hundredth of the rows if a model's rows are left out."""
+        """(title, text) of one line; if calls are held out, also of each family with at least 1 % of the rows."""
         text = (
             f"{self.rows} rows of {self.calls} calls: MAPE {self.mape:.1%}, median {self.median:.1%}, {self.interval:.0%} in "
             f"the interval, τ {self.tau:.2f}, {self.tau_schedules:.2f} within calls, top-{TOP} regret {self.regret:.1%}"
@@ -105,7 +105,7 @@ class Accuracy(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class AccuracyReport(StoreReport):
-    """Answer to `accuracy`: one entry per device and way of leaving rows out, of the store and of the shipped rows."""
+    """Result of `accuracy`: one entry per device and way of leaving rows out, of the store and of the shipped rows."""
 
     root: str
     found: tuple[Accuracy, ...] = ()

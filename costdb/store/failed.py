@@ -22,8 +22,8 @@ Row = dict[str, Any]
 class Failed(StoreReport):
     """Statistics of one kind of failure of the kernels of one name.
 
-    `keys` of the `of` tried keys failed (a key is a kernel in one shape, layout and schedule); schedule and message are
-    those of the latest failure.
+    `keys`: number of failed keys (a key is a kernel in one shape, layout and schedule); `of`: number of tried keys;
+    schedule and message are those of the latest failure.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Failed(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class FailedReport(StoreReport):
-    """Failures of a store by kind, the most frequent first; `keys` of `of` tried keys failed."""
+    """Failures of a store by kind, the most frequent first. `keys`: number of failed keys; `of`: number of tried keys."""
 
     root: str
     keys: int

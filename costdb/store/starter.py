@@ -163,7 +163,9 @@ def write_model(path: Path, table: pa.Table, device: str) -> int:
 
 
 def shipped_accuracy() -> list[Accuracy]:
-    """Held-out accuracy of the models in the folder in use, as computed when they were written."""
+    """Held-out accuracy of the models in the starter folder in use (`folder_in_use`), as computed when they were
+    written.
+    """
     folder, found = folder_in_use(), []
     for path in [] if folder is None else sorted(folder.glob(f"*{ACCURACY}")):
         try:

@@ -70,7 +70,7 @@ class SharedFolder:
         self.root = root
 
     def find(self) -> Iterator[tuple[str, int]]:
-        """(path, bytes) of every file under the folder of shards (`Place.find`)."""
+        """(path, size in bytes) of every file under the folder of shards (`Place.find`)."""
         for shard in shards.find(self.root):
             yield shard.path.relative_to(self.root).as_posix(), shard.size
 
@@ -113,7 +113,7 @@ class ObjectStore:
             raise CostStoreError(f"the team's store cannot be reached: {str(error)[:300]}", where=url) from error
 
     def find(self) -> Iterator[tuple[str, int]]:
-        """(path, bytes) of every file under the folder of shards (`Place.find`)."""
+        """(path, size in bytes) of every file under the folder of shards (`Place.find`)."""
         folder = posixpath.join(self.root, FORMAT)
         with _errors_of_storage():
             self.files.invalidate_cache()

@@ -374,7 +374,7 @@ class FusionGroups:
         return OPS[self.view.op[node]].reduces_several_axes or len(axes) > 1
 
     def placeholder(self, number: int, kind: Type) -> Tensor:
-        """Leaf number `number` of fusion groups' terms, an input of a type."""
+        """The input tensor of type `kind` that stands for leaf `number` in the terms of fusion groups."""
         key = number, kind
         found = self._tensors.get(key)
         if found is None:

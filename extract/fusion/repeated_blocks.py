@@ -60,7 +60,7 @@ class RepeatedBlocks:
 
     @cached_property
     def contexts(self) -> list[int]:
-        """Per instance a number, equal for instances with equal contexts."""
+        """Per instance the id of its context (surroundings); equal ids for instances with equal contexts."""
         colour = [hash(block) for block in self.blocks]
         for _ in range(CONTEXT_RADIUS):
             mixed = {
@@ -77,7 +77,7 @@ class RepeatedBlocks:
 
     @cached_property
     def alike(self) -> dict[int, list[int]]:
-        """Context -> its instances, in order."""
+        """Id of a context (`contexts`) -> the instances in it, in order."""
         found: dict[int, list[int]] = {}
         for n, context in enumerate(self.contexts):
             found.setdefault(context, []).append(n)
@@ -85,7 +85,9 @@ class RepeatedBlocks:
 
     @cached_property
     def active(self) -> frozenset[int]:
-        """Instances in which fusion groups start: the first one of each context."""
+        """Instances in which fusion groups start: the first one of each context (set of instances with equal
+        surroundings).
+        """
         return frozenset(those[0] for those in self.alike.values())
 
     def is_active(self, cls: int) -> bool:
@@ -94,7 +96,7 @@ class RepeatedBlocks:
         return owners is None or any(n in self.active for n, _ in owners)
 
     def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
-        """For each other instance of the context, the classes there that correspond to a kernel's classes.
+        """For each other instance with equal surroundings, the classes there that correspond to a kernel's classes.
 
         `classes`: those of a kernel found in an active instance, its first result first.
         """

@@ -25,11 +25,11 @@ class Clock:
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add seconds (negative: subtract) to a name."""
+        """Add seconds (negative: subtract) to the activity `name`."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def spent(self, name: str, start: float, end: float) -> None:
-        """Add the span from `start` to `end` (time.monotonic) to a name."""
+        """Add the time span from `start` to `end` (time.monotonic) to the activity `name`."""
         self.add(name, end - start)
         known = self.spans.setdefault(name, [])
         if known and start - known[-1][1] < MERGE_SPANS_S:
@@ -39,7 +39,7 @@ class Clock:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Context manager: add the block's time to a name, also when the block raises."""
+        """Context manager: add the block's time to the activity `name`, also when the block raises."""
         start = time.monotonic()
         try:
             yield

@@ -41,7 +41,7 @@ SIMPLE_FAMILIES = ("pointwise", "reduction")
 
 
 def quick_solve_seconds(hypergraph: Hypergraph, at_most: float) -> float:
-    """Time limit in seconds of a solve that is followed by measuring."""
+    """Time limit in seconds of a solve that is followed by measuring: larger for more candidates, at most `at_most`."""
     return min(max(QUICK_SOLVE_S, QUICK_SOLVE_S_PER_CANDIDATE * len(hypergraph.candidates)), at_most)
 
 
@@ -78,12 +78,14 @@ class PlanSolver:
         return max(MIN_SOLVE_S, quick_solve_seconds(self.hypergraph, self.limits[-1]))
 
     def ended(self) -> bool:
-        """Whether the time for regular measuring is over."""
+        """Whether the time for measuring, the closing phase apart, is over."""
         elapsed = time.monotonic() - self.start
         return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
 
     def leaves_no_round(self, seconds: float) -> bool:
-        """Whether a round that takes `seconds` before it measures would end after the time for regular measuring."""
+        """Whether a round that takes `seconds` before it measures would begin to measure after that time is over
+        (`ended`).
+        """
         if self.deterministic:
             return False
         elapsed = time.monotonic() - self.start + seconds

@@ -37,7 +37,7 @@ class Structures:
         return known[0].at([cost[i] for i in problem.live])
 
     def detached(self, rows: ProblemRows, expired: Callable[[], bool]) -> PresolvedRows | None:
-        """`detach(rows, expired)` of the rows that `rows` returned last; computed once per structure."""
+        """The reduction `detach` of the rows that `Structures.rows` returned last; computed once per structure."""
         first, known = self._kept[self._key]
         if known is None:
             known = detach(rows, expired)

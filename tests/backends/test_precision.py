@@ -25,7 +25,7 @@ from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.pipeline.backend_filter import exact_only, within_loss
-from tensor_graphs.verification.comparison import spare
+from tensor_graphs.verification.comparison import rounding_allowance
 
 torch = pytest.importorskip("torch")
 
@@ -47,9 +47,11 @@ def picture() -> Tensor:
 
 
 def found(root: Tensor, tolerance: Any) -> Hypergraph:
-    own = Lowerings(0.0 if tolerance == "exact" else spare(tolerance)).opened
+    own = Lowerings(0.0 if tolerance == "exact" else rounding_allowance(tolerance)).opened
     chosen = [
-        exact_only(own(backend(n))) if tolerance == "exact" else within_loss(own(backend(n)), spare(tolerance))
+        exact_only(own(backend(n)))
+        if tolerance == "exact"
+        else within_loss(own(backend(n)), rounding_allowance(tolerance))
         for n in NAMES
     ]
     return candidate_hypergraph(view_of(Graph.of([root])), chosen, view_strides)
@@ -213,4 +215,4 @@ def test_the_twin_computes_what_its_original_does() -> None:
 
 def test_options_refuse_what_is_no_tolerance() -> None:
     with pytest.raises(tg.errors.UsageError):
-        spare("loose")
+        rounding_allowance("loose")

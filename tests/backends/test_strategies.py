@@ -26,7 +26,7 @@ from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.schedule_search import key_of_schedule
 from tensor_graphs.backends.tuning.schedule_table import emitters, schedule_table
 from tensor_graphs.backends.tuning.trials import search_of
-from tensor_graphs.costdb.price.predict import COMMON
+from tensor_graphs.costdb.price.related_kernels import COMMON
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 

@@ -51,7 +51,7 @@ from ..verification.comparison import Verification
 from ..writing import kept_versions, named_errors, named_path, undone_on_failure
 from .egraph_record import KEY, VERSION, record_of, view_from_json, view_to_json
 from .explorer import Explorer
-from .names import place, spelled
+from .names import kernel_name, value_name
 from .tables import model_tables
 
 GIVEN = "given"  # operator of the node of a value that needs no kernel
@@ -72,9 +72,9 @@ def write(path: str | Path, explorer: Explorer) -> None:
     problem = replace(
         rows.problem,
         node_ids=tuple(f"k{i}" for i in range(rows.problem.n_nodes)),
-        class_ids=(*(place(hypergraph.view, v) for v in rows.vertices), *_bundles(hypergraph.view, rows)),
+        class_ids=(*(value_name(hypergraph.view, v) for v in rows.vertices), *_bundles(hypergraph.view, rows)),
     )
-    names = [GIVEN if i < 0 else spelled(hypergraph.view, hypergraph.candidates[i]) for i in rows.candidate]
+    names = [GIVEN if i < 0 else kernel_name(hypergraph.view, hypergraph.candidates[i]) for i in rows.candidate]
     parts = len(list(hypergraph.numbered.parts))
     names[len(names) - parts :] = [PART] * parts
     sources = {f"k{n}": prices[i].source for n, i in enumerate(rows.candidate) if i >= 0}
@@ -101,12 +101,12 @@ def _layers(explorer: Explorer) -> dict[str, str]:
 
 def made_by(view: EGraphView, candidate: Candidate) -> str:
     """Class name of a candidate in the file: the value it computes, or all values of a multi-output kernel."""
-    return JOINED.join(place(view, v) for v in candidate.outputs)
+    return JOINED.join(value_name(view, v) for v in candidate.outputs)
 
 
 def _bundles(view: EGraphView, rows: EncodedHypergraph) -> list[str]:
     vertices = list(rows.vertices)
-    return [JOINED.join(place(view, vertices[v]) for v in bundle) for bundle in rows.bundles]
+    return [JOINED.join(value_name(view, vertices[v]) for v in bundle) for bundle in rows.bundles]
 
 
 def model_path(path: Path) -> Path:
@@ -228,7 +228,7 @@ class EGraphFile:
     def _choice(self, record: Mapping[str, Any], view: EGraphView, found: Extraction) -> Choice:
         session = Session(Options(measure=False, budget=math.inf))  # the same candidates as `saturate` generates
         hypergraph = all_kernels(session, view, _backends(record["backends"], str(self.path)))
-        number = {(made_by(view, c), spelled(view, c)): i for i, c in enumerate(hypergraph.candidates)}
+        number = {(made_by(view, c), kernel_name(view, c)): i for i, c in enumerate(hypergraph.candidates)}
         prices = [Priced(math.inf, math.inf, math.inf, "bound")] * len(hypergraph.candidates)
         chosen = []
         for node in reachable(self.problem, found.choice):
@@ -297,7 +297,7 @@ def _backends(names: Sequence[Any], where: str) -> list[Any]:
 def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
     """Raise ExtractionError unless the solution's roots contain all outputs of the model."""
     built = {problem.class_name(r) for r in problem.roots}
-    if missing := [p for p in (place(hypergraph.view, v) for v in hypergraph.roots) if p not in built]:
+    if missing := [p for p in (value_name(hypergraph.view, v) for v in hypergraph.roots) if p not in built]:
         raise ExtractionError(f"the model's output {missing[0]} is no root class", where=where)
 
 

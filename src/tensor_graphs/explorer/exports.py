@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import UsageError
-from .names import place
+from .names import value_name
 from .page import columns
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _candidates(explorer: Explorer) -> Drawn:
         }  # fmt: skip
         for role, vertices in (("reads", [v for _, v in c.inputs]), ("writes", list(c.outputs))):
             for v in vertices:
-                name = place(explorer.view, v)
+                name = value_name(explorer.view, v)
                 nodes.setdefault(name, {"kind": "value", "label": f"{name} {explorer.view.types[v.cls]}"})
                 edges.append((name, f"k{i}", {"kind": role}) if role == "reads" else (f"k{i}", name, {"kind": role}))
     return Drawn(nodes, edges)

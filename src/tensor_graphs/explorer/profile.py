@@ -155,7 +155,7 @@ def kernels_of(plan: Plan) -> dict[str, Called]:
     return found
 
 
-def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
+def extra_calls(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
     """Calls of `mine` that `theirs` lacks, as (fraction of `mine`'s estimated time, number of calls by template name)."""
     more = {k: c.count - theirs[k].count if k in theirs else c.count for k, c in mine.items()}
     us, names = 0.0, dict[str, int]()
@@ -178,7 +178,7 @@ def distinct(paths: Iterable[RunnablePlan], count: int, diversity: float) -> tup
     alike = 0
     for path in paths:
         mine = kernels_of(path.plan)
-        apart = [max(beyond(mine, other)[0], beyond(other, mine)[0]) for other in known]
+        apart = [max(extra_calls(mine, other)[0], extra_calls(other, mine)[0]) for other in known]
         if all(share >= diversity and share > 0 for share in apart):
             chosen.append(replace(path, rank=len(chosen)))
             known.append(mine)
@@ -219,11 +219,11 @@ def _row(
 ) -> dict[str, Any]:  # fmt: skip
     digest = plan_digest(path.plan)
     mine, theirs = kernels_of(path.plan), kernels_of(best.plan)
-    share, more = beyond(mine, theirs)
+    share, more = extra_calls(mine, theirs)
     return {
         "path": f"path {path.rank}", "estimated_us": path.cost, "measured_us": times.us[digest],
         "kernels": path.plan.kernels, "resumed": digest in kept, "other_kernels": share, "more": more,
-        "less": beyond(theirs, mine)[1],
+        "less": extra_calls(theirs, mine)[1],
     }  # fmt: skip
 
 
@@ -286,4 +286,4 @@ def _changes(row: Mapping[str, Any]) -> str:
     return f": {', '.join(found)}" if found else ""
 
 
-__all__ = ["Called", "Times", "beyond", "distinct", "kernels_of", "plan_digest", "profile", "times_file"]
+__all__ = ["Called", "Times", "distinct", "extra_calls", "kernels_of", "plan_digest", "profile", "times_file"]

@@ -14,7 +14,7 @@ from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate
 from ..extract.model.pricing import Priced
 from ..extract.search.search import Choice
-from .names import place
+from .names import value_name
 
 PER_PAGE = 24
 MAX_PAGES = 6  # pages embedded in one HTML document; `page(n)` renders the others
@@ -215,7 +215,7 @@ class StaticPages:
         return f'<div class="line{mark}"><span class="cost">{cost}</span>{self._call(candidate)}</div>'
 
     def _call(self, candidate: Candidate) -> str:
-        reads = ", ".join(f"{escape(o)}={self._link(v.cls, place(self.view, v))}" for o, v in candidate.inputs)
+        reads = ", ".join(f"{escape(o)}={self._link(v.cls, value_name(self.view, v))}" for o, v in candidate.inputs)
         return f'<span class="name">{escape(candidate.template.name)}</span>({reads})'
 
     def _anchor(self, cls: int) -> str:

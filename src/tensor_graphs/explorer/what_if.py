@@ -30,7 +30,7 @@ from ..extract.search.search import Choice
 from ..plain import as_float
 from .derivations import without_rules
 from .forced import forced
-from .names import place
+from .names import value_name
 
 if TYPE_CHECKING:
     from .explorer import Explorer
@@ -274,7 +274,7 @@ class Question:
         for i in sorted(kernels, key=lambda i: -prices[i].us):
             c = self.hypergraph.candidates[i]
             if not c.is_view:
-                made = " + ".join(place(self.explorer.view, v) for v in c.outputs)
+                made = " + ".join(value_name(self.explorer.view, v) for v in c.outputs)
                 found.append(KernelChange(f"k{i}", c.template.name, made, prices[i].us, prices[i].source))
         return tuple(found)
 

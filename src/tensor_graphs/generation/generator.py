@@ -25,7 +25,7 @@ from .cached_model import CachedModel, caches_of
 from .decoding import Decoding, PlainDecoding
 from .programs import Programs, QuantizedForm
 from .results import Generated, Piece, Row
-from .settings import Prompt, Sampling, length_of, options_of, prompts_of, stops_of, token_ids, whole
+from .settings import Prompt, Sampling, length_of, options_of, prompts_of, stops_of, token_ids, whole_number
 from .speculation import SpeculativeDecoding, draft_model
 from .text import FILE, TextStream, Tokenizer
 
@@ -82,7 +82,7 @@ class Generator(Unpicklable):
         config = self.folder.config
         length = length_of(max_length, config)
         self.vocabulary, self.stops = config.size("vocab_size"), eos_of(self.folder)
-        self.caches = caches_of(whole("batch", batch, 1, "a number of rows from 1 on"), length)
+        self.caches = caches_of(whole_number("batch", batch, 1, "a number of rows from 1 on"), length)
         refuse_wrong_weights(self.folder, self.caches)
         self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
         form = None if quantize is None else QuantizedForm(quantize, quantize_head)
@@ -90,7 +90,7 @@ class Generator(Unpicklable):
         if not isinstance(reuse, bool):
             raise UsageError(f"reuse={reuse!r}", hint="True or False")
         self._model = CachedModel(self._programs, reuse)
-        self._count = whole("draft_tokens", draft_tokens, 1, "a number of tokens from 1 on")
+        self._count = whole_number("draft_tokens", draft_tokens, 1, "a number of tokens from 1 on")
         self._draft: CachedModel | None = None
         if draft is not None:
             self._draft = draft_model(_folder(draft, trust), self._model, self._count)
@@ -197,7 +197,7 @@ class Generator(Unpicklable):
         ids = [self._ids(p) for p in prompts]
         longest = max(map(len, ids))
         limit = max(1, min(NEW, self.caches.capacity - longest)) if max_new_tokens is None else max_new_tokens
-        limit = whole("max_new_tokens", limit, 1, "a number of tokens from 1 on")
+        limit = whole_number("max_new_tokens", limit, 1, "a number of tokens from 1 on")
         if longest + limit > self.caches.capacity:
             raise UsageError(
                 f"{longest} tokens of the prompt and {limit} new ones are more than max_length={self.caches.capacity}",

@@ -1,4 +1,4 @@
-"""What a generation gives: pieces as they come, the whole result, and the progress of each row."""
+"""Results of a generation: pieces as they come, the whole result, and the progress of each row."""
 
 from __future__ import annotations
 

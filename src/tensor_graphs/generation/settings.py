@@ -36,8 +36,8 @@ class Sampling:
         _number("top_p", self.top_p, 0.0, 1.0, "a probability above 0, at most 1")
         if not self.top_p > 0:
             raise UsageError(f"top_p={self.top_p!r}", hint="a probability above 0, at most 1")
-        whole("top_k", self.top_k, 0, "a number of tokens, or 0 for no limit")
-        whole("seed", self.seed, 0, "a whole number from 0 on")
+        whole_number("top_k", self.top_k, 0, "a number of tokens, or 0 for no limit")
+        whole_number("seed", self.seed, 0, "a whole number from 0 on")
         if self.seed >= 1 << 64:
             raise UsageError(f"seed={self.seed}", hint="a whole number below 2**64")
 
@@ -67,7 +67,7 @@ def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
         raise UsageError(f"{name}={repr(value)[:80]}", hint=hint)
 
 
-def whole(name: str, value: Any, least: int, hint: str) -> int:
+def whole_number(name: str, value: Any, least: int, hint: str) -> int:
     """Argument as a whole number of at least `least`. Raises UsageError otherwise."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}", hint=hint)
@@ -90,7 +90,7 @@ def length_of(max_length: Any, config: Config) -> int:
     longest = positions_of(config)
     if max_length is None:
         return min(LENGTH, longest)
-    length = whole("max_length", max_length, 2, "a number of tokens from 2 on")
+    length = whole_number("max_length", max_length, 2, "a number of tokens from 2 on")
     if length > longest:
         raise UsageError(f"max_length={length}, the model has {longest} positions")
     return length

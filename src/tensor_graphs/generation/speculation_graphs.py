@@ -59,7 +59,8 @@ def verify_graph(folder: Folder, caches: Caches, count: int) -> Graph:
 def proposer(kind: Kind, batch: int, vocabulary: int, count: int) -> Graph:
     """Graph that chooses a proposal per row from the draft's logits: output `token` [batch] int64.
 
-    It is the draft's state `token`, and its place among the `proposals` follows from the lengths of both models.
+    It is the draft's state `token` as well, and is written into `proposals` at the index that follows from the lengths
+    of both models.
     """
     logits = t.state("logits", (batch, vocabulary), "float32")
     place = t.state("length", (batch,), "int64") - t.state("target.length", (batch,), "int64") - 1

@@ -140,7 +140,7 @@ class CallerForm:
         return arguments
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """Results of the caller's function for arguments in the form that the program takes them."""
+        """Results of the caller's function for `taken`, the arguments that `quick` returned."""
         return self.caller.outputs(taken)
 
 

@@ -25,7 +25,7 @@ from ..egraph.ir.ops import Type
 from ..extract.model.clock import Halted
 from ..report.report import AS_WRITTEN, CALLER, PROGRAM, Report
 from ..verification.comparison import Verification
-from ..verification.memory_checks import eager_bytes, lacking
+from ..verification.memory_checks import eager_bytes, memory_shortage
 from ..verification.verify import verify
 from .caller import Caller, CallerProgram, dtype_of, expected_inputs
 from .caller_timing import why_program_runs
@@ -97,7 +97,7 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
 
 
 def _not_comparable(session: Session, task: Task, program: Program, caller: Caller, first: dict[str, float]) -> str:
-    """Reason why the caller's function is not compared with the program, "" if it is. `first`: see `unlike`."""
+    """Reason why the caller's function is not compared with the program, "" if it is. `first`: see `why_not_replaceable`."""
     options = session.options
     return (
         "allow_caller=False" if not options.allow_caller
@@ -105,11 +105,11 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
         else "limits of memory or rounding are set" if options.limited
         else f"backend={options.backend_name!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in task.backends}
         else "Ctrl-C came" if session.progress.stopped
-        else unlike(program, caller, task.model.graph, first)
+        else why_not_replaceable(program, caller, task.model.graph, first)
     )  # fmt: skip
 
 
-def unlike(
+def why_not_replaceable(
     program: Program, caller: Caller, graph: Graph, first: dict[str, float], clock: Callable[[Run], float] = wall_us
 ) -> str:
     """Reason why the caller's function cannot replace the program; "" if it can.
@@ -127,7 +127,7 @@ def unlike(
         return "the example inputs are not the program's"
     if [tuple(x.shape) for x in given] != [shape for _, shape, _ in expected_inputs(program, given)]:
         return "the example inputs have other sizes"
-    if missing := lacking(max(sum(t.type.nbytes for t in graph.roots), eager_bytes(graph))):
+    if missing := memory_shortage(max(sum(t.type.nbytes for t in graph.roots), eager_bytes(graph))):
         return missing
     try:
         found: list[Any] = []
@@ -176,4 +176,4 @@ def _time(us: float) -> str:
     return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
 
 
-__all__ = ["faster_form", "faster_unoptimized", "unlike"]
+__all__ = ["faster_form", "faster_unoptimized", "why_not_replaceable"]

@@ -23,7 +23,7 @@ from ..egraph.ir.graph import Graph
 from ..errors import NoPlanError
 from ..report.report import CALLER, Report
 from .caller import Caller, CallerProgram
-from .choose_form import unlike
+from .choose_form import why_not_replaceable
 from .prepare import Task
 from .run_program import run_flat
 from .session import Session
@@ -49,7 +49,7 @@ def bitwise_form(session: Session, task: Task, program: Program, report: Report)
     why = (
         "allow_caller=False" if not options.allow_caller
         else "limits of memory or rounding are set" if options.limited
-        else unlike(program, caller, graph, {})
+        else why_not_replaceable(program, caller, graph, {})
     )  # fmt: skip
     if why:
         raise NoPlanError(

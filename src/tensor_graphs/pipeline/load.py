@@ -14,7 +14,7 @@ from ..verification.memory_checks import memory_errors_named
 from . import trace_check
 from .caller import Caller
 from .session import Session, kept_warnings
-from .source import as_graph, as_tuple, bound, refuse_no_sizes, sizes_of
+from .source import as_graph, as_tuple, bound, refuse_non_integer_sizes, sizes_of
 
 COMPARING = 0.1  # fraction of the remaining budget that each optional part of a comparison may take
 
@@ -37,7 +37,7 @@ def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
     options = session.options
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""), kept_warnings(session):
         given = options.fixed if isinstance(options.fixed, Mapping) else {}
-        refuse_no_sizes(given)
+        refuse_non_integer_sizes(given)
         if both := sorted(set(given) & set(options.dims or {})):
             raise UsageError(
                 f"the sizes of {both} are given twice",

@@ -13,7 +13,7 @@ from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.storage_dtypes import narrow_types
-from ..verification.comparison import spare
+from ..verification.comparison import rounding_allowance
 from .any_size import Symbolic
 from .backend_filter import exact_only, within_loss
 from .prepare import Task
@@ -48,7 +48,7 @@ def match_kernels(
     enough: Callable[[bool], bool], narrow: bool = True, symbolic: Symbolic | None = None,
 ) -> Hypergraph:  # fmt: skip
     """As `hypergraph`, without timing it as a stage of the session, for background threads."""
-    limit, opened = spare(session.options.tolerance), session.lowerings.opened
+    limit, opened = rounding_allowance(session.options.tolerance), session.lowerings.opened
     exact = session.options.exact
     chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]
     if symbolic is not None:

@@ -120,7 +120,7 @@ class CachedPlan:
     report: Report
     source: str
     verified: str
-    store: str  # `listing` of the cost store after the search
+    store: str  # `shard_names_digest` of the cost store after the search
     as_written: bool = False  # the unfused graph was the fastest found
 
     @staticmethod
@@ -208,7 +208,7 @@ class CacheEntry:
             written = plan_to_json(plan)
             data: Json = {
                 "format": FORMAT, "plan": written, "report": report.fields(), "budget": budget, "source": text_digest(source),
-                "verified": verified, "store": listing(store), "time": time.time(),
+                "verified": verified, "store": shard_names_digest(store), "time": time.time(),
                 "as_written": as_written,
             }  # fmt: skip
             if checked and emit_for(plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)).source != source:
@@ -245,12 +245,12 @@ def text_digest(source: str) -> str:
 
 
 # ---------------------------------------------------------------- validity of a cached plan
-def listing(root: Path) -> str:
+def shard_names_digest(root: Path) -> str:
     """Hash of the names of a store's shards, which are hashes of their content."""
     return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
 
 
-def refuse_dearer(plan: Plan, store: Store) -> None:
+def refuse_higher_prices(plan: Plan, store: Store) -> None:
     """Raise Stale unless the kernels of a plan have about their old prices.
 
     All measured ones must still be measured, and the sum must not have grown by WORSE.

@@ -17,8 +17,8 @@ from .plan_cache import (
     Stale,
     content_digest,
     key_of_search,
-    listing,
-    refuse_dearer,
+    refuse_higher_prices,
+    shard_names_digest,
     text_digest,
 )
 from .plan_file import Json
@@ -154,9 +154,9 @@ def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Prog
         if bool(cached.plan.sizes) != (symbolic is not None):
             raise Stale("it is for other sizes")
         # an as-written result was timed as a whole, so prices do not matter
-        if not cached.as_written and cached.store != listing(store_root(session.options)):
+        if not cached.as_written and cached.store != shard_names_digest(store_root(session.options)):
             with open_store(session) as store:
-                refuse_dearer(cached.plan, store)
+                refuse_higher_prices(cached.plan, store)
         program = Program(cached.plan)
         if text_digest(program.source) != cached.source:
             raise Stale("its program has another source than the one that was verified")

@@ -38,8 +38,8 @@ class Rewritten:
 def rewrite(session: Session, work: Graph) -> Rewritten:
     """Views of a graph's unique blocks, each saturated within the options' limits and a share of the remaining time.
 
-    With `deterministic` the limits of e-nodes and rounds alone end it, unless it takes PATIENCE times the budget or the
-    limit of seconds, whichever is more: then a warning says that the plan may be another one the next time.
+    With `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger
+    of the budget and the limit of seconds: then a warning says that the next call may find another plan.
     """
     options, limits = session.options, session.options.saturation_limits
     with session.stage("blocks"):

@@ -15,11 +15,9 @@ from ..extract.search.search import Choice
 MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 
 
-def faithful(view: EGraphView) -> Bools:
-    """Classes whose value occurs in the original graph, or is made from such values by views and copies
-    (concatenation).
-
-    One flag per e-class.
+def original_values(view: EGraphView) -> Bools:
+    """Whether the value of each e-class occurs in the original graph, or is made from such values by views and copies
+    (concatenation). One flag per e-class.
     """
     known: Bools = view.original.copy()
     kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
@@ -34,7 +32,7 @@ def faithful(view: EGraphView) -> Bools:
 
 def on_original_values(view: EGraphView) -> Callable[[Candidate], bool]:
     """Predicate: whether a candidate computes values of the original graph from values of the original graph."""
-    known = faithful(view).tolist()
+    known = original_values(view).tolist()
     return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
 
 
@@ -49,4 +47,4 @@ def rewritten_most(choice: Choice) -> str | None:
     return max(work, key=lambda family: (work[family], family)) if work else None
 
 
-__all__ = ["faithful", "on_original_values", "rewritten_most"]
+__all__ = ["on_original_values", "original_values", "rewritten_most"]

@@ -23,7 +23,7 @@ from ..options import Options, with_builtin
 from ..progress import Progress
 from ..report.report import FinalistReport
 from ..report.timeline import Rows, timeline
-from ..verification.comparison import spare
+from ..verification.comparison import rounding_allowance
 from ..writing import named_path
 from .caller import Caller
 
@@ -61,7 +61,9 @@ class Session:
 
     def __post_init__(self) -> None:
         self.rules = self.rules or with_builtin(self.options.rules)
-        self.lowerings = Lowerings(spare(self.options.tolerance), LowerPool())  # kernel generation for this session
+        self.lowerings = Lowerings(
+            rounding_allowance(self.options.tolerance), LowerPool()
+        )  # for this session's kernels
         self.start = self.now()
         self.began = time.monotonic()
 

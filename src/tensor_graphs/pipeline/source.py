@@ -121,7 +121,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
             raise (problem if ours else error) from None
 
 
-def refuse_no_sizes(sizes: Mapping[str, int] | None) -> None:
+def refuse_non_integer_sizes(sizes: Mapping[str, int] | None) -> None:
     """Raise UsageError for sizes that are not integers."""
     if wrong := {n: s for n, s in (sizes or {}).items() if not isinstance(s, Integral) or isinstance(s, bool)}:
         raise UsageError(f"no sizes: {wrong}", hint="give each dimension an integer")
@@ -134,7 +134,7 @@ def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
     Raises UsageError for unknown names.
     """
     free = graph.free_dims
-    refuse_no_sizes(sizes)
+    refuse_non_integer_sizes(sizes)
     found = {n if n in free else re.sub(r"\W+", "_", n).strip("_"): s for n, s in (sizes or {}).items()}
     _refuse_unknown("no dimension is called", found, free)
     return found

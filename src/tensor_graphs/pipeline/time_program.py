@@ -13,7 +13,7 @@ from ..backends.registry import eager
 from ..backends.tuning.unfused import direct_plan
 from ..extract.model.work import graph_flops
 from ..report.report import Report
-from ..verification.memory_checks import in_and_out, lacking
+from ..verification.memory_checks import input_output_bytes, memory_shortage
 from ..verification.reference import expected_seconds, sampled_near
 from . import timing
 from .prepare import Task
@@ -58,7 +58,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
             session.omitted.append(UNTIMED)
             return None
         most = max(sum(before.memory().values()), sum(program.memory().values()))
-        if not task.on_gpu and lacking(in_and_out(model.graph) + most):
+        if not task.on_gpu and memory_shortage(input_output_bytes(model.graph) + most):
             session.omitted.append(f"{UNTIMED}: too little memory is available")
             return None
         inputs = sampled_near(model.graph, np.random.default_rng(session.options.seed), program.tensors)

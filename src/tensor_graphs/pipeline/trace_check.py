@@ -2,8 +2,8 @@
 
 `optimize` verifies a program against the traced graph. This module verifies the graph against the function itself,
 which it calls with arrays: the examples, where they are arrays, and random inputs, both in the inputs' dtypes and with
-smaller floats widened to float64. A function of large arrays is called once (trace_check_large.py). One call and one run
-of the graph are mandatory; whatever else takes longer than the time that is there is left out, and the text says so.
+smaller floats widened to float64. A function of large arrays is called once (trace_check_large.py). One call and one
+run of the graph are mandatory; optional parts for which too little time is left are omitted, and the text says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..errors import TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
-from ..verification.memory_checks import lacking
+from ..verification.memory_checks import memory_shortage
 from ..verification.reference import sample_inputs
 from .arguments import leaves_of_structure
 from .source import bound, is_module
@@ -156,7 +156,7 @@ def _compare_on(
     with np.errstate(all="ignore"):
         sharp = found = evaluate(graph, values)
     took += perf_counter() - began
-    if in_float64 and not lacking(_widened_bytes(graph)) and time.suffices(WIDE, WIDER * took):
+    if in_float64 and not memory_shortage(_widened_bytes(graph)) and time.suffices(WIDE, WIDER * took):
         wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
         with suppress(CallFails, TraceError):  # the function rejects float64: compare in its own dtypes only
             exact = _outputs(_called(function, examples, wide), graph, function)

@@ -19,7 +19,7 @@ from ..egraph.ir.graph import Graph, Tensor
 from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
 from ..verification.comparison import relative_error
-from ..verification.memory_checks import eager_bytes, in_and_out, lacking, run_bytes
+from ..verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
 from ..verification.strips import LEAST, OutputStrips, StripPart, fingerprint, strips_of
 from .trace_agreement import Array, Rounding, near, refuse
 
@@ -37,12 +37,12 @@ class CallFails(Exception):
 
 def is_large(graph: Graph) -> bool:
     """Whether inputs and outputs take more than LARGE_BYTES, so that they are compared once and in strips."""
-    return in_and_out(graph) > LARGE_BYTES
+    return input_output_bytes(graph) > LARGE_BYTES
 
 
 def lacking_memory(graph: Graph) -> str:
     """Text that names the memory missing for a comparison of whole outputs; "" if it suffices."""
-    return lacking(HELD * in_and_out(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True)))
+    return memory_shortage(HELD * input_output_bytes(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True)))
 
 
 @contextmanager
@@ -69,8 +69,8 @@ def compare_large(
     rng = np.random.default_rng((seed, 77))
     places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts)]
     given = sum(n.type.nbytes for n in graph.inputs)
-    needed = max(in_and_out(graph), given + eager_bytes(graph)) + max(p.taken for p in places)
-    if problem := lacking(needed):
+    needed = max(input_output_bytes(graph), given + eager_bytes(graph)) + max(p.taken for p in places)
+    if problem := memory_shortage(needed):
         return f"compared with its graph only: a call of the {kind} is left out, {problem}"
     values = drawing.inputs(graph, rng)
     before = fingerprint(values)

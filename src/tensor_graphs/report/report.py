@@ -295,7 +295,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """The report of a `report.json`. Raises BadModelError if the file is no report."""
+        """The report of a `report.json`. Raises BadModelError if the file is not a report."""
         try:
             data = {_RENAMED.get(name, name): x for name, x in json.loads(read_bytes(path, LARGEST)).items()}
             rules = {n: [r["matches"], r["seconds"]] for n, r in data.get("rules", {}).items()}

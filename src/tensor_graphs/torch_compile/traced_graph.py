@@ -51,7 +51,8 @@ def _samples(x: Any) -> list[Any]:
 class Frozen:
     """Weights whose values programs contain, recognized by identity, memory address and version.
 
-    A write through `weight.data` changes none of them: on a CPU three elements of each weight are compared as well.
+    A write through `weight.data` changes none of these three, so on a CPU three elements of each weight are compared as
+    well.
     """
 
     def __init__(self, positions: Sequence[int], args: Sequence[Any]) -> None:

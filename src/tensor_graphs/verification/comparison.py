@@ -218,7 +218,7 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
     return FACTORS[tolerance] * original + 2 * ulp
 
 
-def spare(tolerance: Tolerance) -> float:
+def rounding_allowance(tolerance: Tolerance) -> float:
     """Relative error that kernels may add by rounding operands to fewer digits, at a tolerance.
 
     A numeric tolerance itself; two float32 ulps for "eager" and "fast"; 0 for "exact".
@@ -226,7 +226,7 @@ def spare(tolerance: Tolerance) -> float:
     return allowed_error(tolerance, 0.0, "float32")
 
 
-def of_all(found: Sequence[OutputError]) -> OutputError:
+def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
     """Worst of one output's errors over several inputs, with the exempt elements of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))

@@ -18,14 +18,14 @@ from ..processes.memory_limits import available_bytes, host_bytes
 _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
 
-def in_and_out(graph: Graph) -> int:
+def input_output_bytes(graph: Graph) -> int:
     """Bytes of inputs, states and results of a graph, all of which a program holds at once."""
     return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
 
 
 def refuse_too_large(graph: Graph) -> None:
     """Raise TooLargeError if a graph of known sizes has inputs and results that exceed this machine's memory."""
-    if (needed := in_and_out(graph)) > (have := host_bytes()):
+    if (needed := input_output_bytes(graph)) > (have := host_bytes()):
         raise TooLargeError(
             f"inputs and results take {needed} bytes, this machine has {have}", where=graph.name, hint=_HINT
         )
@@ -37,7 +37,7 @@ def refuse_too_large_for_gpu(graph: Graph) -> None:
     Only the GPU's total memory is queried.
     """
     have = int(gpu_facts().get("memory_bytes", 0))  # 0 without a real GPU (dry run)
-    if have and (needed := in_and_out(graph)) > have:
+    if have and (needed := input_output_bytes(graph)) > have:
         raise DeviceMemoryError(
             f"inputs and results take {needed} bytes, the GPU has {have}", where=graph.name, hint=_HINT
         )
@@ -99,7 +99,7 @@ def eager_bytes(graph: Graph) -> int:
     return sum(n.type.nbytes for n in graph.nodes() if n.args and n.entry.kind != "view")
 
 
-def lacking(needed: int) -> str:
+def memory_shortage(needed: int) -> str:
     """Text that says how many bytes are missing if `needed` are not available; "" if they are."""
     have = available_bytes()
     return f"it may take {needed} bytes of memory, {have} are available" if needed > have else ""
@@ -117,6 +117,6 @@ def memory_errors_named(graph: Graph) -> Iterator[None]:
 
 
 __all__ = [
-    "eager_bytes", "host_bytes", "in_and_out", "lacking", "memory_errors_named", "refuse_more_than_available",
+    "eager_bytes", "host_bytes", "input_output_bytes", "memory_errors_named", "memory_shortage", "refuse_more_than_available",
     "refuse_reference", "refuse_too_large", "refuse_too_large_for_gpu", "run_bytes",
 ]  # fmt: skip

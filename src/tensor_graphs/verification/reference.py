@@ -21,7 +21,7 @@ from .comparison import (
     Array,
     Values,
 )
-from .memory_checks import in_and_out, refuse_reference
+from .memory_checks import input_output_bytes, refuse_reference
 
 LARGE_FLOPS = 2e10  # flops above which one seed is used instead of three (noted in the report)
 
@@ -76,7 +76,7 @@ def first_reference(
 
     Empty if device memory is insufficient. Raises Halted through `poll`.
     """
-    if has_unsigned(graph) or not fits_device(device, 3 * in_and_out(graph)):
+    if has_unsigned(graph) or not fits_device(device, 3 * input_output_bytes(graph)):
         return {}
     import torch
 

@@ -24,9 +24,9 @@ from ..egraph.ir.graph import Graph, Tensor, load_data
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.strips import Axes, axes_of, interval_view
 from ..errors import VerificationError
-from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, of_all
+from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, worst_of_inputs
 from .judge import Judge
-from .memory_checks import in_and_out, refuse_more_than_available, run_bytes
+from .memory_checks import input_output_bytes, refuse_more_than_available, run_bytes
 
 PIECE = 1 << 22  # maximum elements of a strip
 ROOM = 1 << 28  # maximum bytes of a strip's float64 reference with its intermediates, if a strip can be divided
@@ -68,7 +68,10 @@ def verify_strips(
     rng = np.random.default_rng((seed, 0))
     places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.roots, cuts, strict=True)]
     refuse_more_than_available(
-        in_and_out(graph) + max(p.taken for p in places), "verification", graph, hint="verify=False leaves it out"
+        input_output_bytes(graph) + max(p.taken for p in places),
+        "verification",
+        graph,
+        hint="verify=False leaves it out",
     )
     errors: list[list[OutputError]] = [[] for _ in places]
     inputs = 1
@@ -80,7 +83,7 @@ def verify_strips(
             found.append(root.error())
         inputs += 1
     roots = _compared(graph, run, places, rng, 0, tolerance, None, LEAST + 2, enough, poll)
-    outputs = tuple(of_all([*found, root.error()]) for found, root in zip(errors, roots))
+    outputs = tuple(worst_of_inputs([*found, root.error()]) for found, root in zip(errors, roots))
     compared = min(r.compared for r in roots)
     how = "all elements" if compared == 1 else f"{100 * compared:.3g} % of the elements of each output"
     more = f", up to {FEW} strips of each on {inputs - 1} more" if inputs > 1 else ""
@@ -207,7 +210,7 @@ class _Root:
             shape, discrete = tuple(self.value.shape), not dtypes.is_float(self.places.root.dtype)
             where = Worst(where=f"its shape is {shape}, not {self.places.shape}")
             return OutputError(self.name, float("inf"), 0.0, 0.0, False, discrete=discrete, worst=where)
-        return of_all(self.errors)
+        return worst_of_inputs(self.errors)
 
 
 def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:

@@ -33,12 +33,12 @@ from .comparison import (
     Verification,
     allowed_error,
     misplaced,
-    of_all,
     relative_error,
-    spare,
+    rounding_allowance,
+    worst_of_inputs,
 )
 from .judge import Judge
-from .memory_checks import in_and_out
+from .memory_checks import input_output_bytes
 from .reference import (
     KEPT_BYTES,
     LARGE_BYTES,
@@ -84,7 +84,7 @@ def verify(
     and propagates if no seed is complete. TooLargeError before a reference on the host whose values exceed the
     available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
-    size = in_and_out(graph)
+    size = input_output_bytes(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
     if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, planned * size))):
         device = ""
@@ -125,12 +125,12 @@ def verify(
                 raise
             break
         seeds += 1
-    outputs = tuple(of_all(worst[n][:seeds]) for n in names)
+    outputs = tuple(worst_of_inputs(worst[n][:seeds]) for n in names)
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",
-           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near",
-           "spare", "verify"]  # fmt: skip
+           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "rounding_allowance", "sample_inputs",
+           "sampled_near", "verify"]  # fmt: skip
