@@ -226,7 +226,7 @@ class VirtualMeasurer(GpuMeasurer):
     def advance(self, seconds: float) -> None:
         """Let virtual time pass, in which measurements in flight continue."""
         until = self.time_.now + seconds
-        while self._behind is not None and self._under_way:
+        while self._behind is not None and self._in_flight:
             self._hand_out()
             if not self.queue or self.queue[0][0] > until:
                 break

@@ -169,7 +169,7 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
         if rows & cols:
             raise Unfusable("an axis is a row of one product and a column of another")
-        steady = {a for side in (rows, cols) for a in _steady(kernel, _kept(kernel, side), outer)}
+        steady = {a for side in (rows, cols) for a in _outer_as_batch(kernel, _kept(kernel, side), outer)}
         tiled = (rows | cols) - steady
         rest = [a for a in kernel.axes if a not in tiled]
         return Shape(_kept(kernel, rows & tiled), _kept(kernel, cols & tiled), tuple(rest), {}, inner, outer, dots)
@@ -187,7 +187,7 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         cols = frozenset(kernel.axes).difference(needed, batch)
     rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
     if not kernel.reductions and not batch:
-        batch = _apart(kernel, tuple(rows_))
+        batch = _rows_as_batch(kernel, tuple(rows_))
         rows_ = [a for a in rows_ if a not in batch]
     walks = bool(kernel.reductions and cols)
     return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots, walks)
@@ -196,7 +196,7 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
 MANY = 1024  # least elements of a tiled axis group: tiles waste little at its end
 
 
-def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def _outer_as_batch(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """The outermost axis of the rows or columns as a batch axis, if a reduction loop has a load that varies along this
     axis of them only (such as per-image scales), so that a program loads one value for its whole tile; else ()."""
     first, others = side[:1], {*side[1:]}
@@ -207,7 +207,7 @@ def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> 
     return first if any(axes >= {*first} and axes.isdisjoint(others) for axes in loads) else ()
 
 
-def _apart(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def _rows_as_batch(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """The outermost row axis as a batch axis, if a load varies along this row axis only (such as an image's
     statistics), so that a program loads one value for all its rows; else ()."""
     first, others = rows[:1], {*rows[1:]}

@@ -13,7 +13,7 @@ from math import prod
 from ..ir.index import Axis, Index, index, linear
 from ..ir.kernel import Buffer, Expr, Kernel, OutputStore, Unfusable, walk
 from ..ir.loop_fusion import rolled
-from .one_pass_variance import in_one_walk
+from .one_pass_variance import in_one_pass
 
 ALIGNMENT = 256  # byte alignment of partial results
 COUNTERS = 1 << 16  # maximum tiles per split kernel
@@ -33,7 +33,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
     if kernel.stored_sides:
         raise Unfusable("a result along a reduction axis")
-    kernel = in_one_walk(kernel, axis)
+    kernel = in_one_pass(kernel, axis)
     b = kernel.builder
     states = [e for e in kernel.reductions if e.axis == axis]
     if any(e.kind != "float" for e in states) or any(x.dtype == "float64" for x in kernel.buffers.values()):

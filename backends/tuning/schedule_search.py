@@ -82,7 +82,7 @@ class ScheduleSearch:
         Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`,
         the search ends after the first guesses if one of them succeeded.
         """
-        return self._noted(self._looked(worth) if look else self._wanted(worth), self.room)
+        return self._noted(self._first_look(worth) if look else self._wanted(worth), self.room)
 
     @property
     def room(self) -> int:
@@ -99,7 +99,7 @@ class ScheduleSearch:
         under_way = len(self.proposed - self.known.keys())
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
-    def _looked(self, worth: float) -> list[Schedule]:
+    def _first_look(self, worth: float) -> list[Schedule]:
         """The schedules of a first look: the best guess of each form, then the other first guesses if the fastest
         result is not far above the cutoff `worth`."""
         if worth <= 0:

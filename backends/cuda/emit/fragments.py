@@ -23,7 +23,7 @@ from .loads import WARM, ThreadLoads
 from .nest import ThreadNest
 from .reductions import Reductions
 from .spelling import CTYPES, all_of, enclosed, span
-from .thread_layout import slope, steady
+from .thread_layout import is_uniform, slope
 
 FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit floats in registers
 
@@ -122,7 +122,9 @@ class Fragments(CudaPart):
         frame = self.frame
         if e.op == "where":
             c, *ways = e.args
-            apart = all(x.op not in ("load", "reduce") for x in walk([c])) and steady(c, frame.groups[frame.dim][0], 8)
+            apart = all(x.op not in ("load", "reduce") for x in walk([c])) and is_uniform(
+                c, frame.groups[frame.dim][0], 8
+            )
             return apart and all(map(self.read_whole, ways)) and len({self.dtype(w) for w in ways}) == 1
         if e.op != "load" or e.value[2]:
             return False

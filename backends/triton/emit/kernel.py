@@ -35,7 +35,7 @@ from .loads import TileLoads
 from .loop_bounds import LoopBounds
 from .loops import TileLoops
 from .products import Products
-from .spelling import TritonLaunch, names_it
+from .spelling import TritonLaunch, mentions
 from .stores import TileStores
 from .values import TileValues
 
@@ -130,7 +130,7 @@ class TileEmitter(TritonPart):
         if last is not None:
             body += last.as_last(tiles_m * tiles_n * batch, s.batch[0].size, frame.counter)
             names.append("counters")
-        args = [n for n in names if any(names_it(line, n) for line in body)]
+        args = [n for n in names if any(mentions(line, n) for line in body)]
         early = bool(t.options.get("early"))
         begin = ["    begin_early()"] if early else []
         lines = ["@triton.jit", f"def {frame.name}({', '.join([*args, *frame.described])}):", *begin, *body]

@@ -253,8 +253,8 @@ class AttentionLoops(TileLoops):
         tiles."""
         frame = self.frame
         (row,) = self.shape.rows
-        rooms = [r.rest for r in self.bounds.rooms(top, frame.axis) if r.side == -1]
-        return frame.block[frame.axis.name] % frame.tall == 0 and rooms == [index(row)]
+        axis_masks = [r.rest for r in self.bounds.axis_masks(top, frame.axis) if r.side == -1]
+        return frame.block[frame.axis.name] % frame.tall == 0 and axis_masks == [index(row)]
 
     def _read_beside(self, scope: TritonScope, ready: Sequence[Expr]) -> None:
         """Emit the key indices of a tile and its other loads (such as per-key biases), in flight while the products are
