@@ -22,7 +22,8 @@ from ...costdb.store import shards
 from ...costdb.store.schema import Row, checked, rows_with, to_table
 from ...costdb.store.snapshot import Snapshot
 from ...errors import DeviceUnavailableError, TensorGraphsError
-from .jobs import Job, LocalMeasurers, known, on_gpu, wanted
+from .job_measuring import LocalMeasurers, known, on_gpu, wanted
+from .jobs import Job
 from .measure_cpu import SinkBase
 from .trials import SCHEDULES
 
