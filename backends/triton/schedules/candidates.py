@@ -18,7 +18,8 @@ from ...ir.kernel import Kernel
 from ...ir.precision import TF32, Precision
 from ...ir.tiling import Shape, padded
 from ...machine import per_machine, target
-from .legality import FEW, LITTLE, KernelFacts, each, facts_of, legal, tiles_fit
+from .facts import FEW, KernelFacts, facts_of
+from .legality import LITTLE, each, legal, tiles_fit
 from .parameters import TileSchedule
 
 LINE = 32  # float32 elements in a line of shared memory
