@@ -50,8 +50,8 @@ BODIES = 2  # kept templates per output class and set of operands: alternative c
 class KernelGenerator(BackendBase):
     """A backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable `Lowering`.
 
-    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows for which a product counts as
-    skinny GEMM (bound by reading weights); for those, transposed weight layouts are tried too.
+    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows of a product that counts as
+    skinny GEMM (bound by reading weights), for which transposed weight layouts are tried too.
     """
 
     emitter: Emitter

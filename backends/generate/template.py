@@ -1,8 +1,8 @@
 """Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel IR.
 
-Shared by all emitters. A fusion group's term becomes a `GeneratedKernel` template; code, scratch memory, schedules and source
-follow from the term and the operands' layouts. An `Emitter` tiles a kernel of the IR and writes its source; everything
-else is here.
+A fusion group's term becomes a `GeneratedKernel` template, whose code, scratch memory, schedules and source follow from
+the term and the operands' layouts. An `Emitter` tiles the kernel and writes its source; this module, which all emitters
+share, does everything else.
 """
 
 from __future__ import annotations

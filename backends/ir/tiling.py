@@ -37,14 +37,10 @@ def is_window(axis: Axis) -> bool:
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two sides of a matrix product: those of a sum whose body is a product of two parts.
-
-    None for other expressions.
-
-    The two parts share only batch axes and the reduction axis. The part with the later parallel axis is the right side
-    (columns). But a part that contains a product is always the left side, with the rows of that product, whatever the
-    result's memory order (such as channels before pixels).
-    """
+    """The two sides of a matrix product, which is a sum whose body is a product of two parts; None for other
+    expressions. The two parts share only batch axes and the reduction axis. The part with the later parallel axis is
+    the right side (columns). But a part that contains a product is always the left side, with the rows of that product,
+    whatever the result's memory order (such as channels before pixels)."""
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
     over, under = factors(e.args[0])
@@ -107,7 +103,8 @@ class Shape:
 
     `rows` and `cols` are tiled by programs; `batch` axes take one value per program. `joined` maps a reduction axis to
     the column axis whose elements it runs over; `inner` lists the reduction axes in the order of tile dimensions;
-    `outer` are those not nested in another reduction.
+    `outer` lists the reduction axes that are not nested in another reduction; `dots` has the sides of each reduction
+    that is a matrix product.
     """
 
     rows: tuple[Axis, ...]
@@ -123,7 +120,7 @@ class Shape:
     def kind(self) -> str:
         """Kernel class: pointwise, rows, windows, contraction or attention.
 
-        windows: all reductions are over short windows. attention: a product around another one.
+        windows: all reductions are over short windows. attention: a product around another product.
         """
         if self.dots:
             return "attention" if any(map(self._around, self.dots)) else "contraction"
@@ -154,7 +151,7 @@ class Shape:
 
 
 def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
-    """Roles of the axes.
+    """Roles of a kernel's axes.
 
     Raises Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count as matrix
     products.
@@ -294,9 +291,10 @@ def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tile sizes of rows, columns and each reduction axis, and launch options.
+    """Tile sizes of rows (`m`), columns (`n`) and each reduction axis (`k`), and launch options.
 
-    A tile size that is the padded extent of an axis covers it whole.
+    A tile size that is the padded extent of an axis covers the axis whole. `warps`, `stages`: warps of a program
+    and pipeline depth; `group`: rows of tiles rasterized together for L2 reuse.
     """
 
     m: int

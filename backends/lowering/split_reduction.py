@@ -24,10 +24,10 @@ REPEATED = 256  # longest reduction that every part computes again: a norm of qu
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     """The two kernels of a split reduction over an axis: (partial, combining).
 
-    The partial one has a first parallel axis `part`, the combining one reduces over `parts`. Partial results are
-    float32 buffers `part0`, `part1`, … Raises Unfusable if a reduction over the axis reads another complete reduction
-    over it (sums of squared deviations are allowed: lowering/one_pass_variance.py), if a partial result is an integer
-    or float64, or if `parts` does not divide the axis.
+    The partial kernel has an additional first parallel axis `part`, the combining kernel reduces over `parts`. Partial
+    results are float32 buffers `part0`, `part1`, … Raises Unfusable if a reduction over the axis reads another complete
+    reduction over it (sums of squared deviations are allowed: lowering/one_pass_variance.py), if a partial result is an
+    integer or float64, or if `parts` does not divide the axis.
     """
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")

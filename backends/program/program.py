@@ -200,7 +200,7 @@ class Program(Unpicklable):
         self._programs.check_room(self.device, self.missing_bytes())
 
     def preparing_s(self) -> float:
-        """Estimated seconds of preparing on the host those weights that the program's pool does not hold."""
+        """Estimated seconds to prepare, on the host, the weights that the program's pool does not hold."""
         there = 0 if self._pool is None else self._pool.held(self._weights)
         nbytes = sum(map(bytes_of, self.manifest.weights)) - there
         if isinstance(self._weights, EvaluatedWeights):
@@ -277,7 +277,8 @@ class Program(Unpicklable):
 
     @property
     def binaries(self) -> Binaries | None:
-        """The compiled kernels that the program was given, else those of its calls so far; None if they are not known."""
+        """The compiled kernels that the program was given, else the kernels of its calls so far; None if they are not
+        known."""
         with self._lock:
             self._collect()
             return self._binaries
@@ -341,7 +342,10 @@ class Program(Unpicklable):
         return self._programs.tensors(self.device)
 
     def wait(self, what: str) -> None:
-        """Wait until the device has finished `what`: a text for the error if it failed (DeviceFaultError)."""
+        """Wait until the device has finished its work.
+
+        Raises DeviceFaultError if the work failed; `what` names the operation for the message.
+        """
         self._programs.wait(self.device, what)
 
     # ------------------------------------------------------------ calling

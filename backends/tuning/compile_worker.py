@@ -159,7 +159,7 @@ def run(out_, scratch):
 def begin(capability: int) -> None:
     """Load the compilers and compile a trivial kernel: the first compilation takes seconds.
 
-    NVRTC loads in a thread of its own; when this returns, there is no other thread.
+    NVRTC is loaded in a second thread, which has ended when the function returns.
     """
     nvrtc = Thread(target=_load_nvrtc, args=(capability,), name="nvrtc")
     nvrtc.start()

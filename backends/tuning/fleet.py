@@ -162,7 +162,7 @@ def _reachable(address: str) -> None:
 
 
 class _Fleet:
-    """The actors of one run, and what each is doing."""
+    """The actors of one run, and the job of each."""
 
     def __init__(
         self, ray: Any, root: Path, device: str, workers: int | None, schedules: int, bad: dict[int, str]

@@ -41,7 +41,7 @@ def job_of(template: Template, call: Call) -> Job:
 def read_job(job: Job) -> tuple[Template, list[Call]]:
     """The template of a job and its calls, one per listed schedule, else the single call.
 
-    UsageError for a malformed job.
+    Raises UsageError for a malformed job.
     """
     try:
         call = _checked(call_of_json(job["call"]))
@@ -62,7 +62,7 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
 def template_of_job(job: Job, call: Call) -> Template:
     """The template that a job names, or its regenerated kernel.
 
-    UsageError if this version's kernel has another identity.
+    Raises UsageError if this version's kernel has another identity.
     """
     from ..registry import template
 
@@ -119,7 +119,7 @@ def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
 
     Returns the number of jobs.
 
-    UnwritableError if the file cannot be written.
+    Raises UnwritableError if the file cannot be written.
     """
     seen: dict[str, str] = {}
     for c in candidates:
@@ -140,7 +140,7 @@ def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
 
 
 def read_jobs(path: str | Path) -> list[Job | str]:
-    """The jobs of a file; an error text replaces a malformed line. UsageError for another kind of file."""
+    """The jobs of a file; an error text replaces a malformed line. Raises UsageError for another kind of file."""
     source = Path(path)
     try:
         content = read_bytes(source, LARGEST_BYTES)

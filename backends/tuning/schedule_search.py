@@ -49,11 +49,11 @@ def key_of_schedule(schedule: Schedule) -> Key:
 class ScheduleSearch:
     """Autotuning search for one kernel at one shape.
 
-    `ranked`: guesses, best first. `fits`: legality of any schedule; None means only ranked ones are legal. `near`: best
-    schedules at other shapes. `like`: best schedules of kernels with the same loops. `known`: µs of measured schedules,
-    infinite for failures. `moves`: neighbours of a schedule, legal or not; None means none. `form`: schedules of
-    different forms are tried by a first look. `confirm`: schedules that were the fastest on another machine; tried
-    before all others.
+    `ranked`: guesses, best first. `count`: number of schedules to measure. `fits`: legality of any schedule; None means
+    only ranked ones are legal. `near`: best schedules at other shapes. `like`: best schedules of kernels with the same
+    loops. `known`: µs of measured schedules, infinite for failures. `moves`: neighbours of a schedule, legal or not;
+    None means none. `form`: schedules of different forms are tried by a first look. `confirm`: schedules that were the
+    fastest on another machine; tried before all others.
     """
 
     ranked: Sequence[Schedule]

@@ -38,7 +38,11 @@ _numbers = count()
 
 @dataclass(eq=False)
 class Trial:
-    """One tuning trial: a schedule from emission to measurement."""
+    """One tuning trial: the schedule of `call`, from emission to measurement.
+
+    `cold`, `hot`: µs per call of all samples, with operands outside and inside of the cache. `accuracy`: error
+    norms.
+    """
 
     call: Call
     text: KernelText | None = None

@@ -170,8 +170,8 @@ class PackedFragments(Fragments):
         return frame.top.lines
 
     def _each_tile(self, body: Callable[[], None], pair: str = "") -> None:
-        """Emit a loop around `body` over the tiles of columns (with `pair`: over the two tiles from the one of that
-        name on). Indices along K are those of the first code of a vector."""
+        """Emit a loop around `body` over the tiles of columns; with `pair`, the variable of a tile's index, over that
+        tile and the next. Indices along K are those of the first code of a vector."""
         frame = self.frame
         first, end = (pair, f"{pair} + 2") if pair else ("0", str(frame.warps.tiles))
         self.line("#pragma unroll")

@@ -72,7 +72,7 @@ class ThreadLayout:
 
     @cached_property
     def apart(self) -> Mapping[str, DimensionThreads]:
-        """The dimensions with threads of their own."""
+        """The dimensions that do not share the threads of another dimension."""
         return {d: along for d, along in self.dims.items() if d not in self.shared}
 
     @cached_property

@@ -4,7 +4,7 @@ A thread computes a small box of results: `x` along the contiguous axis, `y` and
 window elements of a thread become separate expressions whose indices differ by constants. Equal expressions are shared,
 so an element that several results need is loaded and converted once and stays in a register: a row of an image for all
 taps of a filter row, a filter weight for all results. Loads whose constant offsets lie in one aligned run of memory
-become one access of up to 16 bytes. Guarded loads too, if the guard's index advances by whole runs, since the guard is
+become one access of up to 16 bytes. So do guarded loads if the guard's index advances by whole runs, since the guard is
 then uniform over a run.
 """
 
@@ -53,7 +53,7 @@ def is_windowed(kernel: Kernel) -> bool:
 
 
 def emit_windows(kernel: Kernel, strip: WindowSchedule, name: str) -> CudaLaunch:
-    """The launch of a kernel over windows. Raises Unfusable if it is no such kernel or too large."""
+    """The launch of a kernel over windows. Raises Unfusable if the kernel has other reductions or is too large."""
     if not is_windowed(kernel):
         raise Unfusable("a kernel not of windows alone")
     return Unrolled(kernel, strip, name).launch()

@@ -56,7 +56,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))
     parts = first.axes[0].size
     across = max(2, min(parts, (64 * 32 * tiling.warps) // max(tiling.m * tiling.n, 1)))
-    joining = replace(shape, joined={}, inner=second_axes(second), outer=second_axes(second), dots={})
+    joining = replace(shape, joined={}, inner=reduction_axes(second), outer=reduction_axes(second), dots={})
     if joining.inner == () or shape.joined:
         raise Unfusable("nothing to join by tiles")
     sums = all(e.value[0] == "sum" for e in second.reductions)
@@ -68,7 +68,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     return TileEmitter(TileFrame(first, tiling, name, spread)).launch(last)
 
 
-def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
+def reduction_axes(kernel: Kernel) -> tuple[Axis, ...]:
     """The reduction axes of a kernel, without duplicates."""
     return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
 

@@ -90,7 +90,8 @@ def _ordered(found: Sequence[tuple[TileSchedule, float]]) -> Iterator[TileSchedu
 
 
 def _varied(ordered: Iterable[TileSchedule], count: int) -> Iterator[TileSchedule]:
-    """The first `count` schedules with at most four per (m, n, split) tile; then the others to fill up."""
+    """`count` schedules in order of rank, at most four for each (m, n, split); if these are fewer than `count`, the
+    next best ones follow."""
     alike: dict[tuple[int, int, int], int] = {}
     taken = 0
     later = []

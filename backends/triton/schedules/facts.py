@@ -38,15 +38,16 @@ class Load:
 class KernelFacts:
     """Properties of a kernel that its schedules depend on. Kernels with equal facts share one ranking.
 
-    `m`, `n`, `batch`: sizes; `rows`, `cols`: whether the kernel has such axes. `inner`: sizes of the reduction axes;
-    `main`: index in `inner` of K, the longest reduction axis of a product that is in no other reduction; `walked`:
-    whether there is such a product. `middle`: elements per row of the intermediate result of back-to-back products
-    (`main` is then K of the inner product), else 0. `sums`: number of accumulators; `single`: no 16-bit operands;
-    `boxed`: TMA can load tiles (ir/tensor_maps.py). `dots`: (work, varies along rows, varies along columns) of each
-    product. `periods`: divisors in index expressions of reduction axes. `splits`: whether the longest reduction may be
-    split. `turned`: whether large operands or results are contiguous along rows instead of columns. `beside`: maximum
-    number of interleaved results per element (emit/row_stores.py), 1 without any. `held`: live values per element
-    (register pressure). `heavy`: whether there are more than `HEAVY` operations per element.
+    `kind`: `Shape.kind`; `loads`: footprints of all loads. `m`, `n`, `batch`: sizes; `rows`, `cols`: whether the kernel
+    has such axes. `inner`: sizes of the reduction axes; `main`: index in `inner` of K, the longest reduction axis of a
+    product that is in no other reduction; `walked`: whether there is such a product. `middle`: elements per row of the
+    intermediate result of back-to-back products (`main` is then K of the inner product), else 0. `sums`: number of
+    accumulators; `single`: no 16-bit operands; `boxed`: TMA can load tiles (ir/tensor_maps.py). `dots`: (work, varies
+    along rows, varies along columns) of each product. `periods`: divisors in index expressions of reduction axes.
+    `splits`: whether the longest reduction may be split. `turned`: whether large operands or results are contiguous
+    along rows instead of columns. `beside`: maximum number of interleaved results per element (emit/row_stores.py), 1
+    without any. `held`: live values per element (register pressure). `heavy`: whether there are more than `HEAVY`
+    operations per element.
     """
 
     kind: str

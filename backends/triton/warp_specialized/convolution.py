@@ -72,9 +72,8 @@ class ConvolutionLaunch(TritonLaunch):
 def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
     """TMA box that a load reads in a tile.
 
-    Along each axis the tile has `spans[axis]` elements and begins at a multiple of that number. Raises Unfusable if
-    the tile is no box with axes in this order, or if a guard of the load is other than that a coordinate lies
-    inside the image.
+    Along each axis the tile has `spans[axis]` elements and begins at a multiple of that number. Raises Unfusable if the
+    tile is no box with axes in this order, or if a guard of the load is no check that a coordinate is inside the image.
     """
     operand, at, steps, dtype = load.value
     if steps or dtype not in HALVES:
