@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Machine:
-    """Sizes and rates of a GPU.
+    """Sizes and rates of a GPU. `capability`: compute capability (90 is sm_90). `multiprocessors`: number of SMs.
 
     `shared_per_block`, `shared_per_multiprocessor`: bytes of shared memory that a block may ask for, and that the
     blocks of a multiprocessor (SM) share. `registers`, `threads`: 32-bit registers and resident threads of an SM.

@@ -41,7 +41,7 @@ HIDDEN = {"null", "torch_cuda", "nvrtc"}
 
 @cache
 def backends() -> Mapping[str, Target]:
-    """All backends by name, including those that cannot be used on this machine.
+    """All backends by name, also backends that cannot be used on this machine.
 
     Raises UsageError if two backends have the same name.
     """

@@ -21,7 +21,8 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
-from tensor_graphs.backends.tuning.jobs import job_of, measure_jobs
+from tensor_graphs.backends.tuning.job_measuring import measure_jobs
+from tensor_graphs.backends.tuning.jobs import job_of
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.costdb.keys.rates import GPU
 from tensor_graphs.costdb.store import shards

@@ -230,7 +230,7 @@ class VirtualMeasurer(GpuMeasurer):
     def advance(self, seconds: float) -> None:
         """Advance the virtual clock, during which measurements in flight continue."""
         until = self.time_.now + seconds
-        while self._behind is not None and self._under_way:
+        while self._behind is not None and self._in_flight:
             self._hand_out()
             if not self.queue or self.queue[0][0] > until:
                 break

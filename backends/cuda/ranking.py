@@ -234,7 +234,7 @@ class Reduced:
     The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
     reduction axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows
     (`along_rows`: column sums of a row-major matrix) or along the reduction. `nbytes` is the memory traffic, `splits`
-    allows split reductions.
+    allows split reductions, `own` holds the fixed schedule entries of short inner reductions.
     """
 
     count: int
@@ -289,8 +289,9 @@ class Product:
 
     `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
     right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors lie along N
-    (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `prologue`: operations for
-    each element of the left operand, which every group of `tk` threads computes.
+    (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `vector`: elements of a
+    vector. `splits`: whether split-K is possible. `own`: the fixed schedule entries of short inner reductions.
+    `prologue`: operations for each element of the left operand, which every group of `tk` threads computes.
     """
 
     rows: int
@@ -435,12 +436,12 @@ WASTED = 8  # others may be divided unevenly, into so many blocks that the parti
 
 @dataclass(frozen=True)
 class Few:
-    """Description of a skinny GEMM of 2 to 32 rows on tensor cores, to rank its schedules.
+    """Description of a skinny GEMM of at most 32 rows on tensor cores, to rank its schedules.
 
-    Fragments are loaded into registers.
-
-    Bound by reading the matrices once, so as many bytes as possible must be in flight from the start. `rows`, `columns`
-    and `length` are M, N and K; `own` holds the fixed schedule entries of short inner reductions.
+    The kernel is bound by reading the matrices once, straight into registers, so as many bytes as possible must be
+    in flight from the start. `rows`, `columns` and `length` are M, N and K, `matrices` the number of right-hand
+    matrices, `batch` the batch size; `splits` allows split-K; `own` holds the fixed schedule entries of short inner
+    reductions.
     """
 
     rows: int

@@ -224,9 +224,10 @@ def _unwalked(shape: Shape) -> bool:
 
 
 def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SimtSchedule]:
-    """At most `count` schedules, best guess first. `splits`: whether the longest reduction may be split (split-K).
+    """At most `count` schedules, best guess first.
 
-    Unfusable if there is a product or a long reduction inside another reduction.
+    `splits`: whether the longest reduction may be split (split-K). Raises Unfusable if there is a product or a long
+    reduction inside another reduction.
     """
     numbers = ranked(_seen(kernel, shape, splits and _splittable(kernel, shape)), count)
     found = [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
@@ -363,7 +364,10 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
 
 
 def _short(kernel: Kernel, shape: Shape, main: Axis | None) -> tuple[tuple[str, int], ...]:
-    """Schedule entries that keep every other reduction axis whole in each thread. Unfusable if those axes are long."""
+    """Schedule entries that keep every reduction axis except `main` whole in each thread.
+
+    Raises Unfusable if such an axis is long.
+    """
     found: dict[str, int] = {}
     for i, a in enumerate(shape.inner):
         if a != main and a not in shape.joined:

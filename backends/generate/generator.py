@@ -40,8 +40,8 @@ from .emitter import Emitter, Lowered
 from .lowering_jobs import Job, Reply, flat
 from .lowering_pool import LowerPool
 from .lowering_requests import LoweringRequest, equal_values, reads_of, request_of, with_slices_given
-from .template import GeneratedKernel, across, family_of, lying, template_of
-from .weight_layouts import channels_innermost, channels_last, filters, uneven
+from .template import GeneratedKernel, across, family_of, layout_key, template_of
+from .weight_layouts import channels_innermost, channels_last, filters, is_unaligned
 
 BODIES = 2  # kept templates per output class and set of operands: alternative computations of one value
 
@@ -50,8 +50,8 @@ BODIES = 2  # kept templates per output class and set of operands: alternative c
 class KernelGenerator(BackendBase):
     """A backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable `Lowering`.
 
-    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows for which a product counts as
-    skinny GEMM (bound by reading weights); for those, transposed weight layouts are tried too.
+    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows of a product that counts as
+    skinny GEMM (bound by reading weights), for which transposed weight layouts are tried too.
     """
 
     emitter: Emitter
@@ -164,26 +164,26 @@ class Lowering:
         groups grown before are still yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
-        pictures = image_classes(view) - given  # given values are row-major
+        images = image_classes(view) - given  # given values are row-major
         if self.several:
             first = MaximalFusion(groups)
             for whole in (first, MaximalFusion(groups, written=True), MaximalFusion(groups, rows=False)):
-                for group, template in self._at_once(whole, types, pictures, enough):
+                for group, template in self._at_once(whole, types, images, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:
                     groups.settled, groups.unstarted, groups.unread = whole.settled, whole.unstarted, whole.unread
         repeated = RepeatedBlocks.of(view)
-        for group, template in self._started(with_slices_given(groups, types).grown, types, pictures, enough):
+        for group, template in self._started(with_slices_given(groups, types).grown, types, images, enough):
             made, operands = group.classes, tuple(c for _, c in group.leaves)
             yield template, made, operands
             for classes in repeated.copies((*made, *operands)):
                 yield template, tuple(classes[: len(made)]), tuple(classes[len(made) :])
 
     def _started(
-        self, groups: FusionGroups, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
+        self, groups: FusionGroups, types: Sequence[Type], images: frozenset[int], enough: Callable[[], bool]
     ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
         """The grown fusion groups and the multi-output groups that one kernel can compute, each with its templates."""
-        kept = list(self._lowered(groups, types, pictures, enough))
+        kept = list(self._lowered(groups, types, images, enough))
         made = {(*r.classes, *reads_of(r)) for r, _ in kept}
         for group, template in kept:
             if not any((c, *reads_of(group)) in made for c in equal_values(group, types)):
@@ -192,17 +192,17 @@ class Lowering:
             once = {id(r): r for r, _ in kept if isinstance(r, FusionGroup)}  # once per group, not once per precision
             together = MultiOutputFusion(groups, list(once.values()), self.device.on_gpu)
             for several in (together, ConsumerFusion(together)):
-                yield from self._lowered(several, types, pictures, enough)
+                yield from self._lowered(several, types, images, enough)
 
     def _at_once(
-        self, whole: MaximalFusion, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
+        self, whole: MaximalFusion, types: Sequence[Type], images: frozenset[int], enough: Callable[[], bool]
     ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
         """The maximal fusion groups that one kernel can compute, each with its templates.
 
         Yields as soon as a group is lowered, because time may run out. Multi-output groups without a kernel are
         reported to `whole`, which splits them.
         """
-        for asked in (request_of(part, whole.view, types, pictures) for part in whole):
+        for asked in (request_of(part, whole.view, types, images) for part in whole):
             group, found = asked.group, self.answers(asked)
             for template, _, _ in found:
                 yield group, template
@@ -215,14 +215,14 @@ class Lowering:
         self,
         found: FusionGroups | MultiOutputFusion | ConsumerFusion,
         types: Sequence[Type],
-        pictures: frozenset[int],
+        images: frozenset[int],
         enough: Callable[[], bool],
     ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
         """The fusion groups that one kernel can compute, each with its `BODIES` best templates."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, GeneratedKernel, FusionGroup | MultiOutputGroup]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, FusionGroups) else () if enough() else found
-        for asked in self._ahead((request_of(group, view, types, pictures) for group in grown), enough):
+        for asked in self._ahead((request_of(group, view, types, images) for group in grown), enough):
             group = asked.group
             operands = frozenset(c for _, c in group.leaves)
             for template, effort, size in self.answers(asked):
@@ -291,7 +291,7 @@ class Lowering:
         by_template: dict[GeneratedKernel, list[Call]] = {}
         for template, call in asked:
             assert isinstance(template, GeneratedKernel)  # a lowering's own
-            if lying(template.written(call)) not in template.lowered:
+            if layout_key(template.written(call)) not in template.lowered:
                 by_template.setdefault(template, []).append(call)
         forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
 
@@ -350,14 +350,14 @@ class Lowering:
         plain = self._template(group.terms, laid, precision=precision)
         lowered = plain.lower(call)
         if lowered is None:
-            yield from self._turned(group, call, weights, None, precision)
+            yield from self._with_transposed_weights(group, call, weights, None, precision)
             return
-        turned = list(self._turned(group, call, weights, lowered, precision))
+        turned = list(self._with_transposed_weights(group, call, weights, lowered, precision))
         other = self._across.get(precision, precision)
         if not turned and other is not precision and across(lowered):
             yield from self._templates(asked, other)
             return
-        if not any(precision in self._across or _evened(template, call) for template, _ in turned):
+        if not any(precision in self._across or _aligns_a_weight(template, call) for template, _ in turned):
             yield plain, call
         if "out" in asked.images and not call.more and channels_last(call) != call.output.strides:
             inner = self._template(group.terms, laid, True, precision)
@@ -372,7 +372,7 @@ class Lowering:
         """Tensor core precisions that need both operands contiguous along K -> the precision to use elsewhere."""
         return self.emitter.across
 
-    def _turned(
+    def _with_transposed_weights(
         self,
         group: FusionGroup | MultiOutputGroup,
         call: Call,
@@ -384,7 +384,7 @@ class Lowering:
         tensor cores, which need both operands contiguous along K, and otherwise for weights of unaligned shape.
         `plain`: the kernel with untransposed weights, None if it cannot be lowered."""
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
-        odd = tuple(w for w in matrices if uneven(call.operands[w].type))
+        odd = tuple(w for w in matrices if is_unaligned(call.operands[w].type))
         if plain is None:
             chosen = matrices if 1 < _rows(group.terms) <= self.vectors else odd
             if not chosen or family_of(group.terms) != "contraction":
@@ -451,9 +451,9 @@ class Lowerings:
                 lowering.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
 
 
-def _evened(template: GeneratedKernel, call: Call) -> bool:
+def _aligns_a_weight(template: GeneratedKernel, call: Call) -> bool:
     """Whether a template changes the layout of a weight of unaligned shape."""
-    return any(uneven(call.operands[w].type) for w in template.prep)
+    return any(is_unaligned(call.operands[w].type) for w in template.prep)
 
 
 def _rows(terms: Sequence[Tensor]) -> int:

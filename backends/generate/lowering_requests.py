@@ -14,7 +14,7 @@ from ...extract.fusion.multi_output import MultiOutputGroup
 from ...extract.fusion.policy import FusionGroup
 from ...extract.fusion.sequence_slices import sequence_slice_classes
 from ...extract.model.kernel import Call, Operand, contiguous, output_names
-from .template import lying
+from .template import layout_key
 
 
 class LoweringRequest(NamedTuple):
@@ -32,18 +32,18 @@ class LoweringRequest(NamedTuple):
     @property
     def key(self) -> Hashable:
         """Cache key: everything that the templates depend on within one optimization."""
-        return self.group.terms, lying(self.call), self.weights, self.images
+        return self.group.terms, layout_key(self.call), self.weights, self.images
 
 
 def request_of(
-    group: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]
+    group: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], images: frozenset[int]
 ) -> LoweringRequest:
-    """The request for a fusion group of a view. `pictures`: classes that are images."""
+    """The request for a fusion group of a view. `images`: classes that are images."""
     weights = [str(t.attr("name")) for t, c in group.leaves if view.weight[c] and t.type.rank >= 2]
     first, *more = (_operand(types[c]) for c in group.classes)
     reads = {str(t.attr("name")): _operand(types[c]) for t, c in group.leaves}
-    seen = [str(t.attr("name")) for t, c in group.leaves if c in pictures and not view.weight[c]]
-    made = [name for name, c in zip(output_names(1), group.classes) if c in pictures]
+    seen = [str(t.attr("name")) for t, c in group.leaves if c in images and not view.weight[c]]
+    made = [name for name, c in zip(output_names(1), group.classes) if c in images]
     return LoweringRequest(group, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
 
 

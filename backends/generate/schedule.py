@@ -233,7 +233,7 @@ class Schedule:
 
     @property
     def forms(self) -> frozenset[str]:
-        """Stored names of those parameters of the schedule that select another form of the kernel (`Parameter.form`)."""
+        """Stored names of the schedule's parameters that select another form of the kernel (`Parameter.form`)."""
         names = {p.stored for p in declared(type(self)).values() if p.form and self.__dict__[p.field]}
         return frozenset({*names, self.tag} if self.warp_specialized else names)
 

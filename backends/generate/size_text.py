@@ -81,7 +81,8 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Form:
-    """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest)."""
+    """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest): the
+    call's statement, bytes of scratch memory, and definitions."""
 
     statement: Text
     scratch: Dim

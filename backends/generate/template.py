@@ -1,8 +1,8 @@
 """Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel IR.
 
-Shared by all emitters. A fusion group's term becomes a `GeneratedKernel` template; code, scratch memory, schedules and source
-follow from the term and the operands' layouts. An `Emitter` tiles a kernel of the IR and writes its source; everything
-else is here.
+A fusion group's term becomes a `GeneratedKernel` template, whose code, scratch memory, schedules and source follow from
+the term and the operands' layouts. An `Emitter` tiles the kernel and writes its source; this module, which all emitters
+share, does everything else.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class GeneratedKernel(KernelBase):
         The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
         (tensors of rank > 2), and the optional schedule parameters that the kernel supports. Cached by layout.
         """
-        key = lying(call)
+        key = layout_key(call)
         if key not in self._alike:
             found = self.lower(call)
             self._alike[key] = None if found is None else self._tuning_key(call, found)
@@ -271,7 +271,7 @@ class GeneratedKernel(KernelBase):
 
     def lower(self, call: Call) -> Lowered | None:
         """The lowered kernel of a call; None if the terms cannot be lowered for these layouts. Cached by layout."""
-        key = lying(call)
+        key = layout_key(call)
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
         found = self.lowered[key]
@@ -286,7 +286,7 @@ class GeneratedKernel(KernelBase):
         """
         read = self._read(call)
         found = None if read is None else Lowered(read[0], read[1], (dict(call.schedule),))
-        self.lowered[lying(call)] = found
+        self.lowered[layout_key(call)] = found
         return found
 
     def _lower(self, call: Call) -> Lowered | None:
@@ -299,7 +299,7 @@ class GeneratedKernel(KernelBase):
             if not found.space:
                 return None
             self.emitter.launches(found, found.space[0], PROBE)
-        except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
+        except (Unfusable, RecursionError):  # RecursionError: deeper than `raise_recursion_limit` allows
             return None
         return found
 
@@ -308,7 +308,7 @@ class GeneratedKernel(KernelBase):
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
-        deep(sum(len(t.args) > 0 for t in topological(self.roots)))
+        raise_recursion_limit(sum(len(t.args) > 0 for t in topological(self.roots)))
         return _read(tuple(self.roots), tuple(buffers.items()))
 
     def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
@@ -318,7 +318,7 @@ class GeneratedKernel(KernelBase):
         return self.emitter.rounding(kernel, shape, splits, self.precision) if worth else ()
 
 
-def lying(call: Call) -> Hashable:
+def layout_key(call: Call) -> Hashable:
     """Cache key of the layouts of a call: strides and dtypes of operands and outputs."""
     places = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
@@ -326,7 +326,7 @@ def lying(call: Call) -> Hashable:
 
 def _scheduled_key(call: Call) -> Hashable:
     """Cache key of the layouts and the schedule of a call."""
-    return lying(call), tuple(sorted(call.schedule.items()))
+    return layout_key(call), tuple(sorted(call.schedule.items()))
 
 
 def rounds(kernel: Kernel, shape: Shape) -> bool:
@@ -340,7 +340,7 @@ FRAMES = 24  # Python stack frames per nested operation during lowering and emis
 DEEPEST = 40_000
 
 
-def deep(operations: int) -> None:
+def raise_recursion_limit(operations: int) -> None:
     """Raise Python's recursion limit for a term of `operations` operations, up to `DEEPEST`.
 
     The bound keeps a maliciously nested file from overflowing the C stack.
@@ -377,7 +377,7 @@ def _read(
         kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
         shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
         return kernel, shape, can_split(kernel, shape)
-    except (Unfusable, RecursionError):  # RecursionError: deeper than `deep` allows
+    except (Unfusable, RecursionError):  # RecursionError: deeper than `raise_recursion_limit` allows
         return None
 
 

@@ -24,7 +24,7 @@ def even(size: int, dtype: str) -> int:
     return padded if (padded - size) * WORTH <= size else size
 
 
-def uneven(kind: Type) -> bool:
+def is_unaligned(kind: Type) -> bool:
     """Whether a weight is a 16-bit matrix whose rows are not aligned for TMA and vector loads."""
     if kind.rank != 2 or kind.dtype not in HALVES:
         return False

@@ -1,7 +1,7 @@
 """C and CUDA C++ spelling of scalar IR expressions.
 
 The operands `{0}`, `{1}`, `{2}` are atomic: names, numbers (also negative), or parenthesized expressions. A `Spelling`
-holds what differs between languages and precisions.
+holds the differences between languages and precisions.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Index:
 
     @cached_property
     def atoms(self) -> frozenset[Atom]:
-        """The atoms of the index, and those nested in them."""
+        """The atoms of the index, and the atoms nested in them."""
         return frozenset(a for x, _ in self.terms for a in (x, *(() if isinstance(x, Axis) else x.index.atoms)))
 
     def text(self, name: Callable[[Axis], str]) -> str:

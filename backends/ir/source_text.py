@@ -30,10 +30,7 @@ def identifier(text: str, taken: set[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a number, dtype-independent size expression, string, or tuple of these.
-
-    TypeError for anything else.
-    """
+    """Source text of a number, size expression, string, or tuple of these. Raises TypeError for other values."""
     if isinstance(value, tuple):
         return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
     if isinstance(value, float) and not math.isfinite(value):

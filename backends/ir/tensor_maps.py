@@ -37,10 +37,10 @@ def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()
 
 @dataclass(frozen=True)
 class Box:
-    """A tile of an operand as a TMA box: the matrix shape, the box shape, the axes along its rows and columns, and the
-    texts of its origin. `strides` (in elements) is set if rows are further apart than they are long, or if there are
-    more than two axes; the box has one element along each further axis. Elements beyond the end of an axis are read as
-    zeros."""
+    """A tile of an operand as a TMA box: the matrix `shape`, the box shape (`block`), the axes along its rows and
+    columns, and the texts of its origin. `strides` (in elements) is set if rows are further apart than they are long,
+    or if there are more than two axes; the box has one element along each further axis. Elements beyond the end of an
+    axis are read as zeros."""
 
     shape: tuple[int, ...]
     block: tuple[int, ...]

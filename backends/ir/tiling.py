@@ -37,14 +37,10 @@ def is_window(axis: Axis) -> bool:
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two sides of a matrix product: those of a sum whose body is a product of two parts.
-
-    None for other expressions.
-
-    The two parts share only batch axes and the reduction axis. The part with the later parallel axis is the right side
-    (columns). But a part that contains a product is always the left side, with the rows of that product, whatever the
-    result's memory order (such as channels before pixels).
-    """
+    """The two sides of a matrix product, which is a sum whose body is a product of two parts; None for other
+    expressions. The two parts share only batch axes and the reduction axis. The part with the later parallel axis is
+    the right side (columns). But a part that contains a product is always the left side, with the rows of that product,
+    whatever the result's memory order (such as channels before pixels)."""
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
     over, under = factors(e.args[0])
@@ -107,7 +103,8 @@ class Shape:
 
     `rows` and `cols` are tiled by programs; `batch` axes take one value per program. `joined` maps a reduction axis to
     the column axis whose elements it runs over; `inner` lists the reduction axes in the order of tile dimensions;
-    `outer` are those not nested in another reduction.
+    `outer` lists the reduction axes that are not nested in another reduction; `dots` has the sides of each reduction
+    that is a matrix product.
     """
 
     rows: tuple[Axis, ...]
@@ -123,7 +120,7 @@ class Shape:
     def kind(self) -> str:
         """Kernel class: pointwise, rows, windows, contraction or attention.
 
-        windows: all reductions are over short windows. attention: a product around another one.
+        windows: all reductions are over short windows. attention: a product around another product.
         """
         if self.dots:
             return "attention" if any(map(self._around, self.dots)) else "contraction"
@@ -154,7 +151,7 @@ class Shape:
 
 
 def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
-    """Roles of the axes.
+    """Roles of a kernel's axes.
 
     Raises Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count as matrix
     products.
@@ -169,7 +166,7 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
         if rows & cols:
             raise Unfusable("an axis is a row of one product and a column of another")
-        steady = {a for side in (rows, cols) for a in _steady(kernel, _kept(kernel, side), outer)}
+        steady = {a for side in (rows, cols) for a in _outer_as_batch(kernel, _kept(kernel, side), outer)}
         tiled = (rows | cols) - steady
         rest = [a for a in kernel.axes if a not in tiled]
         return Shape(_kept(kernel, rows & tiled), _kept(kernel, cols & tiled), tuple(rest), {}, inner, outer, dots)
@@ -187,7 +184,7 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         cols = frozenset(kernel.axes).difference(needed, batch)
     rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
     if not kernel.reductions and not batch:
-        batch = _apart(kernel, tuple(rows_))
+        batch = _rows_as_batch(kernel, tuple(rows_))
         rows_ = [a for a in rows_ if a not in batch]
     walks = bool(kernel.reductions and cols)
     return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots, walks)
@@ -196,7 +193,7 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
 MANY = 1024  # least elements of a tiled axis group: tiles waste little at its end
 
 
-def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def _outer_as_batch(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """The outermost axis of the rows or columns as a batch axis, if a reduction loop has a load that varies along this
     axis of them only (such as per-image scales), so that a program loads one value for its whole tile; else ()."""
     first, others = side[:1], {*side[1:]}
@@ -207,7 +204,7 @@ def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> 
     return first if any(axes >= {*first} and axes.isdisjoint(others) for axes in loads) else ()
 
 
-def _apart(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def _rows_as_batch(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """The outermost row axis as a batch axis, if a load varies along this row axis only (such as an image's
     statistics), so that a program loads one value for all its rows; else ()."""
     first, others = rows[:1], {*rows[1:]}
@@ -294,9 +291,10 @@ def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tile sizes of rows, columns and each reduction axis, and launch options.
+    """Tile sizes of rows (`m`), columns (`n`) and each reduction axis (`k`), and launch options.
 
-    A tile size that is the padded extent of an axis covers it whole.
+    A tile size that is the padded extent of an axis covers the axis whole. `warps`, `stages`: warps of a program
+    and pipeline depth; `group`: rows of tiles rasterized together for L2 reuse.
     """
 
     m: int

@@ -212,7 +212,7 @@ def pool_pads(call: Call) -> bool:
 
 # ---------------------------------------------------------------- attention
 def heads_fit(call: Call) -> bool:
-    """Condition on calls: the leading sizes of q match those of k and v.
+    """Condition on calls: the leading sizes of q equal the leading sizes of k and v.
 
     Only the group axis of a rank-5 form may broadcast.
     """

@@ -47,7 +47,7 @@ def merges(operand: str) -> Applies:
 
 
 def products() -> list[LibraryKernel]:
-    """Templates of matrix products, each also in TF32 where that pays off."""
+    """Templates of matrix products, each also in a TF32 variant if TF32 pays."""
     more: dict[str, Any] = {"family": "contraction"}
     flat = both(FLOAT, two_d, merges("x"), bias_line)
     residual = both(flat, residual_fits, merges("r"))

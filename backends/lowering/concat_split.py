@@ -35,8 +35,8 @@ class ResultPiece(NamedTuple):
 def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
     """Pieces of results that one kernel computes side by side; None if there are none or if they do not pay.
 
-    Each piece has as many elements as the largest one, or its shape with size 1 along some axes. Pieces do not pay
-    if they have little work and one kernel can compute the results without them.
+    Each piece has as many elements as the largest piece, or the largest piece's shape with size 1 along some axes.
+    Pieces do not pay if they have little work and one kernel can compute the results without them.
     """
     nodes = topological(roots)
     if any(t.op in ("conv", "scatter_elements") or _of_matrices(t) for t in nodes):
@@ -87,14 +87,15 @@ def _of_one_size(roots: Sequence[Tensor], found: list[list[ResultPiece]]) -> lis
 
 
 def _alike(terms: Sequence[Tensor]) -> bool:
-    """Whether each term has as many elements as the largest one, or its shape with size 1 along some axes."""
+    """Whether each term has as many elements as the largest term, or the largest term's shape with size 1 along some
+    axes."""
     shapes = [concrete(t.shape) for t in terms]
     widest = max(shapes, key=prod)
     return all(prod(s) == prod(widest) or _within(s, widest) for s in shapes)
 
 
 def _of_matrices(t: Tensor) -> bool:
-    """Whether a term is a matrix product, which needs tiles of its own."""
+    """Whether a term is a product of matrices, which needs to be tiled."""
     return t.op == "matmul" and vector_product_extent(*(concrete(a.shape) for a in t.args)) is None
 
 

@@ -31,9 +31,9 @@ class Beside(NamedTuple):
     columns: int = -1
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
-        """Offsets to add to the slices that a result (`space`) of size 1 along the axis reads, in terms of `by`, the
-        common index relative to the result's own position. At the index of another result it then reads that result's
-        slice, so that both share the load. Empty for other results."""
+        """Offsets to add to the slices that a result (`space`) of size 1 along the axis reads: slice -> offset; empty
+        for other results. With the offsets, at the common index of another result the result reads the other result's
+        slice, so that both share the load. `by`: the common index relative to the result's own position."""
         slices = [t for t in topological([space]) if t.op == "slice"]
         own = [t for t in slices if t.args[0] is self.whole and t.attr("axis") == self.columns]
         width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)

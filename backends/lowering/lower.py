@@ -29,12 +29,12 @@ def kernel_of(
     """Kernel that computes a tensor, or several, from the leaves `operands` (leaf -> buffer name) into buffers.
 
     The first result goes into buffer `out`, the others into `out1`, `out2`, …. Several tensors are computed over the
-    axes of the largest one. The tensors must have equally many elements, or its shape with size 1 along some axes; or
-    be slices of one tensor, which is computed once; or agree in all axes but one, along which they are concatenated; or
-    be left operands of the first tensor's products (extract/fusion/product_operands.py), which are stored along the
-    reduction axis. For `scatter_elements` into a tensor in memory only the scattered positions are written; the buffer
-    must already hold the other elements. Raises Unfusable for other results, and for ops without an index expression
-    (sort, argmax).
+    axes of the largest one. Each tensor must have as many elements as the largest one, or the largest one's shape with
+    size 1 along some axes; or be slices of one tensor, which is computed once; or agree in all axes but one, along
+    which they are concatenated; or be left operands of the first tensor's products
+    (extract/fusion/product_operands.py), which are stored along the reduction axis. For `scatter_elements` into a
+    tensor in memory only the scattered positions are written; the buffer must already hold the other elements. Raises
+    Unfusable for other results, and for ops without an index expression (sort, argmax).
     """
     roots = expand_all([root] if isinstance(root, Tensor) else list(root))
     for leaf in topological(roots):
@@ -172,7 +172,7 @@ def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], bes
 
 
 def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
-    """Results with as many elements as the largest one, or its shape with size 1 along some axes."""
+    """Results with as many elements as the largest result, or with its shape except for size 1 along some axes."""
     at, shape = tuple(map(index, axes)), tuple(a.size for a in axes)
     for x in spaces:
         here = _along(x, at, shape)

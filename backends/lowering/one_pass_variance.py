@@ -12,7 +12,7 @@ from ..ir.index import Axis, Index
 from ..ir.kernel import Expr, Kernel, walk
 
 
-def in_one_walk(kernel: Kernel, axis: Axis) -> Kernel:
+def in_one_pass(kernel: Kernel, axis: Axis) -> Kernel:
     """The kernel with sums of squared deviations along an axis computed in one pass; unchanged without such sums."""
     found = {e: total for e in kernel.reductions if (total := _mean_within(e, axis)) is not None}
     if not found:

@@ -23,7 +23,7 @@ def halved(kernel: Kernel) -> Kernel:
 
 
 def cut(kernel: Kernel) -> Kernel:
-    """The kernel with those axes split in two whose halves read each other's reductions; unchanged without such axes."""
+    """The kernel with each axis split in two whose halves read each other's reductions; unchanged without such axes."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
             kernel.builder.ways.add("HALVES")

@@ -13,7 +13,7 @@ from math import prod
 from ..ir.index import Axis, Index, index, linear
 from ..ir.kernel import Buffer, Expr, Kernel, OutputStore, Unfusable, walk
 from ..ir.loop_fusion import rolled
-from .one_pass_variance import in_one_walk
+from .one_pass_variance import in_one_pass
 
 ALIGNMENT = 256  # byte alignment of partial results
 COUNTERS = 1 << 16  # maximum tiles per split kernel
@@ -24,16 +24,16 @@ REPEATED = 256  # longest reduction that every part computes again: a norm of qu
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     """The two kernels of a split reduction over an axis: (partial, combining).
 
-    The partial one has a first parallel axis `part`, the combining one reduces over `parts`. Partial results are
-    float32 buffers `part0`, `part1`, … Raises Unfusable if a reduction over the axis reads another complete reduction
-    over it (sums of squared deviations are allowed: lowering/one_pass_variance.py), if a partial result is an integer
-    or float64, or if `parts` does not divide the axis.
+    The partial kernel has an additional first parallel axis `part`, the combining kernel reduces over `parts`. Partial
+    results are float32 buffers `part0`, `part1`, … Raises Unfusable if a reduction over the axis reads another complete
+    reduction over it (sums of squared deviations are allowed: lowering/one_pass_variance.py), if a partial result is an
+    integer or float64, or if `parts` does not divide the axis.
     """
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
     if kernel.stored_sides:
         raise Unfusable("a result along a reduction axis")
-    kernel = in_one_walk(kernel, axis)
+    kernel = in_one_pass(kernel, axis)
     b = kernel.builder
     states = [e for e in kernel.reductions if e.axis == axis]
     if any(e.kind != "float" for e in states) or any(x.dtype == "float64" for x in kernel.buffers.values()):

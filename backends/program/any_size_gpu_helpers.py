@@ -98,7 +98,7 @@ class CallsBySize:
             self.break_even = max(self.SEEN, int(calls.recording_s / max(gain, 1e-7)))
 
     def prepared(self, shapes: Any, calls: Any, capturing: bool) -> Any:
-        """The calls of a choice of sizes, made if there are none, ordered after the call that ran last."""
+        """The calls of a choice of sizes, made if there are none; their next run waits for the call that ran last."""
         if calls is None:
             calls = self.made(shapes, capturing)
         if capturing:

@@ -127,10 +127,8 @@ def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | No
 
 @cache
 def processor() -> str:
-    """Name of this CPU for compiled C code.
-
-    Its architecture, and a hash of its instruction set extensions and of the C library's version.
-    """
+    """Name of this CPU for compiled C code: its architecture, and a hash of its instruction set extensions and of the C
+    library's version. "" if unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

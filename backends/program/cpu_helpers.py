@@ -84,8 +84,11 @@ def pointer(x):
 
 
 def library_text(functions: Mapping[str, str], threads: bool = True, own_threads: bool = False) -> str:
-    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name. `own_threads`: loops
-    are shared by the threads of `c_threads`, not by those that OpenMP shares with Torch."""
+    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name.
+
+    `threads`: whether long loops run in parallel. `own_threads`: parallel loops use the threads of `c_threads` instead
+    of the OpenMP threads that Torch uses.
+    """
     body = "\n\n".join(functions.values())
     first = [THREADS] if threads and own_threads and "#pragma omp parallel" in body else []
     if first:

@@ -65,9 +65,10 @@ class DevicePrograms:
         """Raise DeviceMemoryError if `wanted` bytes are not free."""
 
     def wait(self, place: str, what: str) -> None:
-        """Wait for launched kernels. Raises the named error of a kernel that failed.
+        """Wait for launched kernels.
 
-        `place`: the device of the program. `what`: the operation, for the message.
+        Raises DeviceFaultError if a kernel failed. `place`: the device of the program. `what`: the operation,
+        for the message.
         """
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:

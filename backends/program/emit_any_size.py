@@ -104,7 +104,7 @@ class Source:
     shift: int = 0
 
     def of(self, shapes: Sequence[Sequence[int]]) -> int:
-        """The size that given input shapes imply."""
+        """The size, read from input shapes."""
         return (shapes[self.leaf][self.axis] - self.shift) // self.scale
 
 

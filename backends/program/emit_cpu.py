@@ -369,7 +369,7 @@ class ProgramEmitter:
         return str(offset), str(size)
 
     def _bytes(self, value: int) -> int:
-        """Bytes of a value, with free sizes set to those the plan was chosen for."""
+        """Bytes of a value at the sizes for which the plan was chosen."""
         return memory.nbytes(self.plan.values[value].type, self.plan.sizes)
 
     def _once(self, text: str, name: str) -> str:

@@ -35,7 +35,13 @@ STATE = "state:"  # key prefix of initial states; weight keys are identifiers, s
 
 @dataclass(frozen=True)
 class Manifest:
-    """Metadata of a program: everything except weights and code."""
+    """Metadata of a program: everything except weights and code.
+
+    `inputs`, `outputs`, `weights`, `states`: (name, shape, dtype) of each; sizes of inputs and outputs are expressions in
+    free sizes. `structure`: nesting of the outputs. `workspace`: bytes of intermediate values. `fresh`: peak of further
+    bytes that binding or a call allocates. `kernels`: number of kernel calls. `cost`, `lower_bound`: estimated µs of a
+    call and the proven bound, 0 without prices. `device`: name of the device that runs the program.
+    """
 
     name: str
     inputs: tuple[SizedSpec, ...]
@@ -175,7 +181,7 @@ def read_manifest(text: str, source: str) -> Manifest:
 def _manifest(record: _File) -> Manifest:
     """The manifest of a parsed file, with sizes as dimensions.
 
-    Raises Malformed, ShapeError or UsageError if inconsistent.
+    Raises Malformed, ShapeError or UsageError if the file is inconsistent.
     """
     for name, (low, high, size) in record.sizes.items():
         if not low <= size <= high:

@@ -278,7 +278,8 @@ class Program(Unpicklable):
 
     @property
     def binaries(self) -> Binaries | None:
-        """The compiled kernels that the program was given, else those of its calls so far; None if they are not known."""
+        """The compiled kernels that the program was given, else the kernels of its calls so far; None if they are not
+        known."""
         with self._lock:
             self._collect()
             return self._binaries
@@ -342,7 +343,10 @@ class Program(Unpicklable):
         return self._programs.tensors(self.device)
 
     def wait(self, what: str) -> None:
-        """Wait until the device has finished `what`: a text for the error if it failed (DeviceFaultError)."""
+        """Wait until the device has finished its work.
+
+        Raises DeviceFaultError if the work failed; `what` names the operation for the message.
+        """
         self._programs.wait(self.device, what)
 
     # ------------------------------------------------------------ calling

@@ -63,7 +63,7 @@ class EvaluatedWeights(KeyedWeights):
                     f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
                 )
         else:  # For a widened view of a weight: a view of the mapped file, and a single copy.
-            array = evaluate([_unwidened(term)], {}, params=self.params)[0]
+            array = evaluate([_without_widening(term)], {}, params=self.params)[0]
         made = dtypes.numpy_dtype(term.dtype)
         turned = key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous
         if array.dtype != made:
@@ -112,7 +112,7 @@ def _computed_bytes(terms: Sequence[Tensor]) -> int:
     return sum(n.type.nbytes for n in topological(terms) if n.args and n.entry.kind != "view")
 
 
-def _unwidened(term: Tensor) -> Tensor:
+def _without_widening(term: Tensor) -> Tensor:
     """A term without casts to wider floats above or below views, which change no value.
 
     A chain of views that widens a value and narrows it again loses both casts, since 16-bit float casts are slow on
@@ -122,7 +122,7 @@ def _unwidened(term: Tensor) -> Tensor:
         return moved
     if term.op != "cast" and term.entry.kind != "view":
         return term
-    below = _unwidened(term.args[0])
+    below = _without_widening(term.args[0])
     if term.op == "cast":
         return below if _widens(term) else term
     return make(term.op, (below,), dict(term.attrs))

@@ -35,7 +35,7 @@ class _Loop:
     waits: list[tuple[int, int]] = field(default_factory=list)
 
 
-def overtaking(ttgir: str) -> list[str]:
+def async_copy_races(ttgir: str) -> list[str]:
     """Async-copy races in a kernel's TTGIR: a sentence for each shared-memory ring in which a copy overwrites what a
     product may still read. Empty if there is no race."""
     lines = ttgir.splitlines()
@@ -55,7 +55,7 @@ def overtaking(ttgir: str) -> list[str]:
         for at, name in loop.copies:
             ahead = sum(copied == name and line < loop.first for line, copied in before)
             if name in places and ahead and any(
-                name in read and (ahead - back) % places[name] == 0 for back, read in _under_way(loop, at)
+                name in read and (ahead - back) % places[name] == 0 for back, read in _in_flight(loop, at)
             ):  # fmt: skip
                 found.append(
                     f"a copy {ahead} rounds ahead into {places[name]} places overtakes a product that reads {name}"
@@ -90,7 +90,7 @@ def _loops(lines: Sequence[str], ring: Callable[[str], str]) -> tuple[list[_Loop
     return loops, before
 
 
-def _under_way(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
+def _in_flight(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
     """Products that may be in flight at a line of a loop's body, as (iteration that issued the product, relative to the
     current one, at most 0; rings that it reads)."""
     events: list[tuple[int, frozenset[str] | int]] = sorted([*loop.dots, *loop.waits], key=lambda event: event[0])

@@ -17,7 +17,8 @@ from ..ir.tiling import shape_of
 from .emit.kernel import emit, emit_joined
 from .emit.sizes import sized_launch, with_sizes
 from .schedules.candidates import rounding_schedules, schedules
-from .schedules.legality import FEW, facts_of, legal
+from .schedules.facts import FEW, facts_of
+from .schedules.legality import legal
 from .schedules.parameters import AttentionSchedule, ConvolutionSchedule, TileSchedule
 from .warp_specialized.attention import emit_attention
 from .warp_specialized.convolution import emit_convolution

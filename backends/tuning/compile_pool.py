@@ -88,7 +88,7 @@ class CompilePool:
         return self._process
 
     def _listen(self, pipe: IO[str], waiting: dict[int, Future[Reply]]) -> None:
-        """Thread: deliver replies to waiting futures; fail the rest when the pipe ends."""
+        """Body of a thread that delivers replies to waiting futures; when the pipe ends, the remaining futures fail."""
         began = time.monotonic()
         with contextlib.suppress(ValueError, OSError):
             for line in pipe:

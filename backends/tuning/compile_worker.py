@@ -24,7 +24,7 @@ from ...extract.model.kernel import Call, Operand
 from ..cuda.cubin import resources
 from ..generate.kernel_text import KernelText, call_of_json, module_of
 from ..program.cuda_helpers import CudaKernel
-from ..triton.async_copy_race import overtaking
+from ..triton.async_copy_race import async_copy_races
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
 """Maximum shared memory per block in bytes, by compute capability."""
@@ -95,7 +95,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     digest, shared, registers, spills = blake2b(digest_size=16), 0, 0, 0
     for kernel, grid, scalars in _launched:
         binary = kernel.asm["cubin"]
-        if wrong := overtaking(kernel.asm.get("ttgir", "")):
+        if wrong := async_copy_races(kernel.asm.get("ttgir", "")):
             raise Race("; ".join(wrong))
         try:
             used = resources(binary)
@@ -159,7 +159,7 @@ def run(out_, scratch):
 def begin(capability: int) -> None:
     """Load the compilers and compile a trivial kernel: the first compilation takes seconds.
 
-    NVRTC loads in a thread of its own; when this returns, there is no other thread.
+    NVRTC is loaded in a second thread, which has ended when the function returns.
     """
     nvrtc = Thread(target=_load_nvrtc, args=(capability,), name="nvrtc")
     nvrtc.start()

@@ -25,7 +25,7 @@ class DeviceCalibration:
         self._considered = not wanted
 
     def begin(self, process: GpuProcess) -> None:
-        """Start measuring the limits in a device process, unless that was considered before."""
+        """Start measuring the limits in a device process on the first call, unless the sink has the limits."""
         if self._considered:
             return
         self._considered = True

@@ -22,7 +22,8 @@ from ...costdb.store import shards
 from ...costdb.store.schema import Row, checked, rows_with, to_table
 from ...costdb.store.snapshot import Snapshot
 from ...errors import DeviceUnavailableError, TensorGraphsError
-from .jobs import Job, LocalMeasurers, known, on_gpu, wanted
+from .job_measuring import LocalMeasurers, known, on_gpu, wanted
+from .jobs import Job
 from .measure_cpu import SinkBase
 from .trials import SCHEDULES
 
@@ -161,7 +162,7 @@ def _reachable(address: str) -> None:
 
 
 class _Fleet:
-    """The actors of one run, and what each is doing."""
+    """The actors of one run, and the job of each."""
 
     def __init__(
         self, ray: Any, root: Path, device: str, workers: int | None, schedules: int, bad: dict[int, str]

@@ -61,7 +61,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Turn:
+class CapturedCalls:
     """Captured sequence of `calls` calls, and its replay. `rotating`: whether the operand sets exceed the cache."""
 
     replay: Run
@@ -188,10 +188,10 @@ class Bench:
         first = self._sums(self.sets[0].outputs) if steady else None
         self.tried[index] = tried
         once = min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
-        turn = self._recorded(tried, self._turn(_within(QUICK_US / once, 1, FIRST_CALLS)))
+        turn = self._recorded(tried, self._call_count(_within(QUICK_US / once, 1, FIRST_CALLS)))
         if once < QUICK_US:  # this may be the host's launch time
             (once,) = self._sampled(turn, 1)
-            calls = self._turn(_within(QUICK_US / once, 1, QUICK_CALLS))
+            calls = self._call_count(_within(QUICK_US / once, 1, QUICK_CALLS))
             turn = self._recorded(tried, calls) if calls > turn.calls else turn
         samples = self._sampled(turn, QUICK_SAMPLES)
         if first is not None and not bool((self._sums(self.sets[0].outputs) == first).all()):
@@ -261,7 +261,7 @@ class Bench:
         return found
 
     # ------------------------------------------------------------ time
-    def _turn(self, calls: int) -> int:
+    def _call_count(self, calls: int) -> int:
         """Number of calls to capture: `calls`, or more if the operand sets then exceed the cache and fit the memory
         budget."""
         needed = -(-ROTATION * self.device.cache_bytes // self.nbytes)
@@ -280,7 +280,7 @@ class Bench:
             self.sets.append(self._set(copies))
         return self.sets[:wanted]
 
-    def _recorded(self, tried: Tried, calls: int, *, cold: bool = True) -> Turn:
+    def _recorded(self, tried: Tried, calls: int, *, cold: bool = True) -> CapturedCalls:
         """Capture `calls` calls in a row.
 
         Cold calls miss the cache: either the rotating operand sets exceed the cache, or the cache is overwritten before
@@ -290,9 +290,9 @@ class Bench:
         bound = self._calls(tried, where)
         replay = self.device.capture([bound[i % len(bound)] for i in range(calls)])
         replay()
-        return Turn(replay, calls, not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes)
+        return CapturedCalls(replay, calls, not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes)
 
-    def _sampled(self, turn: Turn, rounds: int) -> list[float]:
+    def _sampled(self, turn: CapturedCalls, rounds: int) -> list[float]:
         """Times in µs per call, one for each of `rounds` replays.
 
         (If the cache is overwritten before each replay, the device may wait for the host: on an H200, with
@@ -312,7 +312,7 @@ class Bench:
     def measure(self, index: int) -> dict[str, Any]:
         """All samples of a tried schedule, cold and hot, and its accuracy checked again."""
         tried, longest = self.tried[index], self.device.longest_us
-        calls = self._turn(_within(longest / tried.us, 1, MOST_CALLS))
+        calls = self._call_count(_within(longest / tried.us, 1, MOST_CALLS))
         compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
         cold = self._sampled(self._recorded(tried, calls), self.device.rounds)
         hot = self._sampled(self._recorded(tried, calls, cold=False), max(3, self.device.rounds // 2))

@@ -35,7 +35,8 @@ _HUGE = 1e30  # a factor this large marks a mask, as in attention
 
 @dataclass
 class OperandRole:
-    """Distribution of one operand's values."""
+    """Distribution of one operand's values: floats are normal numbers multiplied by `scale`, positive if `positive`, or
+    near one magnitude (`near`); the other fields are for integers."""
 
     scale: float = 1.0
     positive: bool = False
@@ -61,7 +62,7 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     """
     order = topological(expand_all(list(roots)))
     found = {n.attr("name"): OperandRole() for n in order if n.op == "param"}
-    tempered = set(_tempered(order))
+    tempered = set(_unscaled(order))
     for node in order:
         if (wanted := _positive_operand(node)) is not None:
             for leaf in _below(wanted, lambda n: n.entry.positive_of_positive):
@@ -97,7 +98,7 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     return found
 
 
-def _tempered(order: list[Tensor]) -> Iterator[int]:
+def _unscaled(order: list[Tensor]) -> Iterator[int]:
     """Ids of nodes whose inputs need no scaling to keep sums near one: nodes that are multiplied with a constant (as
     attention scores are), and batched products."""
     for node in order:

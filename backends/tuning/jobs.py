@@ -1,42 +1,31 @@
-"""Tuning jobs: files of kernel calls to measure on another machine, and the measurement into Parquet shards.
+"""Tuning jobs: kernel calls as data, and files of jobs to measure on another machine (job_measuring.py).
 
 A job names a kernel (a backend's template, or the term of a generated kernel), describes a call, and may list
-schedules. A job is data: only kernels that the local emitters write from these names and terms are executed. Measuring
-needs no e-graph, solver or database; `tensor-graphs db merge` merges the shards.
+schedules. Only kernels that the local emitters write from these names and terms are executed.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from ...costdb.keys.device import GPU_KIND, gpu_facts, gpu_machine
 from ...costdb.store import shards
-from ...costdb.store.schema import Row, checked, rows_with, to_table
-from ...costdb.store.snapshot import LOADED, Snapshot
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import Type
-from ...errors import DeviceUnavailableError, TensorGraphsError, UsageError
-from ...extract.model.kernel import Call, Candidate, Template, Vertex
+from ...errors import TensorGraphsError, UsageError
+from ...extract.model.kernel import Call, Candidate, Template
 from ...plain import Malformed, read_bytes
 from ...writing import write_bytes
 from ..generate.kernel_text import call_json, call_of_json
 from ..ir.precision import IEEE
 from .keys import key_of
-from .measure_cpu import CpuMeasurer, Sink, SinkBase
-from .measure_gpu import GpuMeasurer
-from .trials import SCHEDULES, search_of
 
 FORMAT = 1
 LARGEST_BYTES = 1 << 28  # maximum size of a job file
 MOST_ELEMENTS = 1 << 34  # maximum elements of one operand
-FLUSH_S, FLUSH_ROWS = 5.0, 500
 
 Job = dict[str, Any]
 
@@ -52,7 +41,7 @@ def job_of(template: Template, call: Call) -> Job:
 def read_job(job: Job) -> tuple[Template, list[Call]]:
     """The template of a job and its calls, one per listed schedule, else the single call.
 
-    UsageError for a malformed job.
+    Raises UsageError for a malformed job.
     """
     try:
         call = _checked(call_of_json(job["call"]))
@@ -73,7 +62,7 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
 def template_of_job(job: Job, call: Call) -> Template:
     """The template that a job names, or its regenerated kernel.
 
-    UsageError if this version's kernel has another identity.
+    Raises UsageError if this version's kernel has another identity.
     """
     from ..registry import template
 
@@ -130,7 +119,7 @@ def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
 
     Returns the number of jobs.
 
-    UnwritableError if the file cannot be written.
+    Raises UnwritableError if the file cannot be written.
     """
     seen: dict[str, str] = {}
     for c in candidates:
@@ -151,7 +140,7 @@ def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
 
 
 def read_jobs(path: str | Path) -> list[Job | str]:
-    """The jobs of a file; an error text replaces a malformed line. UsageError for another kind of file."""
+    """The jobs of a file; an error text replaces a malformed line. Raises UsageError for another kind of file."""
     source = Path(path)
     try:
         content = read_bytes(source, LARGEST_BYTES)
@@ -186,190 +175,3 @@ def _parsed(line: str) -> Job | str:
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"[:200]
     return found if isinstance(found, dict) else "not a JSON object"
-
-
-# ---------------------------------------------------------------- the worker
-@dataclass
-class ShardSink(SinkBase):
-    """Sink that writes rows to Parquet shards under a folder every few seconds, so that a kill loses little."""
-
-    root: Path
-    rows: list[Row] = field(default_factory=list)
-    snapshot: Snapshot | None = field(
-        default_factory=Snapshot
-    )  # measurements at the start, which searches continue from
-    counts: dict[str, int] = field(default_factory=dict)
-    last: float = field(default_factory=time.monotonic)
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Buffer rows; flush if due."""
-        for row in rows:
-            self.rows.append(row)
-            self.counts[row.kind] = self.counts.get(row.kind, 0) + 1
-        if len(self.rows) >= FLUSH_ROWS or time.monotonic() - self.last > FLUSH_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write all buffered rows, one shard per device."""
-        self.last = time.monotonic()
-        table, _ = checked(to_table(self.rows))
-        for device in sorted(set(table.column("device").to_pylist())):
-            shards.write(self.root, device, rows_with(table, "device", device))
-        self.rows.clear()
-
-
-def known(root: Path) -> Snapshot:
-    """The timings and failures in the readable shards under a folder."""
-    found = Snapshot()
-    for shard in shards.find(root):
-        try:
-            table, _ = checked(shards.read(shard.path))
-        except (shards.BadShard, OSError):
-            continue
-        for kind in ("timing", "failure"):
-            part = rows_with(table, "kind", kind)
-            found.extend(kind, {name: part.column(name).to_pylist() for name in LOADED[kind]})
-    return found
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of measuring a job file.
-
-    `measured`: candidates measured now. `known`: jobs already measured. `bad`: job index -> error. `rows`: rows written
-    per kind. `gpu`: value of the setting `gpu` with which another machine plans for this GPU.
-    """
-
-    measured: int
-    known: int
-    bad: Mapping[int, str]
-    rows: Mapping[str, int]
-    gpu: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The outcome as a JSON object."""
-        return {"measured": self.measured, "known": self.known, "rows": dict(self.rows), "gpu": self.gpu,
-                "bad": {str(n): why for n, why in self.bad.items()}}  # fmt: skip
-
-
-def measure_jobs(
-    jobs: Sequence[Job | str], root: str | Path, *, device: str = GPU_KIND, workers: int | None = None,
-    schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Outcome:  # fmt: skip
-    """Measure every job without a result in the shards under `root`, in order, for at most `seconds`; returns counts.
-
-    `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter (tests). `workers`: compiler processes.
-    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is asked before each job.
-    Raises DeviceUnavailableError if GPU jobs are given and there is no GPU.
-    """
-    have, until = known(Path(root)), time.monotonic() + seconds
-    sink = ShardSink(Path(root), snapshot=have)
-    found, old, bad = wanted(jobs, have, schedules)
-    done = 0
-
-    def taken(part: Sequence[Candidate]) -> Iterator[Candidate]:
-        nonlocal done
-        for candidate in part:
-            if stop() or time.monotonic() > until:
-                return
-            done += 1
-            say(f"{done} of {len(found)}: {candidate.template.name}")
-            yield candidate
-
-    try:
-        with LocalMeasurers(sink, device=device, workers=workers, schedules=schedules, say=say) as measurers:
-            measurers.measure(found, taken)
-    finally:
-        sink.flush()
-    return Outcome(done, old, bad, dict(sink.counts), "|".join(gpu_machine()))
-
-
-class LocalMeasurers:
-    """Context manager of one machine's measuring processes for CPU and GPU jobs: started when first needed, closed on
-    exit."""
-
-    def __init__(
-        self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
-        say: Callable[[str], None] = lambda message: None,
-    ) -> None:  # fmt: skip
-        self.sink, self.device, self.workers, self.schedules, self.say = sink, device, workers, schedules, say
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def measure(
-        self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
-    ) -> None:
-        """Measure candidates into the sink.
-
-        `taken` wraps the sequence of candidates and may end it early. Raises DeviceUnavailableError for GPU
-        candidates if there is no GPU.
-        """
-        gpu = [c for c in found if on_gpu(c)]
-        if gpu:
-            self._gpu.measure(taken(gpu))
-        if len(gpu) < len(found):
-            self._cpu.measure(taken([c for c in found if not on_gpu(c)]))
-
-    @cached_property
-    def _gpu(self) -> GpuMeasurer:
-        if self.device == GPU_KIND and not gpu_facts():
-            raise DeviceUnavailableError("there is no NVIDIA GPU here", hint="measure on a machine with one")
-        measurer = GpuMeasurer(self.sink, device=self.device, workers=self.workers, schedules=self.schedules)
-        self._open.enter_context(measurer)
-        self.say("calibrating")  # once; later measurements are compared with it
-        measurer.calibrate()
-        self.sink.flush()
-        return measurer
-
-    @cached_property
-    def _cpu(self) -> CpuMeasurer:
-        return self._open.enter_context(CpuMeasurer(self.sink))
-
-
-def wanted(
-    jobs: Sequence[Job | str], have: Snapshot, most: int
-) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
-    """(candidates to measure, number of jobs already measured, job index -> error) of jobs, given the measurements
-    `have`. `most`: number of schedules per kernel."""
-    found: list[Candidate] = []
-    old, bad = 0, dict[int, str]()
-    for number, job in enumerate(jobs):
-        try:
-            if isinstance(job, str):
-                raise UsageError(job)
-            template, calls = read_job(job)
-            if all(_ended(template, c, have, most) for c in calls):
-                old += 1
-            else:
-                found += [_unplaced(template, c) for c in calls]
-        except TensorGraphsError as error:
-            bad[number] = str(error)[:300]
-    return found, old, bad
-
-
-def _ended(template: Template, call: Call, have: Snapshot, most: int) -> bool:
-    """Whether a call needs no further measurement: its search of at most `most` schedules has ended, or it has a stored
-    time or failure."""
-    search = search_of(template, call, most, have)
-    if search is not None:
-        return bool(search.known) and not search.more()
-    digest = key_of(template, call).digest
-    return have.has(digest) or have.has(digest, "failure")
-
-
-def _unplaced(template: Template, call: Call) -> Candidate:
-    made, *more = (Vertex(-1 - n, o.strides) for n, o in enumerate(call.outputs))
-    return Candidate(template, made, (), call, more=tuple(more))
-
-
-def on_gpu(candidate: Candidate) -> bool:
-    """Whether a candidate runs on a GPU."""
-    from ..registry import backend
-
-    return backend(candidate.template.backend).device.on_gpu

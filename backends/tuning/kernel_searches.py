@@ -1,6 +1,6 @@
 """Schedule searches of the kernels that a measurer tunes; similar kernels share their best schedules.
 
-Two kernels are similar if `trials.kind_of` gives them equal keys. A search starts with the best schedules of similar
+Two kernels are similar if `trials.similarity_key` gives them equal keys. A search starts with the best schedules of similar
 kernels, and is shorter once a similar kernel was searched to the end.
 """
 
@@ -15,7 +15,7 @@ from ...extract.model.kernel import Call, Candidate, Template
 from .keys import key_of
 from .measure_cpu import Sink
 from .schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule
-from .trials import Measured, Trial, kind_of, not_tried, search_of
+from .trials import Measured, Trial, not_tried, search_of, similarity_key
 
 BEST, CLOSE = 2, 1.1  # schedules per kernel measured in full; maximum multiple of the fastest time for these
 ALIKE = 2  # best schedules of similar kernels that are tried
@@ -38,7 +38,7 @@ class KernelSearches:
         searched to the end. None if the kernel has no schedules to choose from."""
         most = self._numbers.get(key_of(template, call).digest, self.schedules) if self._numbers else self.schedules
         search = search_of(template, call, most, self.sink.snapshot)
-        known = dict(self.alike.get(kind_of(template, call), {}))  # a copy, because another thread may add to it
+        known = dict(self.alike.get(similarity_key(template, call), {}))  # a copy, because another thread may add to it
         if search is not None and search.fits is not None and known:
             best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
             search.like = list(islice(filter(search.fits, best), ALIKE))
@@ -55,7 +55,7 @@ class KernelSearches:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
             search.told(one.call.schedule, us)
             if us < math.inf:
-                known = self.alike.setdefault(kind_of(kernel.template, kernel.call), {})
+                known = self.alike.setdefault(similarity_key(kernel.template, kernel.call), {})
                 known[key] = min(us, known.get(key, us))
         if why := kernel.given_up:
             rest = [s for s in search.ranked if key_of_schedule(s) not in search.known]

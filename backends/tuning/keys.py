@@ -20,10 +20,8 @@ EMITTER = "1"  # version of program/emit_cpu.py; raise it when the text emitted 
 
 
 def key_of(template: Template, call: Call) -> KernelKey:
-    """Cost store key of a kernel call.
-
-    Kernel identity and source, attributes, shapes, dtypes, strides, schedule, and this machine.
-    """
+    """Cost store key of a kernel call: kernel identity and source, attributes, shapes, dtypes, strides, schedule, and
+    this machine."""
     operands = [*(call.operands[o] for o in template.operands), *call.outputs]
     machine = machine_of(template.backend)
     return KernelKey(

@@ -47,7 +47,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut."""
+    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut; on a GPU also
+    emit-error, resources or spills. `stage`: the step that failed, such as compile."""
 
     status: str
     message: str

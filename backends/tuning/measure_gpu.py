@@ -32,7 +32,7 @@ from .keys import key_of
 from .measure_cpu import CpuWorkerProcess, Failure, Sink, Timing, ended_of
 from .schedule_search import key_of_schedule
 from .trial_pipeline import Ended, Event, TrialPipeline
-from .trials import SCHEDULES, Measured, kind_of, rows_of
+from .trials import SCHEDULES, Measured, rows_of, similarity_key
 
 AHEAD = 48  # schedules in flight: some per compiler, so that none waits for the device
 OPEN = 20  # kernels in flight, each with device memory; as many again may wait for a similar kernel
@@ -116,7 +116,7 @@ class GpuMeasurer(TrialPipeline):
             self._measuring += time.monotonic() - began
             self._keep([], all_=True)
             self.sink.flush()
-        left = [k.candidate for k in self._under_way if k.candidate is not None]
+        left = [k.candidate for k in self._in_flight if k.candidate is not None]
         if left and (leave or self.keeps):
             self._until(None if self.keeps else self._ended)
             self._behind = Thread(target=self._go_on, args=(worth,), name="measuring", daemon=True)
@@ -126,7 +126,7 @@ class GpuMeasurer(TrialPipeline):
     def _go_on(self, worth: Cutoff | None) -> None:
         """Body of the background thread: process events of kernels in flight until `_call_back`."""
         try:
-            while self._under_way and not self._called_back:
+            while self._in_flight and not self._called_back:
                 self._over(self._step(worth, iter(())))
         except Ended:
             pass  # the next call notices it, too
@@ -153,7 +153,7 @@ class GpuMeasurer(TrialPipeline):
         if kernel is None:
             return 0
         self._count(kernel)
-        self._under_way.remove(kernel)
+        self._in_flight.remove(kernel)
         self._rows += rows_of(kernel)
         return 1
 
@@ -162,7 +162,7 @@ class GpuMeasurer(TrialPipeline):
         later: Iterator[Ahead], leave: bool,
     ) -> None:  # fmt: skip
         self._until(ended_of(worth))
-        under_way, done, held = self._under_way, 0, deque[Candidate]()
+        under_way, done, held = self._in_flight, 0, deque[Candidate]()
         seen, before, begun = {k.digest for k in under_way}, len(under_way), 0
         while True:
             dry = False
@@ -204,15 +204,15 @@ class GpuMeasurer(TrialPipeline):
         While compilers are busy, a candidate is held back until a similar kernel's first look or search has
         ended, because it will start with that kernel's best schedules.
         """
-        busy = {kind_of(k.template, k.call) for k in self._under_way}
+        busy = {similarity_key(k.template, k.call) for k in self._in_flight}
         busy -= self.searches.alike.keys() if look else set()
-        free = next((c for c in held if kind_of(c.template, c.call) not in busy), None)
+        free = next((c for c in held if similarity_key(c.template, c.call) not in busy), None)
         if free is None:
             while len(held) < OPEN and (candidate := next(source, None)) is not None:
-                if kind_of(candidate.template, candidate.call) not in busy:
+                if similarity_key(candidate.template, candidate.call) not in busy:
                     return candidate
                 held.append(candidate)
-            idle = self.pool is None or sum(k.pending for k in self._under_way) < self.pool.workers
+            idle = self.pool is None or sum(k.pending for k in self._in_flight) < self.pool.workers
             free = held[0] if held and idle else None
         if free is not None:
             held.remove(free)
@@ -304,11 +304,11 @@ class GpuMeasurer(TrialPipeline):
         self._drop()
         self._until(None)
         kernel = Measured(template, call)
-        self._under_way = [kernel]
+        self._in_flight = [kernel]
         self._submit(kernel, [call])
         while self._step(None, iter(())) is None:
             pass
-        self._under_way = []
+        self._in_flight = []
         (only,) = kernel.trials
         if only.failure is not None:
             return only.failure
@@ -347,7 +347,7 @@ class GpuMeasurer(TrialPipeline):
         digest = key_of(template, call).digest
         if candidate.is_view or digest in seen:
             # already started, perhaps by another search: the last requester becomes its candidate
-            for kernel in self._under_way:
+            for kernel in self._in_flight:
                 kernel.candidate = candidate if kernel.digest == digest else kernel.candidate
             return None
         seen.add(digest)

@@ -49,11 +49,11 @@ def key_of_schedule(schedule: Schedule) -> Key:
 class ScheduleSearch:
     """Autotuning search for one kernel at one shape.
 
-    `ranked`: guesses, best first. `fits`: legality of any schedule; None means only ranked ones are legal. `near`: best
-    schedules at other shapes. `like`: best schedules of kernels with the same loops. `known`: µs of measured schedules,
-    infinite for failures. `moves`: neighbours of a schedule, legal or not; None means none. `form`: schedules of
-    different forms are tried by a first look. `confirm`: schedules that were the fastest on another machine; tried
-    before all others.
+    `ranked`: guesses, best first. `count`: number of schedules to measure. `fits`: legality of any schedule; None means
+    only ranked ones are legal. `near`: best schedules at other shapes. `like`: best schedules of kernels with the same
+    loops. `known`: µs of measured schedules, infinite for failures. `moves`: neighbours of a schedule, legal or not;
+    None means none. `form`: schedules of different forms are tried by a first look. `confirm`: schedules that were the
+    fastest on another machine; tried before all others.
     """
 
     ranked: Sequence[Schedule]
@@ -82,7 +82,7 @@ class ScheduleSearch:
         Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`,
         the search ends after the first guesses if one of them succeeded.
         """
-        return self._noted(self._looked(worth) if look else self._wanted(worth), self.room)
+        return self._noted(self._first_look(worth) if look else self._wanted(worth), self.room)
 
     @property
     def room(self) -> int:
@@ -99,7 +99,7 @@ class ScheduleSearch:
         under_way = len(self.proposed - self.known.keys())
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
-    def _looked(self, worth: float) -> list[Schedule]:
+    def _first_look(self, worth: float) -> list[Schedule]:
         """The schedules of a first look: the best guess of each form, then the other first guesses if the fastest
         result is not far above the cutoff `worth`."""
         if worth <= 0:

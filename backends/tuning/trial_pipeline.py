@@ -69,7 +69,7 @@ class TrialPipeline:
         self.keeps = False  # whether kernels in flight when time is up are kept for the next call
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # emits source while the device is busy
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._under_way: list[Measured] = []  # kernels in flight; events of other kernels are ignored
+        self._in_flight: list[Measured] = []  # kernels in flight; events of other kernels are ignored
         self._waiting: deque[tuple[Measured, Trial | None]] = deque()  # ready for the device
         self._handed: dict[Future[None], GpuProcess] = {}  # device jobs in flight
         self._early: dict[tuple[str, Key], Trial] = {}  # trials compiled speculatively
@@ -88,7 +88,7 @@ class TrialPipeline:
         for job in self._handed:
             job.cancel()
         wait(self._handed)
-        dropped, self._under_way, self._handed = self._under_way, [], {}
+        dropped, self._in_flight, self._handed = self._in_flight, [], {}
         self._waiting.clear()
         return dropped
 
@@ -137,7 +137,7 @@ class TrialPipeline:
             self._worked = True
             if one is None:
                 return kernel
-        elif kernel not in self._under_way or one is None:
+        elif kernel not in self._in_flight or one is None:
             return None
         elif kernel.judge(one):
             self._waiting.append((kernel, one))
@@ -194,7 +194,7 @@ class TrialPipeline:
         written = self._ahead is None or self._ahead.text is not None or self._ahead.failure is not None
         if self.pool is None or busy >= self.pool.workers - FREE or not written:
             return False
-        moves = ((k, s) for k in self._under_way if not k.look for s in k.hoped())
+        moves = ((k, s) for k in self._in_flight if not k.look for s in k.likely_next())
         for kernel, schedule in chain(moves, later):
             place = kernel.digest, key_of_schedule(schedule)
             if place not in self._early:

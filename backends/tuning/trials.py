@@ -38,7 +38,11 @@ _numbers = count()
 
 @dataclass(eq=False)
 class Trial:
-    """One tuning trial: a schedule from emission to measurement."""
+    """One tuning trial: the schedule of `call`, from emission to measurement.
+
+    `cold`, `hot`: µs per call of all samples, with operands outside and inside of the cache. `accuracy`: error
+    norms.
+    """
 
     call: Call
     text: KernelText | None = None
@@ -73,7 +77,7 @@ class Measured:
     binaries: dict[str, Trial] = field(default_factory=dict)
     process: GpuProcess | None = None  # device process that has the kernel open
     best: list[int] = field(default_factory=list)  # indices of trials to measure in full at the end
-    # (number of known results, proposals derived from them): cache of `hoped`
+    # (number of known results, proposals derived from them): cache of `likely_next`
     moves: tuple[int, list[Schedule]] = (-1, [])
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -101,7 +105,7 @@ class Measured:
             return f"{self.broken} other schedules ended the process"
         return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.trials) else ""
 
-    def hoped(self) -> list[Schedule]:
+    def likely_next(self) -> list[Schedule]:
         """Schedules that the search is likely to propose next, to compile early."""
         if self.search is not None and self.moves[0] != len(self.search.known):
             self.moves = len(self.search.known), self.search.ahead()
@@ -207,7 +211,7 @@ def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, 
             yield key_of_schedule(schedule), math.inf
 
 
-def kind_of(template: Template, call: Call) -> Hashable:
+def similarity_key(template: Template, call: Call) -> Hashable:
     """Key of a group of kernels whose best schedules are good guesses for each other (`GeneratedKernel.alike`); unique
     for kernels that are not generated."""
     return template.alike(call)

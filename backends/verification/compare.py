@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...egraph.ir import dtypes
+from .slice_norms import SMALLEST, MatrixShape, SliceSums, Worst
 
 PLACE = 8.0  # allowed relative error of an element, as a multiple of that of the whole output
-BESIDE = 4.0  # allowed error as a multiple of the whole output's relative error times the root mean square of the slice
-OWN = 12.0  # multiple of the baseline's root mean square error in a slice that an element may be off by
-SLICE = 3.0  # multiple of the allowed error of the whole, and of the baseline's error, for a slice's norm
-LEAST = 32  # minimum elements of a slice: fewer give no useful mean
-STRETCH = 256  # elements of a stretch of a long axis
 PIECE, PIECE_THERE = 1 << 18, 1 << 22  # elements compared at a time: arrays, tensors
 
 #: Relative error of a single kernel from which limits of elements and slices follow, by the narrowest float dtype that
@@ -34,7 +30,7 @@ KERNEL = {"float64": 3e-11, "float32": 2e-5, "float16": 1e-3, "bfloat16": 5e-3}
 
 HUGE = 2.0**-600  # scale of values whose squares overflow float64
 
-#: Unit roundoff, and the largest and smallest numbers with full precision.
+#: Unit roundoff, and the largest number.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LARGEST = {
     "float64": 1.7976931348623157e308,
@@ -42,29 +38,6 @@ LARGEST = {
     "float16": 65504.0,
     "bfloat16": 3.3895313892515355e38,
 }
-SMALLEST = {"float64": 2.2250738585072014e-308, "float32": 2.0**-126, "float16": 2.0**-22, "bfloat16": 2.0**-126}
-
-
-@dataclass(frozen=True)
-class Worst:
-    """Element or slice with the largest ratio of error to limit."""
-
-    ratio: float = 0.0  # error / limit
-    error: float = 0.0  # absolute error; the norm for a slice
-    limit: float = 0.0
-    size: float = 0.0  # magnitude of the reference; the norm for a slice
-    where: str = ""  # text that names the element or slice
-    exempt: int = 0  # elements not compared because rounding decides their value
-
-    @property
-    def relative(self) -> float:
-        """The error relative to the reference."""
-        return self.error / self.size if self.size else math.inf if self.error else 0.0
-
-    @property
-    def said(self) -> str:
-        """Text with location and size of the error."""
-        return f"{self.where}: off by {self.error:.3g}, where {self.limit:.3g} is allowed beside {self.size:.3g}"
 
 
 def module_of(x: Any) -> Any:
@@ -105,7 +78,7 @@ class MeasuredErrors:
 
     def __init__(self, y: Any, exact: Any, own: Any | None, unstable: Any | None = None) -> None:
         self.xp, self.shape = module_of(exact), tuple(exact.shape)
-        self.flat = flat = _Flat(self.shape)
+        self.flat = flat = MatrixShape(self.shape)
         self.parts = [x if x is None else flat.of(x) for x in (y, exact, own, unstable)]
         self.scale = 1.0  # power of two that all values are multiplied with
         self._measure()
@@ -115,7 +88,7 @@ class MeasuredErrors:
 
     def _measure(self) -> None:
         """Sum the squares of errors and values."""
-        self.sums = _Sums(self.flat, self.xp)
+        self.sums = SliceSums(self.flat, self.xp)
         self.peaks: list[tuple[slice, Any]] = []  # (rows, largest error in them)
         self.known = 0.0  # sum of squares of the reference where the baseline is finite
         self.finite = True  # whether NaN and infinities match another run
@@ -206,160 +179,6 @@ def share(gap: float, scale: float, least: float = 0.0) -> float:
     if gap <= least:
         return 0.0
     return gap / scale if scale > 0 else gap
-
-
-class _Flat:
-    """A shape viewed as a matrix: leading axes merged to rows and trailing axes to columns, as nearly square as
-    possible."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        sizes = [math.prod(shape[:k]) for k in range(len(shape) + 1)]
-        total = sizes[-1]
-        if not total:
-            self.total, self.rows, self.columns, self.stretched = 0, 0, 0, False
-            self.leading: tuple[int, ...] = ()
-            self.trailing: tuple[int, ...] = ()
-            return
-        split = min(range(len(shape) + 1), key=lambda k: abs(math.log(sizes[k] / math.sqrt(total))))
-        self.total, self.leading, self.trailing = total, shape[:split], shape[split:]
-        self.rows, self.columns = sizes[split], total // sizes[split]
-        self.stretched = False
-        if min(self.rows, self.columns) == 1 and total >= 4 * LEAST:  # a single long axis
-            self.stretched = True
-            width = next((w for w in range(STRETCH, LEAST - 1, -1) if total % w == 0), 0)
-            self.columns = width or total
-            self.rows = total // self.columns
-            self.leading, self.trailing = (self.rows,), (self.columns,)
-
-    def of(self, x: Any) -> Any:
-        """An array of the shape as a matrix."""
-        return x.reshape(self.rows, self.columns) if self.total else x
-
-    def axes(self) -> Iterator[tuple[bool, int, int]]:
-        """Axes with large enough slices: (whether the axis belongs to the rows, axis, elements per slice)."""
-        for first, sizes in ((True, self.leading), (False, self.trailing)):
-            if self.stretched and not first:
-                continue
-            for axis, size in enumerate(tuple(sizes)):
-                if size > 1 and self.total // size >= LEAST:
-                    yield first, axis, self.total // size
-
-    def name(self, first: bool, axis: int, index: int) -> str:
-        """Description of a slice, for messages."""
-        if self.stretched:
-            return f"in places {index * self.columns} to {(index + 1) * self.columns - 1}"
-        return f"at index {index} of axis {axis if first else axis + len(self.leading)}"
-
-
-class _Sums:
-    """Sums per row and per column of a matrix: squares of the error, of the reference and of the baseline's error, and
-    the number of elements where the baseline has an error (copied elements have none)."""
-
-    def __init__(self, flat: _Flat, xp: Any) -> None:
-        self.flat, self.xp = flat, xp
-        self.by_row: list[list[Any]] = [[], [], [], []]
-        self.by_column: list[Any] = [None, None, None, None]
-
-    def add(self, gap: Any, reference: Any, lost: Any | None) -> None:
-        """Add the errors, reference values and baseline errors (None: zeros) of further rows."""
-        inexact = None if lost is None else (lost != 0) * self.xp.ones_like(lost)
-        for k, x in enumerate((gap, reference, lost, inexact)):
-            if x is None:
-                row, column = self.xp.zeros_like(gap[:, 0]), self.xp.zeros_like(gap[0])
-            elif self.xp is np:
-                row, column = np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->j", x, x)
-            else:
-                square = x * x
-                row, column = square.sum(1), square.sum(0)
-            self.by_row[k].append(row)
-            self.by_column[k] = column if self.by_column[k] is None else self.by_column[k] + column
-
-    def _along(self, k: int, first: bool, axis: int) -> Any:
-        """Sums of quantity `k` per index of an axis."""
-        flat = self.flat
-        line, sizes = (self._rows(k), flat.leading) if first else (self.by_column[k], flat.trailing)
-        found = line.reshape(sizes)
-        for other in reversed(range(len(sizes))):
-            found = found if other == axis else found.sum(other)
-        return found
-
-    def _rows(self, k: int) -> Any:
-        if len(self.by_row[k]) > 1:
-            join = self.xp.concatenate if self.xp is np else self.xp.cat
-            self.by_row[k] = [join(self.by_row[k])]
-        return self.by_row[k][0]
-
-    def slices(self, dtype: str, allowed: float) -> Worst:
-        """The slice with the worst norm."""
-        found = Worst()
-        for first, axis, count in self.flat.axes():
-            gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
-            lost = self._lost(lost, self._along(3, first, axis))
-            limit = SLICE * (allowed * size + lost) + SMALLEST[dtype] * math.sqrt(count)
-            ratio = gap / limit
-            at = int(ratio.argmax())
-            if float(ratio[at]) > found.ratio:
-                found = Worst(
-                    float(ratio[at]), float(gap[at]), float(limit[at]), float(size[at]), self.flat.name(first, axis, at)
-                )
-        return found
-
-    def _lost(self, lost: Any, inexact: Any) -> Any:
-        """Norms of the baseline's error per slice.
-
-        In slices with few inexact elements the norm may be near zero by chance; there it is at least OWN times
-        the norm of as many errors of the output's mean magnitude.
-        """
-        total = float(self.by_column[3].sum())
-        mean = math.sqrt(float(self.by_column[2].sum()) / max(total, 1.0))
-        few = OWN / SLICE * mean * self.xp.sqrt(inexact)
-        return self.xp.where(inexact < LEAST, self.xp.maximum(lost, few), lost)
-
-    def limits(self, allowed: float) -> _Limits:
-        """Absolute error limits per row and per column. The limit relative to an element's value comes on top."""
-        xp, flat = self.xp, self.flat
-        total = [x.sum().reshape(1) for x in self.by_column[1:]]
-        whole = self._limit(total, flat.total, allowed, least=1)
-        rows, columns = whole + xp.zeros_like(self._rows(1)), whole + xp.zeros_like(self.by_column[1])
-        for first, axis, count in flat.axes():
-            line = self._limit([self._along(k, first, axis) for k in (1, 2, 3)], count, allowed)
-            sizes = flat.leading if first else flat.trailing
-            shaped = line.reshape([-1 if i == axis else 1 for i in range(len(sizes))])
-            full = (shaped + xp.zeros_like((rows if first else columns).reshape(sizes))).reshape(-1)
-            if first:
-                rows = xp.minimum(rows, full)
-            else:
-                columns = xp.minimum(columns, full)
-        return _Limits(xp, rows, columns)
-
-    def _limit(self, sums: list[Any], count: int, allowed: float, least: int = LEAST) -> Any:
-        """Error limits of elements in slices of `count` elements.
-
-        The baseline's mean error is taken over elements with an error, because an output such as a cache has
-        many copied elements besides one computed row. Infinite for slices with 1 to `least` - 1 such elements,
-        too few for a useful mean.
-        """
-        xp, inexact = self.xp, sums[2]
-        size, lost = xp.sqrt(sums[0] / count), xp.sqrt(sums[1] / xp.clip(inexact, 1, None))
-        limit = BESIDE * allowed * size + OWN * lost
-        return xp.where((inexact > 0) & (inexact < least), xp.full_like(limit, math.inf), limit)
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """Absolute error limit per row and per column; the smaller one applies to an element."""
-
-    xp: Any
-    rows: Any
-    columns: Any
-
-    def of(self, rows: slice) -> Any:
-        """The limits of all elements in some rows."""
-        return self.xp.minimum(self.rows[rows][:, None], self.columns[None, :])
-
-    def least(self, rows: slice) -> float:
-        """The smallest limit in some rows."""
-        return min(float(self.rows[rows].min()), float(self.columns.min()))
 
 
 # ---------------------------------------------------------------- integers, bools, NaN and infinities

@@ -41,7 +41,11 @@ PERIOD = (
 
 @dataclass
 class Role:
-    """Distribution of one verification input's values."""
+    """Distribution of one verification input's values.
+
+    `divisor`, `exponent`, `positive`: whether the values divide, are exponents, or are operands of a logarithm or
+    root.
+    """
 
     bound: int = 0  # indices of an axis of this size, if not 0
     signed: bool = False  # whether negative indices are allowed

@@ -29,7 +29,10 @@ Compute = Callable[[Sequence[Any]], Any]
 
 @dataclass
 class Disturbed:
-    """Rounding sensitivity of a graph's outputs on given values (arrays, or tensors on `device`); refined by each run."""
+    """Rounding sensitivity of a graph's outputs on given values (arrays, or tensors on `device`); refined by each run.
+
+    `poll` is called between operations, and may raise to interrupt a run.
+    """
 
     graph: Graph
     values: Mapping[str, Any]

@@ -32,9 +32,8 @@ Function = Callable[..., Any]
 def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = True) -> torch.Tensor:
     """Value of a term as a Torch tensor.
 
-    `wide`: floats in float64, else in their own dtypes. `values`: params by name, on one device.
-
-    Raises UsageError for a leaf without a value or an op without a Torch function.
+    `wide`: compute floats in float64, else in their own dtypes. `values`: params by name, on one device. Raises
+    UsageError for a leaf without a value or an op without a Torch function.
     """
     import torch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensor_graphs.backends.triton.async_copy_race import overtaking
+from tensor_graphs.backends.triton.async_copy_race import async_copy_races
 
 ROWS, COLUMNS = (
     "!ttg.memdesc<{}x128x64xbf16, #shared, #smem, mutable>",
@@ -62,11 +62,11 @@ def test_a_copy_overtakes_what_is_under_way(
     places: int, ahead: int, pending: int, more: dict[str, bool], wrong: bool, box: bool
 ) -> None:
     """By places of the ring, rounds between a copy and its product, and products that are not waited for."""
-    assert bool(overtaking(text(places, ahead, pending, **more, box=box))) is wrong  # type: ignore[arg-type]
+    assert bool(async_copy_races(text(places, ahead, pending, **more, box=box))) is wrong  # type: ignore[arg-type]
 
 
 def test_what_is_waited_for_at_once_is_no_race() -> None:
     """Products that do not run on by themselves, texts without rings or loops, and no text at all."""
-    assert not overtaking(text(2, 2, 1).replace("isAsync = true", "isAsync = false"))
-    assert not overtaking("\n".join(line for line in text(2, 2, 1).splitlines() if "local_alloc" not in line))
-    assert not overtaking("") and not overtaking("module {\n}")
+    assert not async_copy_races(text(2, 2, 1).replace("isAsync = true", "isAsync = false"))
+    assert not async_copy_races("\n".join(line for line in text(2, 2, 1).splitlines() if "local_alloc" not in line))
+    assert not async_copy_races("") and not async_copy_races("module {\n}")

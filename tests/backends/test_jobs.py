@@ -16,6 +16,7 @@ import tensor_graphs as tg
 from tensor_graphs.backends.registry import on_gpu, select, template
 from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.backends.tuning import jobs
+from tensor_graphs.backends.tuning.job_measuring import measure_jobs
 from tensor_graphs.cli.app import run
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.graph import Graph
@@ -62,10 +63,10 @@ def test_files_keep_kernels_and_calls(suffix: str, tmp_path: Path) -> None:
 def test_the_worker_measures_what_is_not_known_and_prices_follow(tmp_path: Path) -> None:
     broken = {**jobs.job_of(library().template, library().call), "identity": "of another version"}
     todo = [jobs.job_of(c.template, c.call) for c in (fused(), library())]
-    outcome = jobs.measure_jobs([*todo, broken, "not JSON"], tmp_path / "shards", device="cpu", schedules=2)
+    outcome = measure_jobs([*todo, broken, "not JSON"], tmp_path / "shards", device="cpu", schedules=2)
     assert outcome.measured == 2 and outcome.known == 0 and set(outcome.bad) == {2, 3}
     assert outcome.rows["accuracy"] == 3 and "failure" not in outcome.rows
-    again = jobs.measure_jobs(todo, tmp_path / "shards", device="cpu", schedules=2)
+    again = measure_jobs(todo, tmp_path / "shards", device="cpu", schedules=2)
     assert (again.measured, again.known) == (0, 2) and not again.rows
     store = Store(tmp_path / "store")
     assert not store.merge(tmp_path / "shards").bad_shards
@@ -78,7 +79,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(DeviceUnavailableError):
-        jobs.measure_jobs([jobs.job_of(library().template, library().call)], tmp_path, device="cuda")
+        measure_jobs([jobs.job_of(library().template, library().call)], tmp_path, device="cuda")
 
 
 BAD = {
@@ -142,7 +143,7 @@ def test_jobs_are_written_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytes
     assert run([*lacking, "--jobs", str(tmp_path / "jobs.jsonl")]) == 0
     found = [job for job in jobs.read_jobs(tmp_path / "jobs.jsonl") if not isinstance(job, str)]
     assert any(job["backend"] == "triton" for job in found)
-    outcome = jobs.measure_jobs(found, tmp_path / "shards", device="cpu", schedules=1)
+    outcome = measure_jobs(found, tmp_path / "shards", device="cpu", schedules=1)
     assert outcome.measured == len(found) and not outcome.bad
     Store(tmp_path / "store").merge(tmp_path / "shards")
     assert run([*lacking, "--jobs", str(tmp_path / "more.jsonl")]) == 0

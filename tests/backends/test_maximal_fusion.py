@@ -12,7 +12,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, deep, spelled
+from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, raise_recursion_limit, spelled
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.index import Axis, index
@@ -315,7 +315,7 @@ def test_recursion_stays_bounded(tmp_path: Path) -> None:
     """However large a kernel was, a file that is nested too deeply is refused, in this process too."""
     before = sys.getrecursionlimit()
     try:
-        deep(10**6)
+        raise_recursion_limit(10**6)
         assert sys.getrecursionlimit() <= max(before, DEEPEST) <= 40_000
         (tmp_path / "deep.json").write_bytes(b'[{"a":' * 100_000)
         with pytest.raises(ExtractionError, match="nested too deeply"):

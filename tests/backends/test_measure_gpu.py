@@ -419,14 +419,14 @@ def test_what_is_left_under_way_goes_on_before_the_next_call(monkeypatch: pytest
             device.broken = broken
             compilers.answer()
             until = time.monotonic() + 10.0
-            while (measurer._under_way if not broken else measurer._fault is None) and time.monotonic() < until:
+            while (measurer._in_flight if not broken else measurer._fault is None) and time.monotonic() < until:
                 time.sleep(0.01)
             assert "block128" not in {r.key.name for r in kept}, "rows are added by whoever calls"
             if broken:
                 with pytest.raises(WorkerError, match="gone"):
                     measurer.measure([])
                 continue
-            assert not measurer._under_way and not measurer.measure([])
+            assert not measurer._in_flight and not measurer.measure([])
             assert "block128" in {r.key.name for r in kept}
 
 
@@ -497,7 +497,7 @@ def test_kernels_that_are_alike_wait_for_each_other_while_there_is_enough_to_com
     under = Measured(a.template, a.call, pending=4)
     held: deque[Candidate] = deque()
     try:
-        measurer._under_way, measurer.pool = [under], SimpleNamespace(workers=4, close=lambda: None)  # type: ignore[assignment]
+        measurer._in_flight, measurer.pool = [under], SimpleNamespace(workers=4, close=lambda: None)  # type: ignore[assignment]
         measurer.searches.alike.pop("one kind", None)
         for look in (False, True):
             source = iter([b, c])
@@ -510,7 +510,7 @@ def test_kernels_that_are_alike_wait_for_each_other_while_there_is_enough_to_com
         assert measurer._following(iter([b]), held, True) is b, "what a first look begins with is known"
         assert measurer._following(iter([b]), held, False) is None and list(held) == [b]
     finally:
-        measurer._under_way, measurer.pool = [], None
+        measurer._in_flight, measurer.pool = [], None
 
 
 def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:

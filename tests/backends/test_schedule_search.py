@@ -20,7 +20,7 @@ from tensor_graphs.backends.generate.schedule import Domain, Move, depths, flag,
 from tensor_graphs.backends.generate.schedule import Schedule as Declared
 from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.backends.triton.schedules import candidates as triton_space
-from tensor_graphs.backends.triton.schedules import legality as triton_fits
+from tensor_graphs.backends.triton.schedules import facts as triton_facts
 from tensor_graphs.backends.tuning.schedule_search import (
     COUNT,
     LOOK,
@@ -281,11 +281,11 @@ def test_a_store_knows_schedules_of_this_shape_and_the_best_of_others(tmp_path: 
 
 
 def test_kernels_that_differ_in_no_number_are_ranked_once() -> None:
-    def facts(*shape: int) -> triton_fits.Facts:
+    def facts(*shape: int) -> triton_facts.KernelFacts:
         root = composite.softmax(t.input("x", shape, "bfloat16"), axis=1)
         found = generated(root).lower(Call({"x": operand(leaves(root)["x"])}, operand(root), {}))
         assert found is not None
-        return triton_fits.facts_of(found.kernel, found.shape, found.cuts)
+        return triton_facts.facts_of(found.kernel, found.shape, found.cuts)
 
     assert facts(300, 1000) == facts(300, 1000) != facts(301, 1000)
     assert {hash(facts(300, 1000))} == {hash(facts(300, 1000))}

@@ -14,7 +14,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
-from tensor_graphs.backends.generate.weight_layouts import even, laid_out, prepared, uneven
+from tensor_graphs.backends.generate.weight_layouts import even, is_unaligned, laid_out, prepared
 from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.ir.kernel import Buffer
 from tensor_graphs.backends.ir.tensor_maps import as_one, box
@@ -49,7 +49,7 @@ def test_weights_are_laid_out_as_kernels_are_told(rows: int, columns: int, dtype
     assert one == 1 and found.is_contiguous() and found.shape[1] == apart == even(rows, dtype)
     assert torch.equal(found[:, :rows], w.t()) and not found[:, rows:].any()
     assert apart * w.itemsize % 16 == 0 or (-rows * w.itemsize % 16) * 4 > rows * w.itemsize
-    assert uneven(kind) == (dtype != "float32" and columns % 8 != 0)
+    assert is_unaligned(kind) == (dtype != "float32" and columns % 8 != 0)
 
 
 def test_a_box_beyond_the_end_of_an_axis_needs_a_matrix_that_ends_there() -> None:

@@ -18,7 +18,8 @@ from tensor_graphs import settings
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.tuning.jobs import job_of, measure_jobs
+from tensor_graphs.backends.tuning.job_measuring import measure_jobs
+from tensor_graphs.backends.tuning.jobs import job_of
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph

@@ -60,7 +60,7 @@ class DotGroup:
 @dataclass(frozen=True)
 class IntegerDots:
     """A sum in blocks as integer dot products of `row`, the float factor over the reduction axis, with the weights of
-    `vectors`."""
+    `vectors`, which `groups` divides by scales and offsets."""
 
     row: Expr
     vectors: tuple[DotVector, ...]

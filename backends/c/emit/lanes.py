@@ -30,7 +30,8 @@ TEXTS = {
 class LaneWriter:
     """Writer of statements that compute values of `LANES` consecutive elements along `lane`.
 
-    `scalar`: text of a value that does not depend on the lane.
+    `scalar`: text of a value that does not depend on the lane; `fresh`: a new variable name from a stem; `known`:
+    variables of values computed so far.
     """
 
     lane: Axis

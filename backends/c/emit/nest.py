@@ -18,7 +18,11 @@ ROW = 16384  # maximum elements of a row buffer
 
 @dataclass
 class LoopScope:
-    """C block of a loop: its axis, lines and nested blocks, and the values computed in it."""
+    """C block of a loop over `axis` (None for other blocks).
+
+    `head`: the lines before the block, such as the `for`. `items`: statements and nested blocks in order. `known`:
+    variables of the values computed in the block.
+    """
 
     parent: LoopScope | None
     axis: Axis | None

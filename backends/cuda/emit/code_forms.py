@@ -40,21 +40,25 @@ class CodeForm:
 
 
 def code_form(e: Expr, axis: Axis) -> CodeForm | None:
-    """The encoding that an expression over loaded bytes decodes along `axis` (K); None if it decodes no known one."""
+    """The encoding that an expression over loaded bytes decodes along `axis` (K); None if the encoding is unknown."""
     loads = [x for x in walk([e]) if x.op == "load"]
     if len(loads) != 1 or loads[0].value[3] not in ("uint8", "int8") or loads[0].args or e.kind != "float":
         return None
     (load,) = loads
     for span in (BYTES, 2 * BYTES):
-        if axis.size % span == 0 and _repeats(e, load, axis, span) and _lies(load.value[1], axis, span):
+        if (
+            axis.size % span == 0
+            and _advances_by_vector(e, load, axis, span)
+            and _is_contiguous(load.value[1], axis, span)
+        ):
             table = _table(e, load, axis, span)
-            found = _named(table, load) if table is not None else None
+            found = _known_form(table, load) if table is not None else None
             if found is not None and (found.span == span):
                 return found
     return None
 
 
-def _repeats(e: Expr, load: Expr, axis: Axis, span: int) -> bool:
+def _advances_by_vector(e: Expr, load: Expr, axis: Axis, span: int) -> bool:
     """Whether a step of `span` elements along an axis moves the load by 16 bytes and changes no other index in the
     expression."""
     later = {axis: index(axis) + span}
@@ -64,25 +68,25 @@ def _repeats(e: Expr, load: Expr, axis: Axis, span: int) -> bool:
         at.replaced(later) - at == index(BYTES))  # fmt: skip
 
 
-def _lies(at: Index, axis: Axis, span: int) -> bool:
+def _is_contiguous(at: Index, axis: Axis, span: int) -> bool:
     """Whether the first `span` elements along an axis are read from 16 contiguous, 16-byte aligned bytes.
 
     With a span of 32, the second 16 elements read the same bytes again.
     """
-    here = [_number(at, {axis: np.array(k)}) for k in range(span)]
+    here = [_index_values(at, {axis: np.array(k)}) for k in range(span)]
     own = at.replaced({axis: index(0)})
     aligned = own.const % BYTES == 0 and all(c % BYTES == 0 for _, c in own.terms)
     return aligned and [int(v - here[0]) for v in here] == [k % BYTES for k in range(span)]
 
 
-def _number(at: Index, where: Mapping[Axis, Array]) -> Array:
+def _index_values(at: Index, where: Mapping[Axis, Array]) -> Array:
     """Values of an index at given coordinates along axes (arrays that broadcast). Other axes are at 0."""
     found = np.array(at.const)
     for atom, c in at.terms:
         if isinstance(atom, Axis):
             found = found + c * where.get(atom, np.array(0))
         else:
-            inner = _number(atom.index, where)
+            inner = _index_values(atom.index, where)
             found = found + c * (inner % atom.by if atom.rest else inner // atom.by)
     return found
 
@@ -103,7 +107,7 @@ def _table(e: Expr, load: Expr, axis: Axis, span: int) -> Array | None:
             if x.op == "const":
                 known[x] = np.array(x.value)
             elif x.op == "index":
-                known[x] = _number(x.value, where)
+                known[x] = _index_values(x.value, where)
             elif x.op == "cast":
                 known[x] = args[0].astype(np.float64 if dtypes.is_float(x.value) else dtypes.numpy_dtype(x.value))
             elif (function := OPS[x.op].numpy) is not None and x.op != "reduce":
@@ -127,7 +131,7 @@ def _ordered(e: Expr) -> list[Expr]:
     return list(found)
 
 
-def _named(table: Array, load: Expr) -> CodeForm | None:
+def _known_form(table: Array, load: Expr) -> CodeForm | None:
     """The known encoding with these values [256, span] (see `_table`); None if there is none."""
     whole = np.arange(256)
     if table.shape[1] == 2 * BYTES:

@@ -23,7 +23,7 @@ from .loads import WARM, ThreadLoads
 from .nest import ThreadNest
 from .reductions import Reductions
 from .spelling import CTYPES, all_of, enclosed, span
-from .thread_layout import slope, steady
+from .thread_layout import is_uniform, slope
 
 FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit floats in registers
 
@@ -122,7 +122,9 @@ class Fragments(CudaPart):
         frame = self.frame
         if e.op == "where":
             c, *ways = e.args
-            apart = all(x.op not in ("load", "reduce") for x in walk([c])) and steady(c, frame.groups[frame.dim][0], 8)
+            apart = all(x.op not in ("load", "reduce") for x in walk([c])) and is_uniform(
+                c, frame.groups[frame.dim][0], 8
+            )
             return apart and all(map(self.read_whole, ways)) and len({self.dtype(w) for w in ways}) == 1
         if e.op != "load" or e.value[2]:
             return False
@@ -140,7 +142,10 @@ class Fragments(CudaPart):
         return str(e.value[3]) if e.op == "load" else self.dtype(e.args[1])
 
     def sources(self, e: Expr) -> list[Expr]:
-        """Vector loads that an expression is computed from. Raises Unfusable if it has other loads or reductions."""
+        """Vector loads from which an expression is computed.
+
+        Raises Unfusable if the expression has other loads or reductions.
+        """
         if self.read_whole(e):
             return [e]
         if e.op in ("load", "reduce"):
@@ -163,10 +168,10 @@ class Fragments(CudaPart):
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
-        """Emit vector loads in a loop nest; those of columns bypass L1, which is kept for the rows.
+        """Emit vector loads in a loop nest.
 
-        Out-of-bounds vectors are loaded from a valid address and zeroed by a select: a branch would serialize the
-        loads.
+        Loads of columns bypass L1, so that L1 keeps the rows. Out-of-bounds vectors are loaded from a valid
+        address and zeroed by a select, because a branch would serialize the loads.
         """
         local = self.held[e]
         where, anywhere, conditions = self._source(nest, e)

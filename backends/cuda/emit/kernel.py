@@ -105,7 +105,11 @@ class SimtEmitter(CudaPart):
             self.stores.write(s)
 
     def launch(self, last: SimtEmitter | None = None) -> CudaLaunch:
-        """The function's text and its grid. `last` emits what the last block of each tile does after its own part."""
+        """The launch: the function's text and its grid.
+
+        `last`: emitter of the code that the last block of each tile runs after its own part of a split
+        reduction.
+        """
         frame, s = self.frame, self.shape
         tiles = {d: 1 if d in frame.walked else -(-frame.extent[d] // frame.along[d].block) for d in ("m", "n")}
         batch = math.prod(a.size for a in s.batch)
@@ -144,8 +148,10 @@ class SimtEmitter(CudaPart):
         )  # fmt: skip
 
     def _room(self) -> int:
-        """Bytes of dynamic shared memory to request; 0 if static shared memory suffices. Unfusable beyond the hardware
-        limit."""
+        """Bytes of dynamic shared memory to request; 0 if static shared memory suffices.
+
+        Raises Unfusable beyond the hardware limit.
+        """
         frame = self.frame
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
         asked = used if used + 16 > SHARED and self.layout.warps is not None else 0

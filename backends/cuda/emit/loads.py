@@ -13,7 +13,7 @@ from ...ir.op_texts import costly
 from .frame import CudaPart, CudaScope, Local, nest_of
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, plus, span
-from .thread_layout import steady, together
+from .thread_layout import is_uniform, together
 
 WARM = 48 << 10  # bytes of a matrix that a block has prefetched: what an SM reads in about two microseconds
 HELD = 512  # limit in bytes of one value in a thread's registers
@@ -103,7 +103,7 @@ class ThreadLoads(CudaPart):
         picks, guards = args[: len(steps)], args[len(steps) :]
         if width == 1 or not group or any(dim in frame.spans(a) for a in picks):
             return False
-        if any(dim in frame.spans(g) and not steady(g, group[-1], width) for g in guards):
+        if any(dim in frame.spans(g) and not is_uniform(g, group[-1], width) for g in guards):
             return False
         return together(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
 

@@ -49,15 +49,15 @@ class PackedSide:
         four neighbouring threads hold along K."""
         width = ROW * self.form.span
         return self.form.name == "nibbles" and all(
-            _steady(e, axis, width) for e in (self.zero, self.scale) if e is not None
+            _is_uniform(e, axis, width) for e in (self.zero, self.scale) if e is not None
         )
 
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
     """The right operand of a product as codes with one zero point and one scale per 16 bytes; None if it has another
     form."""
-    over, under = factors(kernel.builder.product((*dot.right, *_bare(dot)), ()))
-    moving = [f for f in over if not _steady(f, axis, BYTES)]
+    over, under = factors(kernel.builder.product((*dot.right, *_bare_factors(dot)), ()))
+    moving = [f for f in over if not _is_uniform(f, axis, BYTES)]
     if under or not moving:
         return None
     number, zero = kernel.builder.product(moving, ()), None
@@ -69,15 +69,15 @@ def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
     steady = [f for f in over if f not in moving]
     scale = kernel.builder.product(steady, ()) if steady else None
     values = [e for e in (zero, scale) if e is not None]
-    return PackedSide(form, zero, scale) if all(_steady(e, axis, form.span) for e in values) else None
+    return PackedSide(form, zero, scale) if all(_is_uniform(e, axis, form.span) for e in values) else None
 
 
-def _bare(dot: Dot) -> list[Expr]:
+def _bare_factors(dot: Dot) -> list[Expr]:
     """Factors of a product's left operand that read no memory; they belong to the decoding of 4-bit codes."""
     return [f for f in dot.left if all(x.op != "load" for x in walk([f]))]
 
 
-def _steady(e: Expr, axis: Axis, width: int) -> bool:
+def _is_uniform(e: Expr, axis: Axis, width: int) -> bool:
     """Whether an expression is constant over each aligned run of `width` elements along an axis: its loads are, and it
     has no index expressions or reductions."""
     return all(
@@ -124,7 +124,7 @@ class PackedFragments(Fragments):
             self.packed[e] = side
         self.grouped = [e for e in self.dots if self.packed[e].grouped(axis)]
         b = self.kernel.builder
-        self.left = {e: b.product([f for f in dots[e].left if f not in _bare(dots[e])], ()) for e in self.dots}
+        self.left = {e: b.product([f for f in dots[e].left if f not in _bare_factors(dots[e])], ()) for e in self.dots}
         self.right = {e: b.product(dots[e].right, ()) for e in self.dots}
         rows = (*self.left.values(), *(e.args[0] for e in self.sums))
         self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
@@ -170,8 +170,8 @@ class PackedFragments(Fragments):
         return frame.top.lines
 
     def _each_tile(self, body: Callable[[], None], pair: str = "") -> None:
-        """Emit a loop around `body` over the tiles of columns (with `pair`: over the two tiles from the one of that
-        name on). Indices along K are those of the first code of a vector."""
+        """Emit a loop around `body` over the tiles of columns; with `pair`, the variable of a tile's index, over that
+        tile and the next. Indices along K are those of the first code of a vector."""
         frame = self.frame
         first, end = (pair, f"{pair} + 2") if pair else ("0", str(frame.warps.tiles))
         self.line("#pragma unroll")
@@ -293,7 +293,7 @@ class PackedFragments(Fragments):
         for e, name in names.items():
             side, own = self.packed[e], f"{name}[n_i % 2]"
             if e in groups:
-                self._bare(side, own, groups[e], sides[self.left[e]].dtype)
+                self._convert_bare(side, own, groups[e], sides[self.left[e]].dtype)
                 continue
             self.line(f"{side.form.name}({own}, {self.codes[side.form.load]}[n_i], {side.form.offset}f);")
             self._apply("moved", own, side.zero, minus=True)
@@ -304,7 +304,7 @@ class PackedFragments(Fragments):
             self._fetch("more")
             self.line("}")
 
-    def _bare(self, side: PackedSide, vectors: str, group: str, dtype: str) -> None:
+    def _convert_bare(self, side: PackedSide, vectors: str, group: str, dtype: str) -> None:
         """Emit the conversion of codes without offset and scale, and the variables with the offset and the scale of the
         tile's column."""
         nest = self._single()

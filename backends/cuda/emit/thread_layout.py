@@ -72,7 +72,7 @@ class ThreadLayout:
 
     @cached_property
     def apart(self) -> Mapping[str, DimensionThreads]:
-        """The dimensions with threads of their own."""
+        """The dimensions that do not share the threads of another dimension."""
         return {d: along for d, along in self.dims.items() if d not in self.shared}
 
     @cached_property
@@ -128,7 +128,7 @@ def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
     return width > 1 and axis.size % width == 0 and slope(at, axis, width) == 1 and divisor(at, axis, width) % run == 0
 
 
-def steady(e: Expr, axis: Axis, width: int) -> bool:
+def is_uniform(e: Expr, axis: Axis, width: int) -> bool:
     """Whether a condition is constant over each aligned run of `width` elements along an axis.
 
     Decided for comparisons of indices with multiples of `width`, and for `and`, `or`, `not` of them. False for
@@ -137,7 +137,7 @@ def steady(e: Expr, axis: Axis, width: int) -> bool:
     if axis not in e.axes:
         return True
     if e.op in ("and", "or", "not"):
-        return all(steady(a, axis, width) for a in e.args)
+        return all(is_uniform(a, axis, width) for a in e.args)
     if e.op != "lt" or any(a.op not in ("index", "const") or a.kind != "int" for a in e.args):
         return False
     low, high = (a.value if a.op == "index" else index(a.value) for a in e.args)

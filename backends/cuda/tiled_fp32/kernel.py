@@ -97,8 +97,8 @@ class TiledSchedule(Schedule):
 class TiledOperand:
     """Operand of a tiled GEMM in global memory.
 
-    Fields: text of the tile's base address, stride of its non-contiguous dimension, whether it is contiguous along K,
-    and how many elements one copy may have.
+    `place`: text of the tile's base address. `step`: stride of the non-contiguous dimension, in elements. `along`:
+    whether the operand is contiguous along K. `words`: elements that one copy may have.
     """
 
     place: str
@@ -150,7 +150,7 @@ class TiledFrame(ThreadFrame):
 
 
 class TiledGemm(CudaPart):
-    """Emitter of a tiled GEMM. Frame, loads and stores are those of the epilogue."""
+    """Emitter of a tiled GEMM. The parts for frame, loads and stores emit the epilogue."""
 
     frame: TiledFrame
 
@@ -199,9 +199,9 @@ class TiledGemm(CudaPart):
         return TiledOperand(place, step, along, math.gcd(together, 4))
 
     def tiles(self, last: SimtEmitter | None = None) -> CudaLaunch:
-        """The function's text and its grid.
+        """The launch: the function's text and its grid.
 
-        `last` emits what the last block of each tile does after its own part (split-K).
+        `last`: emitter of the code that the last block of each tile runs after its own part of split-K.
         """
         frame = self.frame
         t, s, rights = self.t, self.shape, len(self.rights)

@@ -59,10 +59,7 @@ def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
 
 
 class Gemm(CudaPart):
-    """Emitter of a warp-specialized GEMM.
-
-    Frame, loads and stores are those of the epilogue.
-    """
+    """Emitter of a warp-specialized GEMM. The parts for frame, loads and stores emit the epilogue."""
 
     frame: GemmFrame
 
@@ -105,7 +102,7 @@ class Gemm(CudaPart):
             raise Unfusable("right sides that lie differently")
 
     def _read(self, side: Sequence[Expr]) -> Expr:
-        """The load that a side of a product consists of. Raises Unfusable if it is no plain 16-bit matrix."""
+        """The load that is an operand of a product. Raises Unfusable if the operand is no plain 16-bit matrix."""
         if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in HALVES:
             raise Unfusable("a side of a product that is no matrix of 16 bits")
         return side[0]

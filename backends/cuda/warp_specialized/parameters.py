@@ -54,8 +54,8 @@ class GemmSchedule(Schedule):
         return rights * self.height * self.wide // 128
 
     def taken(self, rights: int) -> int:
-        """Columns (N) of one wgmma instruction: those of all right-hand matrices together if these are adjacent in
-        shared memory and have at most 256 columns, else those of one."""
+        """Columns (N) of one wgmma instruction: the columns of all right-hand matrices together if the matrices are
+        adjacent in shared memory and have at most 256 columns, else the columns of one matrix."""
         together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
         return rights * self.n if together else self.wide
 

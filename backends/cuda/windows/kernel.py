@@ -4,26 +4,26 @@ A thread computes a small box of results: `x` along the contiguous axis, `y` and
 window elements of a thread become separate expressions whose indices differ by constants. Equal expressions are shared,
 so an element that several results need is loaded and converted once and stays in a register: a row of an image for all
 taps of a filter row, a filter weight for all results. Loads whose constant offsets lie in one aligned run of memory
-become one access of up to 16 bytes. Guarded loads too, if the guard's index advances by whole runs, since the guard is
+become one access of up to 16 bytes. So do guarded loads if the guard's index advances by whole runs, since the guard is
 then uniform over a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import gcd, prod
+from math import prod
 
 from ....egraph.ir.dtypes import HALVES, itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.index import WIDE, Axis, Index, index
 from ...ir.kernel import Builder, Expr, Kernel, OutputStore, Unfusable, below_maximum, walk
-from ...ir.simplify import as_index, simplifies
 from ...ir.tiling import is_window
 from ..emit.spelling import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, integer, operation
+from .aligned_runs import Run, aligned, aligned_vectors, covering, run_of
+from .unrolling import FOLD, moved, unrolled
 
-FOLD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 MOST = 1 << 14  # limit of expressions per thread
 INLINE = 60  # characters up to which an expression is inlined instead of named
 NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
@@ -53,97 +53,10 @@ def is_windowed(kernel: Kernel) -> bool:
 
 
 def emit_windows(kernel: Kernel, strip: WindowSchedule, name: str) -> CudaLaunch:
-    """The launch of a kernel over windows. Raises Unfusable if it is no such kernel or too large."""
+    """The launch of a kernel over windows. Raises Unfusable if the kernel has other reductions or is too large."""
     if not is_windowed(kernel):
         raise Unfusable("a kernel not of windows alone")
     return Unrolled(kernel, strip, name).launch()
-
-
-# ---------------------------------------------------------------- expressions
-def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """Terms rebuilt in builder `b` with indices in place of axes; conditions that become constant are folded."""
-    known: dict[Index, Index] = {}
-
-    def put(at: Index) -> Index:
-        terms = Index(at.terms)  # cached: many indices differ in the constant only
-        if terms not in known:
-            known[terms] = terms.replaced(change)
-        return known[terms] + at.const
-
-    def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
-        if e.op == "index":
-            return b.index(put(e.value))
-        if e.op == "load":
-            operand, at, steps, dtype = e.value
-            if any(g.op == "const" and not g.value for g in args):
-                return b.const(0, e.kind)
-            guards = tuple(g for g in args if g.op != "const")
-            return b.make("load", guards, (operand, put(at), steps, dtype), e.kind)
-        return b.pointwise(e.op, args) if simplifies(e.op) else b.make(e.op, args, e.value, e.kind)
-
-    return b.rebuilt(roots, one)
-
-
-def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
-    """(terms with their reductions unrolled, for each reduction the list of its partial values after one element, two,
-    ...)."""
-    steps: list[list[Expr]] = []
-
-    def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
-        if e.op != "reduce":
-            return b.make(e.op, args, e.value, e.kind)
-        found: list[Expr] = []
-        for k in range(e.axis.size):
-            (term,) = moved(b, args, {e.axis: index(k)})
-            found.append(b.pointwise(FOLD[e.value[0]], (found[-1], term)) if found else term)
-        steps.append(found)
-        return found[-1]
-
-    return b.rebuilt(roots, one), steps
-
-
-@dataclass(frozen=True)
-class Run:
-    """Aligned run of memory that a thread accesses: buffer, index without its constant term, constant at which the run
-    starts, guards."""
-
-    buffer: str
-    terms: Index
-    start: int
-    guards: frozenset[object]
-
-
-def aligned(at: Index, itemsize: int, elements: int) -> int:
-    """Length, in elements, of the longest aligned run (at most 16 bytes) such that the offset of an index within its
-    run depends only on the constant term of the index."""
-    steps = gcd(elements, *(c for _, c in at.terms))
-    return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
-
-
-def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> Run:
-    """Run of `width` elements that contains an index.
-
-    Guards that are uniform over the run are normalized, so that runs with equivalent guards are equal.
-    """
-    return Run(buffer, at - at.const, at.const // width * width, frozenset(_over_run(g, width) for g in guards))
-
-
-def _over_run(guard: Expr, width: int) -> object:
-    """A key of a condition, equal for conditions that have the same value over a whole run."""
-    if guard.op == "lt" and all(a.op in ("index", "const") and a.kind == "int" for a in guard.args):
-        below = as_index(guard.args[0]) - as_index(guard.args[1])
-        if all(c % width == 0 for _, c in below.terms):
-            return below.terms, below.const // width
-    return guard
-
-
-def covering(places: Sequence[int], width: int) -> tuple[int, int]:
-    """The smallest aligned vector within a run of `width` elements that covers sorted positions, as (first element,
-    number of elements)."""
-    size = 1
-    while places[0] // size != places[-1] // size:
-        size *= 2
-    return places[0] // size * size, min(size, width)
 
 
 # ---------------------------------------------------------------- text
@@ -334,7 +247,7 @@ class Unrolled:
             width = aligned(s.at, itemsize(buffer.dtype), self.elements(s.buffer))
             runs.setdefault((run_of(s.buffer, s.at, s.guards, width), width), {})[s.at.const] = s
         for (run, width), found in runs.items():
-            for first, size in _whole(sorted(found), width):
+            for first, size in aligned_vectors(sorted(found), width):
                 dtype, one = self.kernel.buffers[run.buffer].dtype, found[first]
                 condition = f"if ({all_of(list(map(self.text, one.guards)))}) " if one.guards else ""
                 name = self.fresh("y")
@@ -367,14 +280,3 @@ class Unrolled:
 
 def _offset(const: int) -> str:
     return f" + {const}" if const > 0 else f" - {-const}" if const else ""
-
-
-def _whole(places: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """Yields (first position, number of elements) of aligned vectors without gaps that together cover the positions."""
-    left = list(places)
-    while left:
-        size = width
-        while left[0] % size or left[:size] != list(range(left[0], left[0] + size)):
-            size //= 2
-        yield left[0], size
-        left = left[size:]

@@ -87,7 +87,7 @@ class Grid(TritonPart):
         """
         if any(a.name == "part" for a in self.shape.batch):
             return False
-        rooms = [
-            r for e in self.kernel.reductions if e.axis in self.frame.walked for r in self.bounds.rooms(e, e.axis)
+        axis_masks = [
+            r for e in self.kernel.reductions if e.axis in self.frame.walked for r in self.bounds.axis_masks(e, e.axis)
         ]  # fmt: skip
-        return any(r.side == -1 and r.rest.coefficient(a) > 0 for r in rooms for a in self.shape.rows)
+        return any(r.side == -1 and r.rest.coefficient(a) > 0 for r in axis_masks for a in self.shape.rows)

@@ -35,7 +35,7 @@ from .loads import TileLoads
 from .loop_bounds import LoopBounds
 from .loops import TileLoops
 from .products import Products
-from .spelling import TritonLaunch, names_it
+from .spelling import TritonLaunch, mentions
 from .stores import TileStores
 from .values import TileValues
 
@@ -56,7 +56,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))
     parts = first.axes[0].size
     across = max(2, min(parts, (64 * 32 * tiling.warps) // max(tiling.m * tiling.n, 1)))
-    joining = replace(shape, joined={}, inner=second_axes(second), outer=second_axes(second), dots={})
+    joining = replace(shape, joined={}, inner=reduction_axes(second), outer=reduction_axes(second), dots={})
     if joining.inner == () or shape.joined:
         raise Unfusable("nothing to join by tiles")
     sums = all(e.value[0] == "sum" for e in second.reductions)
@@ -68,7 +68,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     return TileEmitter(TileFrame(first, tiling, name, spread)).launch(last)
 
 
-def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
+def reduction_axes(kernel: Kernel) -> tuple[Axis, ...]:
     """The reduction axes of a kernel, without duplicates."""
     return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
 
@@ -130,7 +130,7 @@ class TileEmitter(TritonPart):
         if last is not None:
             body += last.as_last(tiles_m * tiles_n * batch, s.batch[0].size, frame.counter)
             names.append("counters")
-        args = [n for n in names if any(names_it(line, n) for line in body)]
+        args = [n for n in names if any(mentions(line, n) for line in body)]
         early = bool(t.options.get("early"))
         begin = ["    begin_early()"] if early else []
         lines = ["@triton.jit", f"def {frame.name}({', '.join([*args, *frame.described])}):", *begin, *body]

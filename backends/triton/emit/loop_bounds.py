@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir.index import Axis, index
 from ...ir.kernel import Expr
-from ...ir.loop_fusion import Bound, Room, rolled, seen_by, up_to
+from ...ir.loop_fusion import AxisMask, Bound, rolled, seen_by, up_to
 from .frame import TritonPart
 from .index import Positions
 from .values import TileValues
@@ -27,12 +27,13 @@ class LoopBounds(TritonPart):
         mask is applied only in the last tiles.
         """
         own = [e for e in ready if rolled(e, axis) not in ready]
-        found = [self.rooms(e, axis) for e in own if axis not in self.frame.single]
+        found = [self.axis_masks(e, axis) for e in own if axis not in self.frame.single]
         if not all(found) or not found:
             return [("0", self._last_seen(own, axis) or str(axis.size), {})]
         step = self.frame.block[axis.name]
         lows, highs = (
-            set.intersection(*({r.rest for r in rooms if r.side == side} for rooms in found)) for side in (1, -1)
+            set.intersection(*({r.rest for r in axis_masks if r.side == side} for axis_masks in found))
+            for side in (1, -1)
         )
         first = [f"tl.maximum({self.positions.extreme(i * -1, 'min')}, 0) // {step} * {step}" for i in lows][:1] or [
             "0"
@@ -40,8 +41,8 @@ class LoopBounds(TritonPart):
         last = [f"tl.minimum({self.positions.extreme(i, 'max')} + 1, {axis.size})" for i in highs][:1] or [
             str(axis.size)
         ]
-        masks = {r.mask: r.kept for rooms in found for r in rooms}
-        alone = all(len(rooms) == 1 and rooms[0].alone for rooms in found)
+        masks = {r.mask: r.kept for axis_masks in found for r in axis_masks}
+        alone = all(len(axis_masks) == 1 and axis_masks[0].alone for axis_masks in found)
         if lows or len(highs) != 1 or not alone or axis.size <= step:
             return [(first[0], last[0], {})]
         (bound,) = highs
@@ -74,7 +75,7 @@ class LoopBounds(TritonPart):
             and rest.axes | number.axes <= self.frame.scope.bound
         )
 
-    def rooms(self, e: Expr, axis: Axis) -> list[Room]:
+    def axis_masks(self, e: Expr, axis: Axis) -> list[AxisMask]:
         """The masks of a reduction's body that bound an axis from below or above."""
         found = []
         for room, mask, kept, alone in seen_by(e, self.kernel.builder.const(1.0)):
@@ -82,5 +83,5 @@ class LoopBounds(TritonPart):
             rest = room - index(axis) * side
             across = {self.frame.dim_of(a) for a in rest.axes if a not in self.shape.batch}
             if side in (1, -1) and axis not in rest.axes and rest.axes <= self.frame.scope.bound and len(across) <= 1:
-                found.append(Room(rest, side, mask, kept, alone))
+                found.append(AxisMask(rest, side, mask, kept, alone))
         return found

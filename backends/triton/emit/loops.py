@@ -210,7 +210,7 @@ class TileLoops(TritonPart):
                 tile = self.products.dot(e, dot, start)
                 if tile is not None:
                     self.line(f"{name} = {tile.text}")
-                    if self.products.overtaken(dot, tile.dims[0], scale is not None):
+                    if self.products.must_wait(dot, tile.dims[0], scale is not None):
                         inner.held.append(name)
                     if outer is not None:
                         self.line(f"{name} = tl.zeros({frame.sizes(tile.dims)}, tl.float32)", outer)

@@ -42,7 +42,7 @@ class Products(TritonPart):
         if frame.order.index(ends[0]) > frame.order.index(ends[1]):
             (a, b), ends = (b, a), ends[::-1]
         a, b = self.matched(a, b)
-        a, b = _turned(a, (ends[0], k)), _turned(b, (k, ends[1]))
+        a, b = _transposed(a, (ends[0], k)), _transposed(b, (k, ends[1]))
         dims = (ends[0], ends[1])
         if frame.ragged(k) and not vanishes(e.args[0], e.axis):  # both sides: one may be infinite where the other is 0
             a, b = (self._ended(side, k) for side in (a, b))
@@ -57,7 +57,7 @@ class Products(TritonPart):
         there = self.frame.spread(Tile(f"({k} < {self.frame.extent[k]})", (k,), "bool"), side.dims)
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
-    def overtaken(self, dot: Dot, rows: str, scaled: bool) -> bool:
+    def must_wait(self, dot: Dot, rows: str, scaled: bool) -> bool:
         """Whether a loop must wait for a product in each iteration, to avoid an async-copy race.
 
         `rows` is the dimension of the product's rows. `scaled`: the accumulator is rescaled in each iteration,
@@ -150,7 +150,7 @@ class Products(TritonPart):
         return final
 
 
-def _turned(tile: Tile, dims: tuple[str, str]) -> Tile:
+def _transposed(tile: Tile, dims: tuple[str, str]) -> Tile:
     """A tile of two dimensions in the order `dims`, transposed if necessary."""
     return tile if tile.dims == dims else Tile(f"tl.trans({tile.text})", dims, tile.dtype)
 

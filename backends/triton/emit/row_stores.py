@@ -2,7 +2,7 @@
 
 A multi-output kernel (lowering/concat_split.py) stores the first, the second, … element of each row separately. Every
 such store writes a few bytes of each cache line, so each line is written once per element of a row. (Matrices of nine
-elements each were written at 0.5 TB/s on an H200.) Joined along an axis of their own, the elements are written as whole
+elements each were written at 0.5 TB/s on an H200.) Joined along an additional axis, the elements are written as whole
 rows.
 """
 
@@ -19,7 +19,7 @@ MOST = 16  # maximum elements that are joined
 
 
 class RowStore(NamedTuple):
-    """Stores of one element each that are adjacent in memory, in order, and the position of the first one."""
+    """Stores of one element each that are adjacent in memory, in order, and the position of the first store."""
 
     stores: tuple[OutputStore, ...]
     at: Index

@@ -18,7 +18,8 @@ from ...ir.kernel import Kernel
 from ...ir.precision import TF32, Precision
 from ...ir.tiling import Shape, padded
 from ...machine import per_machine, target
-from .legality import FEW, LITTLE, KernelFacts, each, facts_of, legal, tiles_fit
+from .facts import FEW, KernelFacts, facts_of
+from .legality import LITTLE, each, legal, tiles_fit
 from .parameters import TileSchedule
 
 LINE = 32  # float32 elements in a line of shared memory
@@ -89,7 +90,8 @@ def _ordered(found: Sequence[tuple[TileSchedule, float]]) -> Iterator[TileSchedu
 
 
 def _varied(ordered: Iterable[TileSchedule], count: int) -> Iterator[TileSchedule]:
-    """The first `count` schedules with at most four per (m, n, split) tile; then the others to fill up."""
+    """`count` schedules in order of rank, at most four for each (m, n, split); if these are fewer than `count`, the
+    next best ones follow."""
     alike: dict[tuple[int, int, int], int] = {}
     taken = 0
     later = []

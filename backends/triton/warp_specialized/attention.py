@@ -23,7 +23,7 @@ from ..emit.frame import TritonPart, TritonScope
 from ..emit.grid import Grid
 from ..emit.loop_bounds import LoopBounds
 from ..emit.products import Products
-from ..emit.spelling import TRITON, TritonLaunch, names_it
+from ..emit.spelling import TRITON, TritonLaunch, mentions
 from ..emit.values import TileValues
 from .attention_frame import AttentionFrame, numbered
 from .attention_loop import AttentionLoops
@@ -103,7 +103,7 @@ class AttentionEmitter(TritonPart):
             raise Unfusable("no loop over keys")
         compute = self._turns(rounds, grid, programs) + [*place.lines, *frame.top.lines]
         copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
-        pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
+        pointers = [n for n in self.kernel.buffers if any(mentions(line, n) for line in compute)]
         rings = [*(["queries"] if frame.asked else []), *(ring for ring, _ in frame.rings)]
         queries = numbered("queries", max(1, len(frame.asked)))
         copied = [tile for ring, names in frame.rings for tile in numbered(ring, len(names))]

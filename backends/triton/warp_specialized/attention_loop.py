@@ -1,4 +1,4 @@
-"""The loop over keys of warp-specialized attention in Gluon: what the consumer warp groups compute, tile by tile.
+"""The loop over keys of warp-specialized attention in Gluon: the computation of the consumer warp groups, tile by tile.
 
 The product of the queries with the next keys is in flight together with the product of the current weights with their
 values, and the softmax of the next scores overlaps the second product (the intra-warpgroup pipelining of
@@ -27,11 +27,8 @@ from .tiles import AttentionLoads, SharedTiles
 
 @dataclass(frozen=True)
 class KeyLoop:
-    """State of an emitted loop over keys.
-
-    Variable names of its results and scores, the texts of key and value tiles of a pipeline slot (by width piece), and
-    the operands' dtype (`narrow`).
-    """
+    """State of an emitted loop over keys: `names`, variables of its results; `scores`, variable of the scores; `keys`,
+    `values`, texts of the tiles of a pipeline slot, by width piece; `narrow`, the operands' dtype."""
 
     parts: AttentionParts
     names: Mapping[Expr, str]
@@ -253,8 +250,8 @@ class AttentionLoops(TileLoops):
         tiles."""
         frame = self.frame
         (row,) = self.shape.rows
-        rooms = [r.rest for r in self.bounds.rooms(top, frame.axis) if r.side == -1]
-        return frame.block[frame.axis.name] % frame.tall == 0 and rooms == [index(row)]
+        axis_masks = [r.rest for r in self.bounds.axis_masks(top, frame.axis) if r.side == -1]
+        return frame.block[frame.axis.name] % frame.tall == 0 and axis_masks == [index(row)]
 
     def _read_beside(self, scope: TritonScope, ready: Sequence[Expr]) -> None:
         """Emit the key indices of a tile and its other loads (such as per-key biases), in flight while the products are

@@ -37,9 +37,12 @@ def _scales(e: Expr, score: Expr) -> bool:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """Components of attention among the reductions of a loop over keys: all reductions of the loop, among them the
-    product with the values and the maximum (`top`); the scores; and `own`, per-row factors of the scores that are not
-    applied to their product but later."""
+    """Components of attention in a loop over keys.
+
+    `ready`: all reductions of the loop, among them `product`, the product with the values, and `top`, the maximum.
+    `score`: the product of queries and keys. `own`: per-row factors of the scores, which are applied after that
+    product.
+    """
 
     ready: Sequence[Expr]
     product: Expr

@@ -23,7 +23,7 @@ from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, Tiling
 from ..emit.frame import TileFrame
 from ..emit.kernel import TileEmitter
-from ..emit.spelling import ITEMSIZE, TRITON, Tile, TritonLaunch, names_it
+from ..emit.spelling import ITEMSIZE, TRITON, Tile, TritonLaunch, mentions
 from ..schedules.parameters import ConvolutionSchedule
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
 
@@ -72,9 +72,8 @@ class ConvolutionLaunch(TritonLaunch):
 def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
     """TMA box that a load reads in a tile.
 
-    Along each axis the tile has `spans[axis]` elements and begins at a multiple of that number. Raises Unfusable if
-    the tile is no box with axes in this order, or if a guard of the load is other than that a coordinate lies
-    inside the image.
+    Along each axis the tile has `spans[axis]` elements and begins at a multiple of that number. Raises Unfusable if the
+    tile is no box with axes in this order, or if a guard of the load is no check that a coordinate is inside the image.
     """
     operand, at, steps, dtype = load.value
     if steps or dtype not in HALVES:
@@ -133,7 +132,7 @@ def _along(coordinate: Index, spans: Mapping[Axis, int]) -> Axis | None:
             if spans.get(axis, 1) == 1:
                 continue
             if isinstance(atom, Division) and not _counts(atom, axis, spans[axis]):
-                if not _steady(atom, axis, spans[axis]):
+                if not _is_constant_in_tile(atom, axis, spans[axis]):
                     raise Unfusable("a tile that crosses a division")
                 continue
             if found is not None or c != 1:
@@ -147,13 +146,13 @@ def _counts(d: Division, axis: Axis, span: int) -> bool:
     return d.rest and d.index == index(axis) and d.by % span == 0
 
 
-def _steady(d: Division, axis: Axis, span: int) -> bool:
+def _is_constant_in_tile(d: Division, axis: Axis, span: int) -> bool:
     """Whether a division is constant within a tile."""
     if d.index == index(axis):
         return not d.rest and d.by % span == 0
     inner = [a for a, _ in d.index.terms if isinstance(a, Division) and axis in a.index.axes]
     plain = any(a == axis for a, _ in d.index.terms)
-    return not plain and all(_steady(a, axis, span) for a in inner)
+    return not plain and all(_is_constant_in_tile(a, axis, span) for a in inner)
 
 
 def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
@@ -233,7 +232,7 @@ class Convolution:
         rings = ["image", *(f"filters{j}" for j in range(len(self.pieces)))]
         boxes = [f"{ring}_box" for ring in rings]
         compute = self._compute()
-        pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
+        pointers = [n for n in self.kernel.buffers if any(mentions(line, n) for line in compute)]
         shared = [*rings, "full", "empty"]
         source = [
             IMPORTS, DESCRIBING, "", SEEING, "", "",

@@ -53,7 +53,7 @@ from .rules import app as rules_app
 
 if TYPE_CHECKING:
     from ..backends.tuning.fleet import FleetOutcome
-    from ..backends.tuning.jobs import Outcome
+    from ..backends.tuning.job_measuring import Outcome
     from ..egraph.ir.rule import Rule
 
 app = typer.Typer(
@@ -304,7 +304,8 @@ def measure(
 
     `db merge` imports the resulting shards on another machine.
     """
-    from ..backends.tuning.jobs import measure_jobs, read_jobs
+    from ..backends.tuning.job_measuring import measure_jobs
+    from ..backends.tuning.jobs import read_jobs
 
     if device not in (GPU_KIND, "cpu"):
         raise UsageError(f"--device {device!r}", hint="cuda or cpu")

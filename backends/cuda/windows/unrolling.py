@@ -1,0 +1,57 @@
+"""Kernel IR terms with reductions unrolled and axes replaced by indices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import Builder, Expr
+from ...ir.simplify import simplifies
+
+#: Reduction -> op that combines two values.
+FOLD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+
+
+def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
+    """Terms rebuilt in builder `b` with indices in place of axes; conditions that become constant are folded."""
+    known: dict[Index, Index] = {}
+
+    def put(at: Index) -> Index:
+        terms = Index(at.terms)  # cached: many indices differ in the constant only
+        if terms not in known:
+            known[terms] = terms.replaced(change)
+        return known[terms] + at.const
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        if e.op == "index":
+            return b.index(put(e.value))
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            if any(g.op == "const" and not g.value for g in args):
+                return b.const(0, e.kind)
+            guards = tuple(g for g in args if g.op != "const")
+            return b.make("load", guards, (operand, put(at), steps, dtype), e.kind)
+        return b.pointwise(e.op, args) if simplifies(e.op) else b.make(e.op, args, e.value, e.kind)
+
+    return b.rebuilt(roots, one)
+
+
+def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
+    """(terms with their reductions unrolled, for each reduction the list of its partial values after one element, two,
+    ...)."""
+    steps: list[list[Expr]] = []
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        if e.op != "reduce":
+            return b.make(e.op, args, e.value, e.kind)
+        found: list[Expr] = []
+        for k in range(e.axis.size):
+            (term,) = moved(b, args, {e.axis: index(k)})
+            found.append(b.pointwise(FOLD[e.value[0]], (found[-1], term)) if found else term)
+        steps.append(found)
+        return found[-1]
+
+    return b.rebuilt(roots, one), steps
+
+
+__all__ = ["FOLD", "moved", "unrolled"]
