@@ -109,6 +109,11 @@ class GeneratedKernel(KernelBase):
         return [self.root, *self.others]
 
     @cached_property
+    def nodes(self) -> list[Tensor]:
+        """All nodes of the terms, operands first."""
+        return topological(self.roots)
+
+    @cached_property
     def bases(self) -> dict[str, str]:
         """Outputs that are written in part only (scatter) -> operands that hold the remaining elements."""
         outputs = zip(output_names(len(self.roots)), self.roots)
@@ -117,7 +122,7 @@ class GeneratedKernel(KernelBase):
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """The terms' inputs, in order of first use."""
-        return tuple(str(t.attr("name")) for t in topological(self.roots) if t.op == "input")
+        return tuple(str(t.attr("name")) for t in self.nodes if t.op == "input")
 
     @cached_property
     def combinations(self) -> int:
@@ -125,7 +130,7 @@ class GeneratedKernel(KernelBase):
 
         Bounded, because lowering hundreds of operations takes 0.1 s.
         """
-        return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
+        return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(self.nodes)))
 
     @cached_property
     def work(self) -> float:
@@ -201,7 +206,7 @@ class GeneratedKernel(KernelBase):
 
     def job_fields(self) -> dict[str, Any]:
         """JSON fields of a tuning job that regenerate the kernel from its pattern (`Template.job_fields`)."""
-        leaves = {t.attr("name"): t.type.dtype for t in topological(self.roots) if t.op == "input"}
+        leaves = {t.attr("name"): t.type.dtype for t in self.nodes if t.op == "input"}
         return {"leaves": leaves, "laid_out": sorted(self.prep), "channels_last": self.last,
                 "precision": self.precision.name}  # fmt: skip
 
@@ -302,7 +307,7 @@ class GeneratedKernel(KernelBase):
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
-        deep(sum(len(t.args) > 0 for t in topological(self.roots)))
+        deep(sum(len(t.args) > 0 for t in self.nodes))
         return _read(tuple(self.roots), tuple(buffers.items()))
 
     def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
