@@ -62,14 +62,17 @@ def spelled(terms: Sequence[Tensor]) -> str:
     sizes: dict[Tensor, int] = {}
     for t in order:
         sizes[t] = 1 + sum(sizes[a] for a in t.args)
-    large = max(sizes[t] for t in terms) > WRITTEN_OUT
-    uses = Counter(a for t in order for a in t.args)
     texts: dict[Tensor, str] = {}
+    if max(sizes[t] for t in terms) <= WRITTEN_OUT:
+        for t in order:
+            texts[t] = _spelled(t, texts)
+        return OUTPUT_SEPARATOR.join([texts[t] for t in terms])
+    uses = Counter(a for t in order for a in t.args)
     depth: dict[Tensor, int] = {}
     defined: list[str] = []
     for t in order:
         texts[t], depth[t] = _spelled(t, texts), 1 + max((depth[a] for a in t.args), default=0)
-        if large and t.args and (uses[t] > 1 or depth[t] > NESTED):
+        if t.args and (uses[t] > 1 or depth[t] > NESTED):
             name = f"v{len(defined)}"
             defined.append(f"{name} := {texts[t]}")
             texts[t], depth[t] = name, 0
