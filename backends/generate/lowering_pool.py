@@ -11,6 +11,7 @@ jobs. All pools of a process share a limit on the number of workers (`_room`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import selectors
@@ -31,6 +32,10 @@ from .lowering_jobs import HEAD, Job, Reply, message
 MOST = 16  # maximum workers of all pools together
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
+# Seconds between services of the pipes while replies are there. Each system call lets another thread run, such as overlapped
+# tuning, for up to Python's switch interval of 5 ms.
+PUMPING_S = 0.01
+PIPE = 1 << 20  # bytes of a pipe: replies of a message, so that workers do not wait for a busy parent
 PATIENCE_S = 30.0  # deadline for one job; then the workers are killed
 
 
@@ -54,14 +59,13 @@ class _Process:
                 del self.out[: os.write(self.process.stdin.fileno(), self.out)]
 
     def read(self) -> list[tuple[int, Reply]]:
-        """The complete replies in the pipe. Raises EOFError if the worker has ended."""
+        """The complete replies that one read gives. Raises EOFError if the worker has ended."""
         assert self.process.stdout is not None
         with contextlib.suppress(BlockingIOError):
-            while True:
-                piece = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    raise EOFError
-                self.into += piece
+            piece = os.read(self.process.stdout.fileno(), PIPE)
+            if not piece:
+                raise EOFError
+            self.into += piece
         found = []
         while len(self.into) >= HEAD.size and len(self.into) >= (size := HEAD.size + HEAD.unpack_from(self.into)[0]):
             found += pickle.loads(self.into[HEAD.size : size])
@@ -126,7 +130,8 @@ class Batch:
         """
         number = self.numbers[self.taken]
         self.taken += 1
-        self.pool.pump(self)
+        if number not in self.found or time.monotonic() >= self.pool.pumped + PUMPING_S:
+            self.pool.pump(self)
         until = time.monotonic() + PATIENCE_S
         while number not in self.found and self.pool.waits_for(number):
             self.pool.pump(self, wait=True)
@@ -162,6 +167,7 @@ class LowerPool:
         self.size = min(MOST, cores() - 1) if size is None else size
         self._count = 0  # jobs numbered so far
         self.clock = Clock()  # time that workers were busy
+        self.pumped = 0.0  # when pipes were last served
         self._processes: list[_Process] = []
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
@@ -187,6 +193,9 @@ class LowerPool:
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):  # a user's pipes may have used up their share
+                fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
         made = _Process(process)
         self._processes.append(made)
         if self._selector is None:
@@ -222,6 +231,7 @@ class LowerPool:
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
         """Send jobs to workers and collect replies; with `wait`, for up to 50 ms."""
+        self.pumped = time.monotonic()
         for p in [*self._processes]:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()

@@ -62,14 +62,17 @@ def spelled(terms: Sequence[Tensor]) -> str:
     sizes: dict[Tensor, int] = {}
     for t in order:
         sizes[t] = 1 + sum(sizes[a] for a in t.args)
-    large = max(sizes[t] for t in terms) > WRITTEN_OUT
-    uses = Counter(a for t in order for a in t.args)
     texts: dict[Tensor, str] = {}
+    if max(sizes[t] for t in terms) <= WRITTEN_OUT:
+        for t in order:
+            texts[t] = _spelled(t, texts)
+        return OUTPUT_SEPARATOR.join([texts[t] for t in terms])
+    uses = Counter(a for t in order for a in t.args)
     depth: dict[Tensor, int] = {}
     defined: list[str] = []
     for t in order:
         texts[t], depth[t] = _spelled(t, texts), 1 + max((depth[a] for a in t.args), default=0)
-        if large and t.args and (uses[t] > 1 or depth[t] > NESTED):
+        if t.args and (uses[t] > 1 or depth[t] > NESTED):
             name = f"v{len(defined)}"
             defined.append(f"{name} := {texts[t]}")
             texts[t], depth[t] = name, 0
@@ -109,6 +112,11 @@ class GeneratedKernel(KernelBase):
         return [self.root, *self.others]
 
     @cached_property
+    def nodes(self) -> list[Tensor]:
+        """All nodes of the terms, operands first."""
+        return topological(self.roots)
+
+    @cached_property
     def bases(self) -> dict[str, str]:
         """Outputs of which a kernel writes some elements only (scatter) -> operands with the other elements."""
         outputs = zip(output_names(len(self.roots)), self.roots)
@@ -117,7 +125,7 @@ class GeneratedKernel(KernelBase):
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """The terms' inputs, in order of first use."""
-        return tuple(str(t.attr("name")) for t in topological(self.roots) if t.op == "input")
+        return tuple(str(t.attr("name")) for t in self.nodes if t.op == "input")
 
     @cached_property
     def combinations(self) -> int:
@@ -125,7 +133,7 @@ class GeneratedKernel(KernelBase):
 
         Bounded, because lowering hundreds of operations takes 0.1 s.
         """
-        return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
+        return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(self.nodes)))
 
     @cached_property
     def work(self) -> float:
@@ -204,7 +212,7 @@ class GeneratedKernel(KernelBase):
 
     def job_fields(self) -> dict[str, Any]:
         """JSON fields of a tuning job that regenerate the kernel from its pattern (`Template.job_fields`)."""
-        leaves = {t.attr("name"): t.type.dtype for t in topological(self.roots) if t.op == "input"}
+        leaves = {t.attr("name"): t.type.dtype for t in self.nodes if t.op == "input"}
         return {"leaves": leaves, "laid_out": sorted(self.prep), "channels_last": self.last,
                 "precision": self.precision.name}  # fmt: skip
 
@@ -308,7 +316,7 @@ class GeneratedKernel(KernelBase):
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
-        raise_recursion_limit(sum(len(t.args) > 0 for t in topological(self.roots)))
+        raise_recursion_limit(sum(len(t.args) > 0 for t in self.nodes))
         return _read(tuple(self.roots), tuple(buffers.items()))
 
     def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:

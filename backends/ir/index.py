@@ -36,12 +36,11 @@ class Division:
     by: int
     rest: bool
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:  # cached: indices are nested
-        return hash((self.index, self.by, self.rest))
+    def __hash__(self) -> int:  # cached, because indices are nested
+        found: int | None = self.__dict__.get("hashed")
+        if found is None:
+            found = self.__dict__["hashed"] = hash((self.index, self.by, self.rest))
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the cached hash: string hashes differ between processes
         return Division, (self.index, self.by, self.rest)
@@ -70,11 +69,10 @@ class Index:
     const: int = 0
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.terms, self.const))
+        found: int | None = self.__dict__.get("hashed")
+        if found is None:
+            found = self.__dict__["hashed"] = hash((self.terms, self.const))
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Index, (self.terms, self.const)

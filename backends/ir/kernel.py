@@ -84,15 +84,18 @@ def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
     """
     order: list[Expr] = []
     seen: set[Expr] = {*known}
-    stack = [(r, False) for r in roots]
+    stack: list[Any] = [*roots]  # None: the operands of the expression below it are done
     while stack:
-        e, ready = stack.pop()
-        if ready:
-            order.append(e)
+        e = stack.pop()
+        if e is None:
+            order.append(stack.pop())
         elif e not in seen:
             seen.add(e)
-            stack.append((e, True))
-            stack += [(a, False) for a in reversed(e.args) if a not in seen]
+            if e.args:
+                stack += (e, None)
+                stack += e.args[::-1]
+            else:
+                order.append(e)
     return order
 
 

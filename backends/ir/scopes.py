@@ -36,7 +36,10 @@ class SourceScope(Generic[V]):
 
     def find(self, e: Expr) -> V | None:
         """Known value of an expression, in this scope or an enclosing one; None without one."""
-        return next((b.known[e] for b in self.outward() if e in b.known), None)
+        for block in self.outward():
+            if e in block.known:
+                return block.known[e]
+        return None
 
 
 class Writer(Generic[B]):

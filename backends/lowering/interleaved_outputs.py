@@ -95,7 +95,7 @@ def _slowest(
         return None
     steps = {
         (abs(step) * atom.size, abs(step), at.index(atom))
-        for e in reader.memo.values() if e.op == "load" and e.value[0] == WHOLE
+        for known in reader.memo.values() for e in known.values() if e.op == "load" and e.value[0] == WHOLE
         for atom, step in e.value[1].terms if atom in at
     }  # fmt: skip
     if not steps:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
@@ -25,30 +24,31 @@ class Reader:
 
     def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
         self.b, self.of, self.buffers = builder, of, buffers
-        self.memo: dict[tuple[Any, ...], Expr] = {}
+        # (index, guards) -> expression of each tensor's element there
+        self.memo: dict[tuple[tuple[Index, ...], tuple[Expr, ...]], dict[Tensor, Expr]] = {}
         self.moved: dict[Tensor, Index] = {}  # offset by which slices start later
         self.maps: dict[Tensor, IndexMap] = {}
         self.written_out = 0  # number of elements up to which a reduction is unrolled; 0: never
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
         """Expression of a tensor's element at an index, loaded only where all `guards` hold."""
-        key = (t, at, guards)
-        if key not in self.memo:
-            for x in self._ahead(t, at, guards):
-                self.memo[x, at, guards] = self._value(x, at, guards)
-        return self.memo[key]
+        known = self.memo.setdefault((at, guards), {})
+        if t not in known:
+            for x in self._ahead(t, known):
+                known[x] = self._value(x, at, guards)
+        return known[t]
 
-    def _ahead(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> list[Tensor]:
+    def _ahead(self, t: Tensor, known: Mapping[Tensor, Expr]) -> list[Tensor]:
         """The operands of the same shape in a chain of elementwise ops, in evaluation order, ending with `t`.
 
-        Lowering them in this order avoids deep recursion.
+        Operands with a `known` expression are left out. Lowering in this order avoids deep recursion.
         """
 
         def reads(x: Tensor) -> list[Tensor]:
             alone = not x.entry.pointwise or x in self.of or _rule(x) is not None
             return [] if alone else [a for a in x.args if a.shape == x.shape]
 
-        return operands_first(t, lambda x: (x, at, guards) in self.memo, reads)
+        return operands_first(t, known.__contains__, reads)
 
     def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
         if _reads_as_negative(t):
@@ -79,7 +79,9 @@ class Reader:
 
         Guards on an axis along which the operand broadcasts are dropped.
         """
-        own = tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True))
+        own = tuple([Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True)])
+        if own == at or not guards:
+            return self.value(x, own, guards)
         atoms = {a for i in own for a in i.atoms}
         lost = {i for i, k in zip(at, own) if i != k and atoms.isdisjoint(a for a, _ in i.terms)}
         kept = (g for g in guards if not any(a.op == "index" and a.value in lost for a in g.args))

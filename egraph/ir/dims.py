@@ -285,6 +285,8 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
 
 def concrete(shape: Shape) -> tuple[int, ...]:
     """The shape as ints. Raises ShapeError if dimensions are symbolic."""
+    if {*map(type, shape)} <= {int}:
+        return shape  # type: ignore[return-value]
     if any(isinstance(d, DimExpr) for d in shape):
         free = sorted({n for d in shape for n in symbols(d)})
         raise ShapeError(f"shape {shape} has free dimensions {', '.join(free)}", hint="bind them: dims={...}")

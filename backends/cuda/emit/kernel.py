@@ -137,8 +137,8 @@ class SimtEmitter(CudaPart):
             raise Unfusable("more blocks than a grid has")
         if last is not None:
             written |= {x.buffer for x in last.kernel.stores}
-        lines = [*body, *frame.ahead.lines]
-        used = [n for n in buffers if any(re.search(rf"\b{frame.param[n]}\b", line) for line in lines)]
+        lines = "\n".join([*body, *frame.ahead.lines])
+        used = [n for n in buffers if re.search(rf"\b{frame.param[n]}\b", lines)]
         parameters = [frame.parameter(n, buffers[n], n in written) for n in used]
         more = [] if last is None else ["counters"]
         room = self._room()

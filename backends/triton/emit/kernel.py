@@ -130,7 +130,8 @@ class TileEmitter(TritonPart):
         if last is not None:
             body += last.as_last(tiles_m * tiles_n * batch, s.batch[0].size, frame.counter)
             names.append("counters")
-        args = [n for n in names if any(mentions(line, n) for line in body)]
+        text = "\n".join(body)
+        args = [n for n in names if mentions(text, n)]
         early = bool(t.options.get("early"))
         begin = ["    begin_early()"] if early else []
         lines = ["@triton.jit", f"def {frame.name}({', '.join([*args, *frame.described])}):", *begin, *body]

@@ -82,6 +82,6 @@ def widest(kinds: Iterable[str]) -> str:
     return "int64" if "int64" in found else found[0] if found else "int32"
 
 
-def mentions(line: str, name: str) -> bool:
-    """Whether a line of source contains a variable."""
-    return re.search(rf"\b{name}\b", line) is not None
+def mentions(text: str, name: str) -> bool:
+    """Whether source contains a variable."""
+    return re.search(rf"\b{name}\b", text) is not None

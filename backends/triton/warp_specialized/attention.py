@@ -103,7 +103,8 @@ class AttentionEmitter(TritonPart):
             raise Unfusable("no loop over keys")
         compute = self._turns(rounds, grid, programs) + [*place.lines, *frame.top.lines]
         copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
-        pointers = [n for n in self.kernel.buffers if any(mentions(line, n) for line in compute)]
+        text = "\n".join(compute)
+        pointers = [n for n in self.kernel.buffers if mentions(text, n)]
         rings = [*(["queries"] if frame.asked else []), *(ring for ring, _ in frame.rings)]
         queries = numbered("queries", max(1, len(frame.asked)))
         copied = [tile for ring, names in frame.rings for tile in numbered(ring, len(names))]

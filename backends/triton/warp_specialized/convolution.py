@@ -232,7 +232,8 @@ class Convolution:
         rings = ["image", *(f"filters{j}" for j in range(len(self.pieces)))]
         boxes = [f"{ring}_box" for ring in rings]
         compute = self._compute()
-        pointers = [n for n in self.kernel.buffers if any(mentions(line, n) for line in compute)]
+        text = "\n".join(compute)
+        pointers = [n for n in self.kernel.buffers if mentions(text, n)]
         shared = [*rings, "full", "empty"]
         source = [
             IMPORTS, DESCRIBING, "", SEEING, "", "",
