@@ -11,8 +11,8 @@ The shape is that of Qwen2-0.5B with random weights, output matrix of its own. P
   llama.cpp, whose source and build lie in FOLDER and FOLDER/b.
 
 Rivals run in turns, and each has its fastest run: other processes on the machine only add time. With one thread (the default)
-times are CPU times, which other processes disturb less. Weights rotate through more memory
-than caches hold. Results: standard output, and out/bench/llm_cpu.json (BENCH_WORK), with the machine and its load.
+times are CPU times, which other processes disturb less; with `--realtime` (Linux, root) the timed runs have real-time priority,
+so that other processes wait for both. Weights rotate through more memory than caches hold. Results: standard output, and out/bench/llm_cpu.json (BENCH_WORK), with the machine and its load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,26 @@ SETTLED, RUNS = 0.1, 3  # of a turn with several threads: seconds before it, run
 Call = Callable[[], object]
 
 
-def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1) -> dict[str, float]:
-    """µs of the fastest run of each call; the calls take turns for `seconds`.
+@contextmanager
+def undisturbed(wanted: bool) -> Iterator[None]:
+    """Real-time priority for all threads of the process, if wanted. Raises PermissionError where that is not allowed."""
+
+    def give(policy: int, priority: int) -> None:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+
+    if not wanted:
+        yield
+        return
+    give(os.SCHED_FIFO, 10)
+    try:
+        yield
+    finally:
+        give(os.SCHED_OTHER, 0)
+
+
+def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1, realtime: bool = False) -> dict[str, float]:
+    """µs of the fastest run of each call, which take turns for some seconds.
 
     CPU time with one thread, wall-clock time with several. Idle threads of ONNX Runtime, OpenBLAS and ggml keep their
     cores busy for up to 25 ms: with several threads, each turn waits until they sleep, and its first run, which wakes
@@ -63,11 +82,13 @@ def in_turns(calls: dict[str, Call], seconds: float, threads: int = 1) -> dict[s
         for name, call in calls.items():
             if threads > 1:
                 time.sleep(SETTLED)
-                call()
-            for _ in range(1 if threads == 1 else RUNS):
-                begun = clock()
-                call()
-                best[name] = min(best[name], clock() - begun)
+            with undisturbed(realtime):
+                if threads > 1:
+                    call()
+                for _ in range(1 if threads == 1 else RUNS):
+                    begun = clock()
+                    call()
+                    best[name] = min(best[name], clock() - begun)
     return {name: 1e6 * s for name, s in best.items()}
 
 
@@ -200,7 +221,7 @@ def _rotating(calls: list[Call]) -> Call:
     return call
 
 
-def kernels(threads: int, seconds: float, names: list[str]) -> list[dict[str, Any]]:
+def kernels(threads: int, seconds: float, names: list[str], realtime: bool = False) -> list[dict[str, Any]]:
     """Rows of the table of products, for the matrices in `names`."""
     rows = []
     for name, (columns, length) in ((n, SHAPES[n]) for n in names):
@@ -214,7 +235,7 @@ def kernels(threads: int, seconds: float, names: list[str]) -> list[dict[str, An
                 calls |= {
                     f"onnxruntime-{n}": runtime_call(form, columns, length, v, threads) for n, v in levels.items()
                 }
-            us = in_turns(calls, seconds, threads)
+            us = in_turns(calls, seconds, threads, realtime)
             best = min(v for n, v in us.items() if n not in ("ours", "read"))
             row = {"matrix": name, "form": form, "bytes": nbytes, "us": {n: round(v, 1) for n, v in us.items()},
                    "gb_per_s": round(nbytes / us["ours"] / 1e3, 1), "of_reading": round(us["read"] / us["ours"], 2),
@@ -327,7 +348,8 @@ def ggml_step(threads: int, layers: int, form: str, folder: Path) -> Call:
 
 
 def step(
-    threads: int, seconds: float, budget: float, layers: int, form: str, ggml: Path | None = None
+    threads: int, seconds: float, budget: float, layers: int, form: str, ggml: Path | None = None,
+    realtime: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Times of a decode step with weights in a form: this library, ONNX Runtime, and ggml if its folder is given."""
     from tensor_graphs.generation import Generator
@@ -350,7 +372,7 @@ def step(
     calls = {"ours": decode.flat_near, "onnxruntime": runtime_step(threads, layers, form), "read": read_call(nbytes)}
     if ggml is not None:
         calls["ggml"] = ggml_step(threads, layers, form, ggml)
-    us = in_turns(calls, seconds, threads)
+    us = in_turns(calls, seconds, threads, realtime)
     print(text_table(kernel_table(report, nbytes / us["read"])), flush=True)
     row = {"form": form, "layers": layers, "bytes": nbytes, "us": {n: round(v) for n, v in us.items()}, "kernels": decode.manifest.kernels,
            "plan_us": round(report.cost_us), "priced": report.priced, "search_s": round(found), "of_reading": round(us["read"] / us["ours"], 2),
@@ -370,6 +392,7 @@ def main() -> None:
     ask.add_argument("--only", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="matrices of `kernels`")
     ask.add_argument("--forms", nargs="+", choices=STEPS, default=["int4"], help="weights of `step`")
     ask.add_argument("--ggml", type=Path, help="folder of llama.cpp's source with a build in its folder b")
+    ask.add_argument("--realtime", action="store_true", help="timed runs at real-time priority (root)")
     options = ask.parse_args()
     os.environ |= dict.fromkeys(
         ("OMP_NUM_THREADS", "TENSOR_GRAPHS_THREADS", "OPENBLAS_NUM_THREADS"), str(options.threads)
@@ -377,10 +400,18 @@ def main() -> None:
     found: dict[str, Any] = {"machine": machine(), "threads": options.threads}
     for part in options.parts or ["kernels", "step"]:
         if part == "kernels":
-            found["kernels"] = kernels(options.threads, options.seconds, options.only)
+            found["kernels"] = kernels(options.threads, options.seconds, options.only, options.realtime)
         else:
             found["step"] = [
-                step(options.threads, options.seconds, options.budget, options.layers, form, options.ggml)
+                step(
+                    options.threads,
+                    options.seconds,
+                    options.budget,
+                    options.layers,
+                    form,
+                    options.ggml,
+                    options.realtime,
+                )
                 for form in options.forms
             ]
         WORK.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from ..solve.problem import Extraction
 from .cutoff import CostCutoff
 from .lazy_pricing import LazyPrices
 from .measurement_state import MeasurementRequest, MeasurementState
-from .plan_solver import MIN_SOLVE_S, PlanSolver, quick_solve_seconds
+from .plan_solver import MIN_SOLVE_S, PlanSolver, pessimistic_us, quick_solve_seconds
 from .policy import AcquisitionPolicy
 
 MAX_AHEAD_SOLVE_S = 2.5  # longest solve of `measure_ahead`
@@ -52,6 +52,11 @@ class Choice:
     def cost(self) -> float:
         """Sum of the chosen candidates' prices in µs."""
         return float(sum(self.prices[i].us for i in self.chosen))
+
+    @property
+    def pessimistic_cost(self) -> float:
+        """The cost in µs with unmeasured kernels at their pessimistic times."""
+        return float(sum(pessimistic_us(self.hypergraph.candidates[i], self.prices[i]) for i in self.chosen))
 
     @property
     def sources(self) -> dict[str, int]:

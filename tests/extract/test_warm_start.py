@@ -231,18 +231,24 @@ def test_less_effort_is_searched_first_and_kept_where_it_is_cheaper(monkeypatch:
         asked.append(graph.number)
         if graph.number == 0:
             raise NoPlanError("nothing covers it")
-        return SimpleNamespace(cost=graph.cost, stopped=graph.stopped)
+        return SimpleNamespace(cost=graph.cost, stopped=graph.stopped, pessimistic_cost=graph.pessimistic)
 
     monkeypatch.setattr(choosing, "choose", choose)
 
-    def cheapest(*graphs: tuple[float, str]) -> int:
-        made = [SimpleNamespace(number=n, cost=c, stopped=s) for n, (c, s) in enumerate(graphs)]
+    def cheapest(*graphs: tuple[float, str], unmeasured: float = 1.5) -> int:
+        made = [
+            SimpleNamespace(number=n, cost=c, stopped=s, pessimistic=c + unmeasured) for n, (c, s) in enumerate(graphs)
+        ]
         return int(choose_cheapest(Session(), made, None, None)[0].number)  # type: ignore[arg-type]
 
     assert cheapest((0.0, ""), (5.0, "measured"), (6.0, "measured")) == 1
     assert cheapest((0.0, ""), (5.0, "measured"), (4.0, "measured")) == 2
     assert cheapest((0.0, ""), (5.0, "measured"), (4.0, "budget")) == 1, "hopes do not win over what was measured"
+    unfinished = (0.0, ""), (5.0, "measured"), (4.0, "budget")
+    assert cheapest(*unfinished, unmeasured=0.0) == 2, (
+        "a plan of measured kernels is known, although its search was not done"
+    )
     assert cheapest((0.0, ""), (5.0, "budget"), (4.0, "measured")) == 2
-    assert asked == [0, 1, 2] * 4
+    assert asked == [0, 1, 2] * 5
     with pytest.raises(NoPlanError):
         cheapest((0.0, ""))

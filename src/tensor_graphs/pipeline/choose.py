@@ -23,7 +23,8 @@ def choose_cheapest(
 ) -> tuple[Hypergraph, Choice]:
     """The hypergraph with the cheapest plan, and that plan. The search time is divided equally.
 
-    A plan whose search did not measure to the end does not replace one whose search did.
+    A plan whose search did not measure to the end replaces one whose search did only if it is cheaper with its unmeasured
+    kernels at their pessimistic times.
     """
     best: tuple[Hypergraph, Choice] | None = None
     for n, graph in enumerate(graphs):
@@ -33,8 +34,11 @@ def choose_cheapest(
             if best is None and n + 1 == len(graphs):
                 raise
             continue
-        believed = best is None or choice.stopped in ("measured", best[1].stopped)
-        if best is None or (believed and choice.cost < best[1].cost):
+        if best is None:
+            best = graph, choice
+            continue
+        settled = choice.stopped in ("measured", best[1].stopped)
+        if (choice.cost if settled else choice.pessimistic_cost) < best[1].cost:
             best = graph, choice
     assert best is not None
     return best
