@@ -150,7 +150,7 @@ class TiledFrame(ThreadFrame):
 
 
 class TiledGemm(CudaPart):
-    """Emitter of a tiled GEMM. Frame, loads and stores are those of the epilogue."""
+    """Emitter of a tiled GEMM. `frame` and `stores` emit the epilogue."""
 
     frame: TiledFrame
 
