@@ -495,8 +495,8 @@ class Launches:
     """The launches of a program's generated kernels, in order.
 
     `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
-    (binaries, launches) of a saved program, or None. `variants`: what a program of every size notes its kernels in, and
-    what launches them if it is a saved one.
+    (binaries, launches) of a saved program, or None. `variants`: record of the kernels of a program of every size, which
+    launches them if the program is a saved one. `given` and `options`: arguments with which the program calls a kernel.
     """
 
     stored: Any = None
@@ -549,7 +549,7 @@ class Launches:
         self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
 
     def have(self, table: list[Any], stream: int) -> None:
-        """Set the launches of further calls; they are for this stream."""
+        """Make `table` the launches of the following calls; their configurations name `stream`."""
         self.table, self.stream = table, stream
         self.slots = [x for one in table for x in one.slots]
         self.boxes = [one for one in table if one.boxes]
