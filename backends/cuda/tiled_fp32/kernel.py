@@ -65,7 +65,7 @@ class TiledSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor."""
+        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
         return self.split or 1
 
     @property
