@@ -527,7 +527,7 @@ class Launches:
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
-        """Record the launch that was made last."""
+        """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see `binaries`."""
         boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
         if self.sites is not None:
@@ -583,7 +583,7 @@ class Launches:
         self.loaded = [StoredLaunch(driver, modules[one["binary"]], one) for one in launches]
 
     def make(self, *given: Any, **options: Any) -> None:
-        """Make the next launch of a saved program, with its stored kernel."""
+        """Make the next launch of a saved program, with its stored kernel, on the arguments of this call."""
         if not self.loaded:
             self.load()
         one = self.loaded[self.next]
@@ -606,7 +606,7 @@ class Launches:
         ]  # fmt: skip
 
     def again(self, *given: Any, **options: Any) -> None:
-        """Make the next recorded launch, on the tensors of this call."""
+        """Make the next recorded launch, on the tensors among the arguments of this call."""
         one = self.table[self.next]
         self.next += 1
         for slot, k in one.given:  # all of them: a library kernel's result has a new address in each call
@@ -636,7 +636,7 @@ class OwnKernel:
             self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
 
     def launched(self, grid: Any, *given: Any, **options: Any) -> None:
-        """Launch a Triton function."""
+        """Launch a Triton function with a grid and arguments."""
         launches, kernel = self.launches, self.kernel
         if launches.known is not None and launches.known.launch(kernel, grid, given, options):
             return
@@ -648,7 +648,7 @@ class OwnKernel:
         self.made(launch, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
+        """Call `launch`: the kernel's own interface or that of its stored binary; and record the launch while recording."""
         compiled = launch(*given, **options)
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
