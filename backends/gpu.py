@@ -109,7 +109,7 @@ def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
 
 
 def facts() -> dict[str, str]:
-    """Name, memory and driver of the GPU, for a bug report."""
+    """Name, memory and driver of the GPU for a bug report, as texts by label; only "gpu", with the reason, without one."""
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()

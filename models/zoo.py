@@ -204,7 +204,7 @@ class Net:
         return t.conv(x, w, b, strides=(stride,) * 2, pads=((size - 1) // 2,) * 4)
 
     def affine(self, name: str, features: int, gain: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the (gain, shift) parameters [features] of a norm."""
+        """Return the (gain, shift) parameters [features] of a norm; `gain`: mean of the gains."""
         return self.param(f"{name}.weight", (features,), 0.05 * gain, gain), self.param(
             f"{name}.bias", (features,), 0.02
         )
@@ -218,14 +218,17 @@ class Net:
         return c.group_norm(x, *self.affine(name, _int(x.shape[1])), groups=groups, eps=1e-5)
 
     def batch_norm(self, name: str, x: Tensor, gain: float = 1.0) -> Tensor:
-        """Batch normalization of x[N, C, H, W] with running statistics; `gain`: mean of the factors."""
+        """Batch normalization of x[N, C, H, W] with running statistics; `gain`: mean of the gains."""
         features = _int(x.shape[1])
         mean = self.param(f"{name}.running_mean", (features,), 0.05)
         var = self.param(f"{name}.running_var", (features,), 0.05, 1.0)
         return c.batch_norm(x, *self.affine(name, features, gain), mean, var, eps=1e-5)
 
     def attention(self, name: str, x: Tensor, heads: int, *, causal: bool = False, gain: float = 1.0) -> Tensor:
-        """Self-attention over x[B, T, D] with separate query, key and value projections."""
+        """Self-attention over x[B, T, D] with separate query, key and value projections.
+
+        `gain`: factor on the scale of the output projection's weights, as for `dense`.
+        """
         batch, length, width = x.shape
         each = _int(width) // heads
         q, k, v = (

@@ -126,7 +126,7 @@ def kinds_of(number: int, nan: str) -> tuple[str, ...]:
 
 
 def values_of(template: UserKernel, case: Case, kind: str) -> dict[str, Array]:
-    """Values of all inputs. Integers stay in the ranges that the reference needs."""
+    """Values of all inputs by name. Integers stay in the ranges that the reference needs. `kind`: one of `KINDS`."""
     rng = np.random.default_rng(KINDS.index(kind))
     graph = Graph.of(output_terms(template, case.call))
     with np.errstate(all="ignore"):

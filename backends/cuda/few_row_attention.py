@@ -58,7 +58,7 @@ class FewRowAttentionSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Number of parts of the positions."""
+        """Split-KV factor: number of parts into which the positions are split; 1: not split (`Schedule.scratch_parts`)."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:

@@ -480,7 +480,8 @@ class Few:
     def us(self, along: int, wide: int, tiles: int, deep: int, split: int) -> float:
         """Estimated time in µs, fitted to measured kernels of this kind.
 
-        The larger of DRAM time and the time of the busiest SM, times penalties for too few bytes in flight, for split-K
+        `along`, `wide`: warps of a block along K and N. `tiles`: column fragments per warp. `deep`: K chunks per warp and
+        iteration. `split`: split-K factor. The larger of DRAM time and the time of the busiest SM, times penalties for too few bytes in flight, for split-K
         and for re-reading rows; at least one memory latency per iteration and wave.
         """
         warps, n, heights = along * wide, 8 * tiles * wide, -(-self.rows // 16)

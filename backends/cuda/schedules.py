@@ -56,7 +56,7 @@ class SimtSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor."""
+        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
@@ -96,7 +96,7 @@ class SkinnyGemmSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor."""
+        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:

@@ -138,7 +138,9 @@ class SizedKernel(KernelBase):
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory, as an expression in the sizes of the call; enough for every form."""
+        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's sizes are
+        symbolic.
+        """
         total: Dim = 0
         for form in self.all_forms(call):
             total = total + bind(form.scratch, {n: call.attrs[n] for n in self.ranges})

@@ -85,11 +85,11 @@ class KernelGenerator(BackendBase):
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Kernels for the fusion groups of a view (`Lowering.generated`), with state that is not shared."""
+        """Kernels for the fusion groups of a view, as `Lowering.generated` yields them, from a new `Lowering` each time."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of templates ahead (`Lowering.prepare`), with state that is not shared."""
+        """Lower calls of templates ahead in a new `Lowering` (`Lowering.prepare`)."""
         return self.opened().prepare(asked)
 
     def lowering(self, lowerings: Lowerings) -> Lowering:

@@ -95,7 +95,8 @@ FLAG = Domain(1, 1, steps="none")
 def number(meaning: str, domain: Domain, *, default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """Field of a schedule class: a number that every stored schedule has (type int).
 
-    `meaning`: text for the documentation. `default`: default of the dataclass field.
+    `meaning`: text for the documentation. `default`: default of the dataclass field. `more`: further fields of
+    `Parameter`.
     """
     return field(default=default, metadata={"parameter": Parameter(meaning, domain, required=True, **more)})
 
@@ -109,7 +110,10 @@ def optional(meaning: str, domain: Domain, **more: Any) -> Any:
 
 
 def flag(meaning: str, *, fixed: bool = False, **more: Any) -> Any:
-    """Field of a schedule class: a flag (type bool). Moves toggle it, unless it is `fixed`."""
+    """Field of a schedule class: a flag (type bool). Moves toggle it, unless it is `fixed`.
+
+    `meaning`: text for the documentation. `more`: further fields of `Parameter`.
+    """
     domain = FLAG if fixed else dataclasses.replace(FLAG, steps="scale")
     return field(default=False, metadata={"parameter": Parameter(meaning, domain, "flag", **more)})
 

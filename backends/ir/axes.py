@@ -1,4 +1,4 @@
-"""Normal form of a kernel's axes."""
+"""Normal form of a kernel's axes: merged, split and ordered so that kernels with the same loops get the same axes."""
 
 from __future__ import annotations
 

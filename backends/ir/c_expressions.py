@@ -48,7 +48,7 @@ class Spelling:
         return text
 
     def operation(self, op: str, kind: str, args: list[str]) -> str:
-        """An operation as C text."""
+        """C text of an op on operand texts `args` of a kind ("float", "int" or "bool")."""
         return self.text(op, kind).format(*args)
 
 

@@ -112,7 +112,7 @@ class Builder:
         self.ways: set[str] = set()  # names of transformations that changed the kernel
 
     def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
-        """Expression of an op on operands as given, without simplification."""
+        """Expression of an op on operands as given, without simplification; `value`, `kind`: see `Expr`."""
         key = (op, tuple(a.number for a in args), value, kind)
         found = self._known.get(key)
         if found is None:
@@ -128,7 +128,7 @@ class Builder:
 
     # ------------------------------------------------------------ simplifying makers
     def const(self, value: float, kind: str = "float") -> Expr:
-        """Expression of a constant."""
+        """Expression of a constant; `kind`: "float", "int" or "bool"."""
         return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
 
     def index(self, value: Index) -> Expr:
@@ -388,7 +388,7 @@ class Kernel:
         return max(accumulate(change), default=0)
 
     def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
-        """The kernel with other values to store."""
+        """The kernel with other values to store, one for each store; `change`: other fields of the kernel to replace."""
         stores = tuple(replace(s, value=v) for s, v in zip(self.stores, values, strict=True))
         return replace(self, stores=stores, **change)
 

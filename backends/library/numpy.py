@@ -50,7 +50,7 @@ def _shape(operand: Operand) -> tuple[int, ...]:
 
 
 def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
-    """Template of a library kernel that runs NumPy code."""
+    """Template of a library kernel that runs NumPy code; `more`: further fields of `LibraryKernel`."""
     return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
 
 

@@ -475,7 +475,7 @@ def argsort(x: Array, axis: int, descending: bool, out: Array) -> None:
 
 
 def along(index: Array, axis: int) -> tuple[Any, ...]:
-    """The subscript that reads or writes at the index along one axis, at its own place along the others."""
+    """Subscript s of an array x such that x[s] is take_along_axis(x, index, axis), for reading and for writing."""
     places: list[Any] = list(np.ogrid[tuple(slice(n) for n in index.shape)])
     places[axis] = index
     return tuple(places)

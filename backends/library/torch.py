@@ -86,7 +86,7 @@ def _all(*conditions: Applies | None) -> Applies:
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> LibraryKernel:
-    """Template of a library kernel that runs Torch code on the CPU."""
+    """Template of a library kernel that runs Torch code on the CPU; `more`: further fields of `LibraryKernel`."""
     return LibraryKernel(f"torch.{name}", "torch", pattern, code, applies=_all(applies), **more)
 
 

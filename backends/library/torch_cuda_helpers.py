@@ -32,7 +32,7 @@ def int_divided(x: Any, y: Any, rest: bool) -> Any:
 
 
 def in_tf32(function: Any, *operands: Any, **more: Any) -> Any:
-    """A library GEMM with TF32 enabled, independent of the global setting."""
+    """Result of `function(*operands, **more)`, a library GEMM, with TF32 enabled whatever the global setting."""
     settings = torch.backends.cuda.matmul
     name, value = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
     before = getattr(settings, name)

@@ -1,6 +1,7 @@
 """Helper functions of emitted programs that use Torch.
 
-Their source is copied into emitted programs: each may use `torch`, the other helpers here, and NumPy's `scan` only.
+Their source is copied into emitted programs: each may use only `torch`, the other helpers here, and `scan` of
+egraph/ir/recurrence.py.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Variants:
         return name + "".join("-" if x.data_ptr() & 15 else "+" for x in given if isinstance(x, torch.Tensor))
 
     def note(self, name: str, given: Sequence[Any], compiled: Any, early: bool) -> None:
-        """Keep the kernel that a launch compiled."""
+        """Keep the kernel `compiled` that a launch of `name` on `given` compiled; `early`: programmatic dependent launch."""
         key = self.key(name, given)
         if key in self.known:
             return
@@ -55,7 +55,7 @@ class Variants:
         self.known[key] = (compiled.asm["cubin"], found) if plain else None
 
     def launch(self, name: str, grid: Any, *given: Any, **options: Any) -> None:
-        """Launch a stored kernel on Torch's current stream.
+        """Launch the stored kernel `name` on the arguments `given` and Torch's current stream.
 
         Raises NotStored if there is none for operands of this alignment.
         """

@@ -30,13 +30,13 @@ class DevicePrograms:
         raise NotImplementedError
 
     def exchange(self, place: str) -> Exchange:
-        """Marshalling of arguments and results."""
+        """Marshalling of arguments and results for programs on the device `place`."""
         return OnCpu()
 
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
-        """Callable program, made by the emitted function `bind`.
+        """Callable program on the device `place`: the result of the emitted function `bind`.
 
         `way`: how calls launch kernels, where a device has several ways; "" chooses by timing the first calls.
         """
@@ -44,7 +44,7 @@ class DevicePrograms:
         return bind(*([weights, states] if states else [weights]))
 
     def tensors(self, place: str) -> str:
-        """Torch device of the tensors that programs work on; "" for programs on arrays."""
+        """Name of the Torch device whose tensors programs on the device `place` work on; "" for programs on NumPy arrays."""
         return ""
 
     def hardware(self) -> str:
@@ -52,7 +52,7 @@ class DevicePrograms:
         return ""
 
     def present(self, place: str) -> str:
-        """Name of the hardware at a place that compiled kernels run on; "" if programs of the device have none."""
+        """Name of the hardware at `place` that compiled kernels run on; "" if programs have no compiled kernels there."""
         return ""
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
@@ -62,7 +62,7 @@ class DevicePrograms:
         """
 
     def check_room(self, place: str, wanted: int) -> None:
-        """Raise DeviceMemoryError if `wanted` bytes are not free."""
+        """Raise DeviceMemoryError if `wanted` bytes are not free on the device `place`."""
 
     def wait(self, place: str, what: str) -> None:
         """Wait for launched kernels.

@@ -143,8 +143,8 @@ class Launches:
     """The launches of a program's generated kernels, in order.
 
     `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
-    (binaries, launches) of a saved program, or None. `variants`: what a program of every size notes its kernels in, and
-    what launches them if it is a saved one.
+    (binaries, launches) of a saved program, or None. `variants`: record of the kernels of a program of every size, which
+    launches them if the program is a saved one. `given` and `options`: arguments with which the program calls a kernel.
     """
 
     stored: Any = None
@@ -175,7 +175,7 @@ class Launches:
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
-        """Record the launch that was made last."""
+        """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see `binaries`."""
         boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
         if self.sites is not None:
@@ -197,7 +197,7 @@ class Launches:
         self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
 
     def have(self, table: list[Any], stream: int) -> None:
-        """Set the launches of further calls; they are for this stream."""
+        """Make `table` the launches of the following calls; their configurations name `stream`."""
         self.table, self.stream = table, stream
         self.slots = [x for one in table for x in one.slots]
         self.boxes = [one for one in table if one.boxes]
@@ -231,7 +231,7 @@ class Launches:
         self.loaded = [StoredLaunch(driver, modules[one["binary"]], one) for one in launches]
 
     def make(self, *given: Any, **options: Any) -> None:
-        """Make the next launch of a saved program, with its stored kernel."""
+        """Make the next launch of a saved program, with its stored kernel, on the arguments of this call."""
         if not self.loaded:
             self.load()
         one = self.loaded[self.next]
@@ -254,7 +254,7 @@ class Launches:
         ]  # fmt: skip
 
     def again(self, *given: Any, **options: Any) -> None:
-        """Make the next recorded launch, on the tensors of this call."""
+        """Make the next recorded launch, on the tensors among the arguments of this call."""
         one = self.table[self.next]
         self.next += 1
         for slot, k in one.given:  # all of them: a library kernel's result has a new address in each call
@@ -289,7 +289,7 @@ class OwnKernel:
             self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
 
     def launched(self, grid: Any, *given: Any, **options: Any) -> None:
-        """Launch a Triton function."""
+        """Launch a Triton function with a grid and arguments."""
         launches, kernel = self.launches, self.kernel
         if launches.known is not None and launches.known.launch(kernel, grid, given, options):
             return
@@ -301,7 +301,7 @@ class OwnKernel:
         self.made(launch, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
+        """Call `launch`: the kernel's own interface or that of its stored binary; and record the launch while recording."""
         compiled = launch(*given, **options)
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))

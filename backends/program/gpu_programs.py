@@ -52,7 +52,7 @@ class GpuPrograms(DevicePrograms):
         return bind(weights, states, place, way=way) if way else bind(weights, states, place)
 
     def tensors(self, place: str) -> str:
-        """Torch device of the tensors that programs work on (`DevicePrograms.tensors`)."""
+        """Name of the Torch device whose tensors programs work on, which is `place` (`DevicePrograms.tensors`)."""
         return place
 
     def hardware(self) -> str:
@@ -85,7 +85,7 @@ class GpuPrograms(DevicePrograms):
         gpu.wait(place, what)
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """The named error that stands for a device's RuntimeError (`DevicePrograms.fault`)."""
+        """The error of this package to raise for a RuntimeError of the device (`DevicePrograms.fault`)."""
         return gpu.named(error, what)
 
 

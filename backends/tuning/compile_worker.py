@@ -72,7 +72,8 @@ class Race(Exception):
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
     """Compile every kernel that a text launches.
 
-    Returns the maximum resource use and a digest of binaries and parameters.
+    Returns the number of `kernels`; maxima over them: `shared` memory (bytes), `registers` and `spills` per thread; `fits`:
+    whether the shared memory suffices; `digest` of binaries and parameters: equal digests mean equal programs.
 
     Raises Race if a kernel has an async-copy race.
     """
@@ -111,7 +112,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
 
 
 def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
-    """Resource use of a module's CUDA C++ kernels, compiled by NVRTC into cuda-core's cache without a launch.
+    """Resource use, as of `compile_text`, of a module's CUDA C++ kernels: compiled by NVRTC, without a launch.
 
     `kernels`: the helper class of cuda_helpers.py. `capability`: 90 is sm_90.
     """
@@ -126,7 +127,9 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job (text, call, architecture), with the seconds it took."""
+    """The reply to one job (text, call, architecture), with the seconds it took: the result of `compile_text`, or status
+    and message of a failure.
+    """
     began = time.monotonic()
     try:
         text, call = KernelText.of_json(job["text"]), call_of_json(job["call"])

@@ -166,7 +166,8 @@ class Bench:
     def attempt(self, index: int, tried: Tried) -> dict[str, Any]:
         """Run a schedule once, check its result, and reply with error norms and a few samples.
 
-        `index`: number of the trial. Raises Wrong if the result is incorrect or varies between runs.
+        `index`: number of the trial. Reply: `accuracy` (norms), `cold` (samples in µs). Raises Wrong if the result is
+        incorrect or varies between runs.
         """
         import torch
 
@@ -229,7 +230,7 @@ class Bench:
         return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
 
     def check(self, tried: Tried, result: Any) -> dict[str, float]:
-        """Error norms of a result, maximum over outputs. Raises Wrong if it is incorrect, or wrote outside its outputs."""
+        """Error norms (`accuracy`) of a result, maximum over outputs. Raises Wrong if it is incorrect, or wrote outside its outputs."""
         answers = [result] if tried.text.fresh else self.sets[0].outputs
         rooms = [raw for raw, _ in self.sets[0].rooms]
         if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
@@ -310,7 +311,11 @@ class Bench:
         return samples
 
     def measure(self, index: int) -> dict[str, Any]:
-        """All samples of a tried schedule, cold and hot, and its accuracy checked again."""
+        """Timing of the tried schedule `index` in full, and its accuracy checked again.
+
+        Reply: `cold` and `hot` (samples in µs), `accuracy` (norms), `reference` (µs of a fixed kernel, to recognize a
+        slow device) and `clock_mhz`.
+        """
         tried, longest = self.tried[index], self.device.longest_us
         calls = self._call_count(_within(longest / tried.us, 1, MOST_CALLS))
         compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
@@ -347,7 +352,7 @@ def _steady(samples: list[float]) -> bool:
 
 
 def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite.
+    """Error norms of a result over elements where result and reference are finite: keys as for `result_check.accuracy`.
 
     Raises Wrong if NaN or infinity differ.
     """

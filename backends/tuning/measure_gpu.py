@@ -91,7 +91,9 @@ class GpuMeasurer(TrialPipeline):
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
-        Returns when the rows are durable. Candidates are drawn from the iterable slightly ahead of measuring.
+        Returns the candidates whose measurement continues in the background: none unless `leave`, or `keeps` once time is
+        up. The rows of all others are durable when the call returns.
+        Candidates are drawn from the iterable slightly ahead of measuring.
         `progress`: called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
         which measuring is useless; called repeatedly. `look`: searches end with their first guesses. `later`:
         (candidate, whether it is a first look) that may be measured next; idle compilers compile their first schedules.
@@ -247,8 +249,8 @@ class GpuMeasurer(TrialPipeline):
     def spent(self) -> dict[str, float]:
         """Breakdown of measuring time, and counts.
 
-        Wall-clock seconds per activity of the calling process and of the device processes, which overlap; `compile_s`
-        sums over compilers, `pool_s` is the compilers' total available time.
+        "ACTIVITY_s": wall-clock seconds of an activity, summed over the calling process and the device processes, which
+        overlap; `compile_s` sums over compilers, `pool_s` is the compilers' total available time. Other keys are counts.
         """
         seconds = Counter({f"{name}_s": seconds for name, seconds in self.clock.seconds.items()})
         for process in self.processes:

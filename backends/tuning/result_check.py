@@ -24,7 +24,9 @@ class Wrong(Exception):
 def accuracy(got: Array, want: Array) -> dict[str, float]:
     """Error norms of a result over elements where result and reference are finite.
 
-    Raises Wrong if NaN or infinity differ.
+    Keys: rel_fro, the Frobenius norm of the error over that of the reference; max_abs and max_rel, the largest absolute
+    and relative error; max_ulp, the largest error in units in the last place of the result's dtype. Raises Wrong if NaN
+    or infinity differ.
     """
     g, w = got.astype(np.float64), want.astype(np.float64)
     same = np.isfinite(w)
@@ -51,7 +53,7 @@ def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
-    """Error norms of output `k` against the reference `want`.
+    """Error norms (`accuracy`) of output `k` against the reference `want`.
 
     `allowed`: largest relative error; `disturbed`: sensitivity to rounding. Raises Wrong for another type or layout
     than declared, or a large error overall, in a slice or in an element.
@@ -73,7 +75,7 @@ def check_layout(output: Operand, got: Array) -> None:
 def check_values(
     kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed
 ) -> dict[str, float]:  # fmt: skip
-    """Error norms of output `k`, of type `kind`, or of a part of the output.
+    """Error norms (`accuracy`) of output `k`, of type `kind`, or of a part of the output.
 
     Other parameters as for `check`. Raises Wrong for a large error.
     """

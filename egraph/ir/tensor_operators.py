@@ -1,7 +1,7 @@
-"""Operators and methods of `Tensor`, and the checked builders that callers use in place of those that loaders use.
+"""Operators and methods of `Tensor`, and checked builders for callers (loaders use the unchecked builders.py).
 
-The checks are NumPy's: an int must fit into the dtype of the tensor beside it, and no float is a bit pattern. Importing
-`egraph.ir` installs the operators.
+The checks are NumPy's: an int must fit into the dtype of the other, tensor operand, and bitwise operations take no floats.
+Importing `egraph.ir` installs the operators.
 """
 
 from __future__ import annotations

@@ -157,7 +157,9 @@ class AcquisitionPolicy:
         return [i for i in stakes if stakes[i] >= min_share * total]
 
     def optimistic_request(self, plan: Sequence[int], prices: Sequence[Priced]) -> MeasurementRequest:
-        """The request to measure for the optimistic plan; empty if no measurement could change that plan."""
+        """The request to measure for the optimistic plan (cheapest at the lower ends of all prices), given by the indices of
+        its candidates; empty if no measurement could change that plan.
+        """
         if self.state.measurer is None:
             return MeasurementRequest(first_look=False)
         candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.scc import strongly_connected_components
-from .dominators import always_read, class_graph, items_of, must_implications
+from .dominators import class_graph, items_of, must_implications, rows_by_child
 from .problem import LIMIT_ROUNDING, ProblemRows
 
 MIN_WORKERS = 8
@@ -76,7 +76,7 @@ class Encoding:
         for c, row in enumerate(members):
             if len(row) > 1:
                 m.add(cp_model.LinearExpr.sum([self.x[r] for r in row]) == self.y[c])
-        self.reads = always_read(rows)
+        self.reads = rows_by_child(rows)
         for (c, k), readers in self.reads.items():
             if len(readers) == len(members[c]):
                 m.add_implication(self.y[c], self.y[k])

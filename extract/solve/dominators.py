@@ -170,8 +170,8 @@ def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
     return pairs
 
 
-def always_read(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
-    """Rows by (class, child): (c, k) -> rows of class c that have child k."""
+def rows_by_child(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
+    """(class c, child class k) -> indices of the rows of c that have the child k, for every pair that occurs."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
         for k in kids:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..model.scc import strongly_connected_components
 from .cpsat import MIN_TOTAL, SolverAnswer, units
-from .dominators import always_read, class_graph, items_of, must_implications
+from .dominators import class_graph, items_of, must_implications, rows_by_child
 from .greedy import best_greedy, bottom_up, discounted, one_pass
 from .problem import LIMIT_ROUNDING, ProblemRows
 
@@ -61,7 +61,7 @@ class Relaxation:
         for root in rows.roots:
             self.vars[root].lower_bound = 1.0
         self.component, _ = strongly_connected_components(class_graph(items_of(rows)))
-        self.reads = always_read(rows)
+        self.reads = rows_by_child(rows)
         self.bound, self.status = 0.0, ""
         self.unit, self.integral_costs = units(rows.cost, upper)
         self.n_cuts = 0

@@ -72,12 +72,14 @@ def _whole_factors(x: Tensor, output_size: Any, factors: Sequence[float | None])
 
 
 def upsample_nearest_exact(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
-    """Nearest-neighbour resampling that compares the centres of positions."""
+    """Nearest-neighbour resampling (`upsample_nearest`) that compares the centres of positions."""
     return upsample_nearest(x, output_size, *scales, middle=0.5)
 
 
 def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 0.0) -> Tensor:
-    """Nearest-neighbour resampling. `middle`: as for `nearest_positions`."""
+    """Nearest-neighbour resampling of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if that is
+    None. `middle`: as for `nearest_positions`.
+    """
     n = x.rank - 2
     factors = scales_of(scales, n)
     whole = _whole_factors(x, output_size, factors)
@@ -91,7 +93,10 @@ def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 
 
 
 def nearest_positions(size: int, want: int, factor: float | None, middle: float = 0.0) -> np.ndarray[Any, Any]:
-    """Return the input position of each of `want` outputs. `middle`: 0.5 compares centres of positions, 0 their starts."""
+    """Return the input position (int64) of each of `want` outputs along an axis of `size` inputs.
+
+    `factor`: outputs per input, by default want / size. `middle`: 0.5 compares centres of positions, 0 their starts.
+    """
     step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(want)
     spots = (np.arange(want, dtype=np.float32) + np.float32(middle)) * step
     found: np.ndarray[Any, Any] = np.minimum(np.floor(spots).astype(np.int64), size - 1)
@@ -99,7 +104,10 @@ def nearest_positions(size: int, want: int, factor: float | None, middle: float 
 
 
 def interpolation_matrix(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
-    """Return the matrix [want, size] of linear interpolation."""
+    """Return the matrix [want, size] of linear interpolation.
+
+    `align`: the first and last positions coincide. `factor`: outputs per input, by default want / size.
+    """
     if align:
         spots = np.arange(want) * ((size - 1) / (want - 1) if want > 1 else 0.0)
     else:
@@ -130,7 +138,8 @@ def filter_matrix(
 ) -> np.ndarray[Any, Any]:
     """Return the matrix [want, size] of a filter stretched by the downscaling factor, as in Pillow's resize.
 
-    `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
+    `align`, `factor`: as for `interpolation_matrix`. `reach`: radius of the filter in input positions. `weigh`: weight
+    of the filter at a distance.
     """
     step = (size - 1) / max(want - 1, 1) if align else 1.0 / factor if factor else size / want
     wide = max(step, 1.0)
@@ -178,7 +187,10 @@ def _between(x: Tensor, axis: int, times: int) -> Tensor:
 
 
 def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
-    """Linear interpolation along every spatial axis."""
+    """Linear interpolation of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if that is None.
+
+    `align_corners`: the first and last positions of input and output coincide.
+    """
     n = x.rank - 2
     factors = scales_of(scales, n)
     whole = _whole_factors(x, output_size, factors)

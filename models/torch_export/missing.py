@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class Missing:
-    """Placeholder for an operator result without a builder.
+    """Placeholder for the result of an operator without a builder.
 
-    `what` names it in the error raised on use; empty if reported.
+    `what`: text that names the result in the UnsupportedError raised on use; "" if the operator was reported already.
     """
 
     def __init__(self, what: str) -> None:

@@ -188,7 +188,7 @@ class RuleTrial:
         """Compare both sides in float64 up to rounding; returns False if the sample tells nothing (overflow, no finite
         value).
 
-        Raises Refuted for different results.
+        `style`: distribution of the values (`values`). Raises Refuted for different results.
         """
         if self.empty and style in ("zeros", "wide"):
             style = "plain"  # 0/0 over an empty axis is the one corner case not tested
@@ -261,7 +261,7 @@ class RuleTrial:
     def bitwise(self, style: str) -> bool:
         """Compare both sides bitwise in their own dtypes (NaN equals NaN); returns False if the left side has no value.
 
-        Raises Refuted for different results.
+        `style`: distribution of the values (`values`). Raises Refuted for different results.
         """
         data = values(self.found, self.rng, style)
         got = self.run(data, float64=False)

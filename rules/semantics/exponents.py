@@ -156,7 +156,9 @@ def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
 
 # ---------------------------------------------------------------- how likely an error is
 def weight(order: Sequence[Tensor]) -> float:
-    """Upper bound on (p - 1) × the probability that one evaluation misses a difference; infinity if unbounded."""
+    """Upper bound on (P - 1) × the probability that one evaluation of the nodes `order` (operands first) misses a
+    difference; infinity if unbounded.
+    """
     first: dict[int, float] = {}  # degree of the component modulo p in the variables x and y
     second: dict[int, float] = {}  # degree of the expression whose logarithm is the component modulo p - 1
     compared, largest = 0.0, 1.0

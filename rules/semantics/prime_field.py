@@ -296,7 +296,8 @@ _PRODUCTS = ("mul", "matmul", "conv", "div")
 
 
 def weight(order: Sequence[Tensor]) -> int:
-    """Upper bound on p × the probability that one evaluation misses a difference.
+    """Upper bound on p × the probability that one evaluation of the nodes `order` (operands first) modulo a prime p misses a
+    difference.
 
     The bound is the polynomial degree plus, for uninterpreted functions, the number of argument pairs times the degree
     at which two arguments may collide.

@@ -170,7 +170,7 @@ class Sampler:
         except FAILURES as error:
             raise Reject from error
 
-    def known(self, term: Term, rank: int | None = None) -> Type | None:
+    def known(self, term: Term) -> Type | None:
         """The type of a subterm whose variables all have values, else None.
 
         Raises Reject if the subterm is ill typed.
@@ -213,7 +213,7 @@ class Sampler:
         return int(min(sizes) if self.rng.random() < self.thin else max(sizes))
 
     def regroup(self, volume: int, rank: int | None = None) -> tuple[int, ...]:
-        """Random shape of a rank with a given number of elements."""
+        """Random shape with `volume` elements, of the given rank (by default 1 to 4, at random)."""
         rank = rank if rank is not None else self.rng.randint(1, 4)
         shape = [1] * rank
         if not rank:

@@ -13,7 +13,10 @@ PLACES = 16  # limit on cuts per axis
 
 
 class Regions:
-    """Positions at which axes are cut (concat, split), propagated to all axes that ops index alike."""
+    """Positions at which axes are cut (concat, split), propagated to all axes that ops index alike.
+
+    A *cut* is such a position; two axes are *aligned* if an op reads both at the same index. `places`: cuts of each axis.
+    """
 
     def __init__(self, typing: Typing, signs: Signs) -> None:
         self.signs = signs
@@ -70,7 +73,7 @@ class Regions:
             self.axis(part)
 
     def add(self, axis: TermAxis, place: Affine) -> bool:
-        """Add a cut at a position of an axis; returns whether it is new. Raises Unprovable for too many cuts."""
+        """Cut an axis at a position; returns whether the cut is new. Raises Unprovable for too many cuts."""
         self.axis(axis)
         place = self.signs.reduce(place)
         if place in self.places[axis] or self.signs.nonnegative(place * -1):
@@ -83,7 +86,7 @@ class Regions:
         return True
 
     def close(self) -> None:
-        """Propagates cuts along alignments to a fixed point."""
+        """Propagate cuts between aligned axes until none is new."""
         changed = True
         while changed:
             new = [self.carry(*pair) for pair in self.aligned]
@@ -95,7 +98,7 @@ class Regions:
             changed = any(new)
 
     def carry(self, a: TermAxis, b: TermAxis) -> bool:
-        """Copy cuts between two aligned axes; returns whether any is new."""
+        """Make the cuts of each of two aligned axes cuts of the other, too; returns whether any is new."""
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
     def inherit(self, whole: TermAxis, left: TermAxis, right: TermAxis) -> bool:

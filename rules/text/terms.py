@@ -117,7 +117,7 @@ def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
         yield from ((first, *rest) for rest in islice(factorings(number // first, count - 1), FACTORINGS))
 
 
-def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
+def perm_of(value: Param) -> tuple[int, ...] | None:
     """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank).
 
     None if the value is no permutation.

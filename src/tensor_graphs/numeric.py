@@ -1,4 +1,7 @@
-"""Tensor functions of the public namespace: Array API names, and composite ops with default arguments."""
+"""Tensor functions of the public namespace: Array API names, and composite ops with default arguments.
+
+All raise ShapeError for operands and axes that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ assert numpy_calls  # importing it makes NumPy's functions accept tensor express
 
 
 def einsum(equation: str, *operands: Tensor) -> Tensor:
-    """Einstein summation with NumPy's equation syntax, for example einsum("bhtd,bhsd->bhts", q, k)."""
+    """Einstein summation with NumPy's equation syntax, for example einsum("bhtd,bhsd->bhts", q, k).
+
+    Raises ShapeError if labels and shapes do not match.
+    """
     return _einsum(equation, [api.as_tensor(x) for x in operands])
 
 

@@ -143,7 +143,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PathOptions(CommonOptions):
-    """Options of `paths`."""
+    """Options of `tg.paths`, the best few plans of a model."""
 
     count: int = option(10, "Maximum number of plans.", of_kind("an integer", Integral))
     max_gap: float = option(
@@ -154,7 +154,7 @@ class PathOptions(CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SaturateOptions(CommonOptions):
-    """Options of `saturate`."""
+    """Options of `tg.saturate`."""
 
     example_kwargs: Mapping[str, Any] | None = option(
         None, "Named arguments of the example call, for an nn.Module.", is_named, decides=False
@@ -181,7 +181,7 @@ class SaturateOptions(CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(SaturateOptions):
-    """Options of `optimize`."""
+    """Options of `tg.optimize`."""
 
     fixed: Mapping[str, int] | bool = option(
         False,

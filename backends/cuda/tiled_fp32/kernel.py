@@ -65,7 +65,7 @@ class TiledSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor."""
+        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
         return self.split or 1
 
     @property
@@ -150,7 +150,7 @@ class TiledFrame(ThreadFrame):
 
 
 class TiledGemm(CudaPart):
-    """Emitter of a tiled GEMM. The parts for frame, loads and stores emit the epilogue."""
+    """Emitter of a tiled GEMM. `frame` and `stores` emit the epilogue."""
 
     frame: TiledFrame
 

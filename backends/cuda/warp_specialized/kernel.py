@@ -50,7 +50,7 @@ def emit_gemm(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> C
 
     Raises Unfusable unless its operands are plain 16-bit matrices that TMA can load.
     """
-    return Gemm(GemmFrame(kernel, shape, roles, name), roles).roles()
+    return Gemm(GemmFrame(kernel, shape, roles, name), roles).launch()
 
 
 def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
@@ -59,7 +59,10 @@ def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
 
 
 class Gemm(CudaPart):
-    """Emitter of a warp-specialized GEMM. The parts for frame, loads and stores emit the epilogue."""
+    """Emitter of a warp-specialized GEMM.
+
+    `frame`, `loads` and `stores` emit the epilogue.
+    """
 
     frame: GemmFrame
 
@@ -160,8 +163,8 @@ class Gemm(CudaPart):
         key = operand, replace(found, origin=("", ""))
         return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
 
-    def roles(self) -> CudaLaunch:
-        """The kernel function's text, and its grid."""
+    def launch(self) -> CudaLaunch:
+        """The source of the kernel function, its tensor maps and its grid."""
         frame, r = self.frame, self.r
         count = prod(frame.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
         clusters = min(count, target().multiprocessors // r.blocks) if r.parts == 1 else count

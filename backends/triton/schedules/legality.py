@@ -31,7 +31,9 @@ def within(value: int, size: int, least: int = 1) -> bool:
 
 
 def legal(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether a schedule is legal: values in their domains, the kernel's parameters, and tiles that fit."""
+    """Whether a schedule is legal: its values are in their domains, it sets only options that apply to the kernel, and its
+    tiles and split-K factor suit the kernel's sizes.
+    """
     if not s.valid or len(s.k) != len(facts.inner) or (s.boxes and not facts.boxed):
         return False
     if (s.inside and facts.kind != "attention") or (s.walk and not facts.middle) or (s.join and s.split is None):

@@ -40,7 +40,7 @@ class TileSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor."""
+        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:

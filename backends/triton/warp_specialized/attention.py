@@ -59,7 +59,7 @@ def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> R
         raise Unfusable("roles are for attention over whole groups of rows")
     row = max(shape.rows, key=lambda a: (a.size % tiling.m == 0, a.size))
     alone = replace(shape, rows=(row,), batch=(*shape.batch, *(a for a in shape.rows if a is not row)))
-    return AttentionEmitter(AttentionFrame(kernel, replace(tiling, m=GROUP), name, alone, groups)).roles()
+    return AttentionEmitter(AttentionFrame(kernel, replace(tiling, m=GROUP), name, alone, groups)).launch()
 
 
 class AttentionEmitter(TritonPart):
@@ -79,7 +79,7 @@ class AttentionEmitter(TritonPart):
         self.grid = Grid(frame, positions, bounds)
         values.makers = {"load": loads.load, "reduce": self.loops.reduction}
 
-    def roles(self) -> RoleLaunch:
+    def launch(self) -> RoleLaunch:
         """The functions of producer and consumers, and the kernel that assigns roles to warps."""
         frame = self.frame
         s, t = self.shape, self.tiling

@@ -95,7 +95,7 @@ class Programs:
         return self._program(name, lambda: self.step(tokens, fresh=fresh), PREFILL)
 
     def step(self, tokens: int, *, fresh: bool = False) -> Graph:
-        """`step_graph` with quantized weights, if a form is given."""
+        """Graph of a step over `tokens` tokens a row (`step_graph`), with quantized weights if the generator quantizes."""
         return self._quantized(step_graph(self.folder, self.caches, tokens, fresh=fresh))
 
     def _quantized(self, graph: Graph) -> Graph:

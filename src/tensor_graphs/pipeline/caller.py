@@ -157,7 +157,10 @@ class CallerProgram(Program):
 
     @classmethod
     def around(cls, program: Program, caller: Caller, said: str = "") -> CallerProgram:
-        """CallerProgram that takes over all attributes of `program`, which must not be used afterwards."""
+        """CallerProgram that takes over all attributes of `program`, which must not be used afterwards.
+
+        `said`: text of the timing comparison that the caller's function won.
+        """
         made = object.__new__(cls)
         made.__dict__.update(program.__dict__)
         made.caller, made.said, made._kinds, made._as_is = caller, said, None, None

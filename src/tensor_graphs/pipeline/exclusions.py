@@ -71,9 +71,9 @@ class Exclusions:
         return kept
 
     def without_unmeasured(self, choice: Choice, error: Exception) -> Hypergraph:
-        """Exclude kernels whose schedules were never run, after a plan raised `error`.
+        """The hypergraph without kernels whose schedules were never run, after a plan raised `error`.
 
-        All of them, or, if the rest does not cover every output, those of the plan. If the plan has no such kernel and
+        All such kernels are excluded, or, if the rest does not cover every output, those of the plan. If the plan has no such kernel and
         the program is to run at every size, kernels with sizes as arguments are excluded, because their source differs
         from the measured one. Raises `error` if there is nothing to exclude.
         """
@@ -103,9 +103,9 @@ class Exclusions:
         raise error
 
     def without_sized(self, choice: Choice, error: NoPlanError) -> Hypergraph:
-        """Exclude generated kernels that take sizes as arguments.
+        """The hypergraph without generated kernels that take sizes as arguments.
 
-        Those of the plan that the error names, else all of the plan. Raises `error` without any in the plan.
+        Those of the plan that the error names are excluded, else all of the plan. Raises `error` if the plan has none.
         """
         name, kept = self.sized(choice, f"{error.message} {error.__cause__ or ''}") if self.sized else ("", [])
         if not name:
@@ -117,7 +117,9 @@ class Exclusions:
     def without_cause(
         self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, *, last: bool
     ) -> Hypergraph:
-        """Exclude the most likely cause of a failed verification; all rewrites if this is the `last` attempt but one."""
+        """The hypergraph without the most likely cause of a failed verification, or with a smaller error budget for its
+        plan (`tighter`); without all rewrites if this is the `last` attempt but one.
+        """
         if not last:
             if finding.inaccurate:
                 worst = finding.inaccurate[0]

@@ -145,7 +145,10 @@ def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
 
 
 def is_surely_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether one call is faster than the other by more than noise, with the `margin` of few samples."""
+    """Whether one call is faster than the other (`is_faster`) by more than `margin`, which is larger for few samples.
+
+    `one`, `other`: times of the calls. `noise`: relative difference that counts as noise if there are enough samples.
+    """
     return is_faster(one, other, margin(one, other, noise))
 
 

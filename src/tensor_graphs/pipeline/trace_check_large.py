@@ -61,7 +61,8 @@ def compare_large(
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Some strips of each output are compared. Raises TraceError through `judge`.
+    Some strips of each output are compared. `kind`: "function" or "module", for the text. Raises TraceError through
+    `judge`.
     """
     cuts = strips_of(graph)
     if cuts is None:

@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
 
 def figure(height: float, body: str, label: str) -> str:
-    """SVG figure of a height in pixels with the elements `body`; `label` is its text for screen readers."""
+    """HTML of an SVG figure of a height in pixels with the elements `body`; `label` is its text for screen readers."""
     return f'<div class="chart"><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">{body}</svg></div>'
 
 
@@ -47,7 +47,7 @@ def us(value: float) -> str:
 
 
 def strip(parts: Sequence[tuple[str, float, str]]) -> str:
-    """Chart of parts side by side, width by value: (name, value, tooltip). Equal names have equal colours, the largest
+    """HTML of a chart of parts side by side, width by value: (name, value, tooltip). Equal names have equal colours, the largest
     first.
     """
     total = math.fsum(v for _, v, _ in parts) or 1.0
@@ -71,7 +71,7 @@ def strip(parts: Sequence[tuple[str, float, str]]) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Chart of horizontal bars: (label, value, text)."""
+    """HTML of a chart of horizontal bars: (label, value, text)."""
     most = max((v for _, v, _ in rows), default=0.0) or 1.0
     body = "".join(
         text(0, 22 * i + 15, label[:26], "ink") + rect(190, 22 * i + 4, 620 * value / most, 13, "s0") + text(820, 22 * i + 15, said)
@@ -81,7 +81,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def roofline(points: Sequence[Point], bytes_per_us: float, flops_per_us: float) -> str:
-    """Roofline plot: attained flops over arithmetic intensity, in logarithmic axes, below the limits of traffic and
+    """HTML of a roofline plot: attained flops over arithmetic intensity, in logarithmic axes, below the limits of traffic and
     arithmetic.
     """
     left, top, width, height = 92.0, 12.0, 840.0, 300.0
@@ -117,7 +117,7 @@ def roofline(points: Sequence[Point], bytes_per_us: float, flops_per_us: float) 
 
 
 def gantt(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """Chart of the time spans [begin, end] in seconds of each activity, one row each."""
+    """HTML of a chart of the time spans [begin, end] in seconds of each activity, one row each."""
     end = max((b for spans in rows.values() for _, b in spans), default=0.0) or 1.0
     left, scale = 250.0, (WIDTH - 330.0) / end
     body = []
@@ -143,7 +143,7 @@ def _si(value: float) -> str:
 
 
 def memory_map(buffers: Sequence[tuple[str, int, int, int, int]], size: int, steps: int) -> str:
-    """Chart of buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right, offsets
+    """HTML of a chart of buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right, offsets
     upwards.
     """
     left, height = 80.0, 240.0
@@ -166,7 +166,7 @@ def _bytes(n: float) -> str:
 
 
 def curve(points: Sequence[Sequence[float]], final: float) -> str:
-    """Chart of the best plan's cost over time: (seconds, µs at optimistic prices, µs at current prices)."""
+    """HTML of a chart of the best plan's cost over time: (seconds, µs at optimistic prices, µs at current prices)."""
     left, height = 80.0, 200.0
     end = max(p[0] for p in points) * 1.02 or 1.0
     most = max(max(p[1:]) for p in points) * 1.08 or 1.0
@@ -188,7 +188,7 @@ def curve(points: Sequence[Sequence[float]], final: float) -> str:
 def layered(
     count: int, reads: Sequence[Sequence[int]], labels: Mapping[int, tuple[str, str, str]], width: float
 ) -> str:
-    """Drawing of a graph of `count` nodes that follow their operands, data flowing down.
+    """HTML of a drawing of a graph of `count` nodes, each numbered after its operands. Operands are drawn above users.
 
     `reads`: operands of each node. `labels`: (title, detail, kind) per node. `width`: of the drawing, in pixels.
     """

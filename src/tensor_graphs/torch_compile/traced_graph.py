@@ -200,7 +200,7 @@ class Variant:
         return made
 
     def active(self) -> bool:
-        """Whether any program is in use."""
+        """Whether calls run any of the variant's programs."""
         return any(r.active for r in self._runners)
 
     def fits(self, args: Sequence[Any], sizes: Mapping[str, int]) -> bool:
@@ -254,8 +254,10 @@ class TracedGraph:
         raise NoProgram
 
     def bind(self, variant: Variant) -> list[str]:
-        """Load the programs of a variant (`Variant.bind`), and divide it into one variant for each bucket of sizes of
-        its programs."""
+        """Load the programs of a variant, and divide it into one variant for each bucket of sizes of its programs.
+
+        Returns the reasons why parts have no program (`Variant.bind`).
+        """
         said = variant.bind()
         at = self.variants.index(variant)
         self.variants[at : at + 1] = variant.by_bucket()

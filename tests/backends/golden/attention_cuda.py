@@ -445,7 +445,9 @@ class Driver:
         self.checked(function, given, function(*given))
 
     def checked(self, function: Any, given: Any, code: int) -> None:
-        """Raise for an error code. In a thread without a context (201), set the program's context and repeat the call."""
+        """Check the result `code` of `function(*given)`. In a thread without a context (code 201), set the program's context
+        and repeat the call. Raises RuntimeError for any other code but 0, and if the repeated call fails.
+        """
         if code == 201 and not self.library.cuCtxSetCurrent(self.context):
             code = function(*given)
         if code:
@@ -493,8 +495,8 @@ class Launches:
     """The launches of a program's generated kernels, in order.
 
     `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
-    (binaries, launches) of a saved program, or None. `variants`: what a program of every size notes its kernels in, and
-    what launches them if it is a saved one.
+    (binaries, launches) of a saved program, or None. `variants`: record of the kernels of a program of every size, which
+    launches them if the program is a saved one. `given` and `options`: arguments with which the program calls a kernel.
     """
 
     stored: Any = None
@@ -525,7 +527,7 @@ class Launches:
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
-        """Record the launch that was made last."""
+        """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see `binaries`."""
         boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
         if self.sites is not None:
@@ -547,7 +549,7 @@ class Launches:
         self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
 
     def have(self, table: list[Any], stream: int) -> None:
-        """Set the launches of further calls; they are for this stream."""
+        """Make `table` the launches of the following calls; their configurations name `stream`."""
         self.table, self.stream = table, stream
         self.slots = [x for one in table for x in one.slots]
         self.boxes = [one for one in table if one.boxes]
@@ -581,7 +583,7 @@ class Launches:
         self.loaded = [StoredLaunch(driver, modules[one["binary"]], one) for one in launches]
 
     def make(self, *given: Any, **options: Any) -> None:
-        """Make the next launch of a saved program, with its stored kernel."""
+        """Make the next launch of a saved program, with its stored kernel, on the arguments of this call."""
         if not self.loaded:
             self.load()
         one = self.loaded[self.next]
@@ -604,7 +606,7 @@ class Launches:
         ]  # fmt: skip
 
     def again(self, *given: Any, **options: Any) -> None:
-        """Make the next recorded launch, on the tensors of this call."""
+        """Make the next recorded launch, on the tensors among the arguments of this call."""
         one = self.table[self.next]
         self.next += 1
         for slot, k in one.given:  # all of them: a library kernel's result has a new address in each call
@@ -634,7 +636,7 @@ class OwnKernel:
             self.made(self.launches.make if self.launches.stored else self.kernel, *given, **options)
 
     def launched(self, grid: Any, *given: Any, **options: Any) -> None:
-        """Launch a Triton function."""
+        """Launch a Triton function with a grid and arguments."""
         launches, kernel = self.launches, self.kernel
         if launches.known is not None and launches.known.launch(kernel, grid, given, options):
             return
@@ -646,7 +648,7 @@ class OwnKernel:
         self.made(launch, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Launch the kernel through its own interface, or with its stored binary, and record the launch if asked for."""
+        """Call `launch`: the kernel's own interface or that of its stored binary; and record the launch while recording."""
         compiled = launch(*given, **options)
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
