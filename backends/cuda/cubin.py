@@ -1,6 +1,6 @@
 """Register and stack use of a compiled CUDA kernel, parsed from its cubin.
 
-An ELF file whose section `.nv.info` lists function attributes.
+A cubin is an ELF file whose section `.nv.info` lists function attributes.
 
 An attribute has a format (1 byte), an id (1 byte) and a size or value (2 bytes); format 4 is followed by that many
 bytes, here a symbol index and a count. (Seen in binaries of sm_80 to sm_90; `cuobjdump --dump-resource-usage` shows the

@@ -1,9 +1,10 @@
 """Kernel generation for an e-graph view: finds the fusion groups that one kernel can compute, and the forms of each
 kernel.
 
-A `KernelGenerator` describes a backend. A `Lowering` belongs to one optimization. It grows fusion groups
-(extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output (fusion/multi_output.py) and consumer fusion groups (fusion/consumer.py), lowers each
-(generate/template.py) in worker processes (generate/lowering_pool.py), and caches the result, so that repeated layers are lowered once.
+A `KernelGenerator` describes a backend. A `Lowering` belongs to one optimization: the object grows fusion groups
+(extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output (fusion/multi_output.py) and consumer fusion
+groups (fusion/consumer.py), lowers each (generate/template.py) in worker processes (generate/lowering_pool.py), and
+caches the result, so that repeated layers are lowered once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Calibration of a GPU's roofline by a device process: when to measure the limits of the device, and storing them."""
+"""Calibration of a GPU's roofline by a device process: decides when to measure the limits of the device, and stores
+them."""
 
 from __future__ import annotations
 

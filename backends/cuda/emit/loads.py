@@ -129,10 +129,9 @@ class ThreadLoads(CudaPart):
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 
     def fetch(self, e: Expr, inner: CudaScope, fetched: CudaScope) -> None:
-        """Prefetch a load's 16-byte vectors with cp.async into a ring in shared memory, private slots per thread.
-
-        Other loads are left alone.
-        """
+        """Emit a prefetch of a load's 16-byte vectors by cp.async into a ring in shared memory, with separate slots for
+        each thread. `fetched` gets the copies into the ring, `inner` the reads from it. Loads without such vectors are
+        not changed."""
         frame = self.frame
         operand, at, _, dtype = e.value
         dims = frame.spans(e)
