@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
