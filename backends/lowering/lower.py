@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.ir.interpret import expand_all
+from ...egraph.ir.memo import memo
 from ...extract.fusion.product_operands import is_product_operand
 from ...extract.model.kernel import contiguous
 from ..ir.axes import normalized
@@ -36,7 +37,7 @@ def kernel_of(
     tensor in memory only the scattered positions are written; the buffer must already hold the other elements. Raises
     Unfusable for other results, and for ops without an index expression (sort, argmax).
     """
-    roots = expand_all([root] if isinstance(root, Tensor) else list(root))
+    roots = rebuild([root] if isinstance(root, Tensor) else list(root), _in_atomic_ops)
     for leaf in topological(roots):
         if leaf.is_leaf and leaf not in operands:
             raise Unfusable(f"{leaf!r} is no operand")
@@ -77,6 +78,17 @@ def kernel_of(
     if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
         raise Unfusable("it reads what it writes into")
     return halved(normalized(_small(kernel)))
+
+
+def _in_atomic_ops(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+    """The decomposition of a composite op on other operands; None for other ops."""
+    return _atomic(make(node.op, args, dict(node.attrs))) if node.entry.composite else None
+
+
+@memo(4096)
+def _atomic(composite: Tensor) -> Tensor:
+    """A composite op on atomic terms in atomic ops; cached, because many fusion groups have the same one."""
+    return expand_all([composite])[0]
 
 
 def _with_operands(
