@@ -14,15 +14,18 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.dims import concrete
+from ...egraph.ir.dtypes import is_float
 from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
+from ..generate.emitter import Lowered
 from ..generate.generator import KernelGenerator, Lowering, Lowerings
 from ..generate.lowering_requests import LoweringRequest
 from ..generate.template import GeneratedKernel, template_of
-from ..ir.kernel import Kernel
+from ..generate.weight_layouts import even
+from ..ir.kernel import Kernel, walk
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
 from .emit.attention import ROWS as ATTENTION_ROWS
@@ -73,6 +76,18 @@ def _writes_alone(template: GeneratedKernel, kernel: Kernel) -> bool:
     return not bases or (len(template.roots) == 1 and bases.isdisjoint(read))
 
 
+def _read_across(found: Lowered, call: Call, weights: Iterable[str]) -> tuple[str, ...]:
+    """The matrices of weights over whose rows a product of one row sums. Transposed at load, the elements of a sum are
+    neighbours, which are read at full bandwidth; rows of the matrix are read in pieces."""
+    if found.shape.kind != "contraction" or found.shape.m > ROWS:
+        return ()
+    sums = [e for e in found.kernel.reductions if e.value[0] == "sum" and e.kind == "float"]
+    loads = [(x.value, e.axis) for e in sums for x in walk(e.args) if x.op == "load" and not x.args]
+    reads = {name for (name, at, *_), axis in loads if abs(at.coefficient(axis)) > 1}
+    kinds = {w: call.operands[w].type for w in weights}
+    return tuple(w for w, t in kinds.items() if w in reads and t.rank == 2 and is_float(t.dtype) and even(concrete(t.shape)[0], t.dtype) == t.shape[0])  # fmt: skip
+
+
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
     """C template of the kernel that computes a term over inputs, or several terms."""
     return template_of(EMITTER, root)
@@ -89,6 +104,10 @@ class CLowering(Lowering):
         found = template.lower(asked.call)
         if found is not None and _writes_alone(template, found.kernel):
             yield template, asked.call
+            if across := _read_across(found, asked.call, asked.weights):
+                turned = self._template(asked.group.terms, across)
+                if turned.lower(asked.call) is not None:
+                    yield turned, asked.call
 
 
 class C(KernelGenerator):

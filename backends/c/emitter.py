@@ -90,6 +90,7 @@ class CEmitter(StrategyEmitter):
     name: str = "c"
     version: str = "6"
     carries: bool = True
+    arrays: bool = True
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
     strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)

@@ -71,6 +71,11 @@ class Emitter(Protocol):
         ...
 
     @property
+    def arrays(self) -> bool:
+        """Whether weights are NumPy arrays where their layout changes at load time, not tensors."""
+        ...
+
+    @property
     def carries(self) -> bool:
         """Whether kernels whose result is an operand with some elements replaced copy the other elements to the output
         themselves."""
@@ -177,6 +182,7 @@ class EmitterBase:
         return None
 
     carries: bool = False
+    arrays: bool = False
     setup: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = ()

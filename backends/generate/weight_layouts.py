@@ -46,6 +46,11 @@ def laid_out(weight: Buffer, call: Call) -> Buffer:
     return Buffer(_narrow(weight.dtype, call), weight.shape, strides)
 
 
+def turned(name: str) -> Callable[[Call], str]:
+    """Code generator, from a call to text, that transposes a matrix of weights in a NumPy array at load time."""
+    return identify(lambda call: f"np.ascontiguousarray({call.names[name]}.T)", "images.turned.<locals>.text")
+
+
 def prepared(name: str) -> Callable[[Call], str]:
     """Code generator, from a call to text, that changes a weight's layout at load time."""
 

@@ -277,8 +277,8 @@ class ProgramEmitter:
         return f"weights[{self._key(value)!r}]"
 
     def _prepared(self, step: Step, operand: str, value: int) -> str:
-        raw = self._weight(value)
-        if self._kind(step.template) != self._home(value):
+        raw, kind = self._weight(value), self._kind(step.template)
+        if kind == "torch":
             raw = f"{self._use('tensor')}({raw})"
         self._setup(step.template)
         text = step.template.write_prep(operand, raw, replace(step.call, names={operand: raw}))
@@ -287,7 +287,8 @@ class ProgramEmitter:
             self.once.append(f"{name} = {text}")
             self.prepared[text] = name
             self.packed += self._bytes(value)
-        return self.prepared[text]
+        name = self.prepared[text]
+        return self._once(f"{self._use(CONVERSIONS[kind])}({name})", f"{name}_a") if kind == "address" else name
 
     def _state_types(self) -> dict[str, Type]:
         written = {name: self.plan.values[v].type for name, v in self.plan.updates.items()}

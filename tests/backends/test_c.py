@@ -30,6 +30,8 @@ from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend, on_gpu, select
+from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.tuning import cpu_worker
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import (
     laid,
@@ -44,6 +46,8 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.egraph.ir.special_functions import erf
+from tensor_graphs.egraph.view.view import view_of
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
@@ -575,3 +579,25 @@ def test_arithmetic_on_bools_inside_a_kernel_is_logic() -> None:
     found = program(*(drawn[n] for n in program.input_names))
     for name, wanted in zip(graph.names, evaluate(graph, drawn), strict=True):
         np.testing.assert_array_equal(found[name], wanted, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_product_of_one_row_reads_its_weights_across_too(dtype: str) -> None:
+    """Beside the kernel over a matrix as it lies is one over its transposed copy, where the elements of a sum are neighbours."""
+    rng, kind = np.random.default_rng(3), dtypes.numpy_dtype(dtype)
+    x, w = tg.input("x", (1, 96)), tg.param("w", (96, 48), dtype)
+    row, values = rng.standard_normal((1, 96), np.float32), rng.standard_normal((96, 48), np.float32).astype(kind)
+    graph = Graph.of(tg.relu(x @ t.cast(w, "float32")), params={"w": values})
+    found = candidate_hypergraph(view_of(graph), [backend("numpy"), backend("c")], view_strides)
+    products = [k for k in found.candidates if k.template.name == "c.contraction"]
+    assert {len(k.template.prep) for k in products} == {0, 1}
+    for k in products:
+        operands = k.call.operands
+        given = {
+            o: row if v.type.shape[0] == 1 else values.astype(dtypes.numpy_dtype(v.type.dtype))
+            for o, v in operands.items()
+        }
+        exact = evaluate(output_terms(k.template, k.call), {}, params=given, float64=True)[0]
+        np.testing.assert_allclose(run_template(k.template, k.call, given), exact, rtol=1e-5, atol=1e-5)
+        again, _ = cpu_worker.decode(cpu_worker.encode(k.template, k.call))
+        assert (again.identity, [*again.prep]) == (k.template.identity, [*k.template.prep])
