@@ -202,7 +202,8 @@ def dequantize(q: Array, s: Array, z: Array, out: Array) -> None:
 
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
-    """exp(x - max) / sum along an axis. `work` is out, or a wider array where out is half; x may be out."""
+    """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
+    for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -222,7 +223,8 @@ def power(x: Array, y: Array, exponents: Array, out: Array) -> None:
 
 
 def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, out: Array) -> None:
-    """x - log(sum(exp(x))) along an axis, shifted by the maximum. `work` is out, or wider if out is 16-bit."""
+    """x - log(sum(exp(x))) along an axis, shifted by the maximum. `work` is out, or wider if out is 16-bit.
+    `powers`, `stat`: scratch memory like x, and for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -256,7 +258,8 @@ def logsumexp(
 
 
 def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64. x may be out."""
+    """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64. x may be out. `stat`: scratch
+    memory for a number of each row."""
     count = x.shape[-1]
     np.add.reduce(x, axis=-1, keepdims=True, out=stat)
     np.divide(stat, x.dtype.type(count), out=stat)
@@ -269,7 +272,8 @@ def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
 
 
 def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider if out is 16-bit."""
+    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider if out is 16-bit.
+    `stat`: scratch memory for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -281,7 +285,8 @@ def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, sta
 
 
 def rms_norm(x: Array, gain: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider if out is 16-bit."""
+    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider if out is 16-bit.
+    `stat`: scratch memory for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -311,7 +316,7 @@ def group_norm(
     x: Array, gain: Array, shift: Array, groups: int, eps: float, work: Array, stat: Array, out: Array
 ) -> None:
     """Group norm: normalised over groups of channels and all positions, then scaled and shifted. `work` is out, or
-    wider if out is 16-bit."""
+    wider if out is 16-bit. `stat`: scratch memory for a number of each group."""
     np.copyto(work, x)
     flat = work.reshape(x.shape[0], groups, -1)
     normalised(flat, eps, stat, flat)
@@ -324,7 +329,7 @@ def group_norm(
 def cross_entropy(
     logits: Array, target: Array, logs: Array, work: Array, powers: Array, stat: Array, out: Array
 ) -> None:
-    """-log_softmax(logits)[target], per row."""
+    """-log_softmax(logits)[target], per row. The arrays after `target` are scratch memory of `log_softmax`, then out."""
     log_softmax(logits, 1, work, powers, stat, logs)
     np.negative(logs[np.arange(len(target)), target], out=out)
 
@@ -431,7 +436,8 @@ def attention(
     q: Array, k: Array, v: Array, mask: Any, hidden: Any, scale: float, softcap: float, scores: Array, stat: Array,
     work: Array, out: Array,
 ) -> None:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider where out is half."""
+    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
+    `scores`, `stat`: scratch memory for the scores, and for a number of each row."""
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:

@@ -54,7 +54,8 @@ def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
 def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
     """Arguments `code` and `scratch` of a `LibraryKernel` whose code uses scratch buffers.
 
-    `text`: format string over operands, attributes, `out` and scratch buffers.
+    `text`: format string over operands, attributes, `out` and scratch buffers. `rooms`: function from a call to its
+    scratch buffers, name -> (shape, dtype), or the name of another buffer, operand or "out" whose memory is used.
     """
 
     def code(call: Call) -> str:

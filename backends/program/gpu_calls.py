@@ -305,7 +305,7 @@ class Calls:
                 recorded.capture_end()
 
     def hand(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
-        """Note where the results of a call on these inputs and fresh results are."""
+        """Record in which of the tensors `tensors` (inputs, then fresh results of a call) the call's `results` are."""
         owners = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors) if i >= self.count}
         self.handed = [self.origin(r, owners, tensors) for r in results]
         self.whole = [n for n, view in self.handed if n >= 0 and view is None]

@@ -163,7 +163,8 @@ class Fragments(CudaPart):
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
-        """Emit vector loads in a loop nest; those of columns bypass L1, which is kept for the rows.
+        """Emit vector loads of `e` in a loop nest, under `condition` if there is one; loads of columns bypass L1, which
+        is kept for the rows.
 
         Out-of-bounds vectors are loaded from a valid address and zeroed by a select: a branch would serialize the
         loads.

@@ -72,7 +72,7 @@ class CallTrial:
         self.interrupted = 0  # calls of `steps` whose times were left out
 
     def call(self, args: Sequence[Any], named: Mapping[str, Any], on_gpu: bool) -> Any:
-        """Results of the next call of the trial."""
+        """Results of the next call of the trial, with positional and named arguments; `on_gpu`: waits for the GPU."""
         if on_gpu:
             torch.cuda.synchronize()
         last, self._began = self._began, None

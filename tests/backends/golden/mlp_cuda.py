@@ -299,7 +299,7 @@ class Calls:
                 recorded.capture_end()
 
     def hand(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
-        """Note where the results of a call on these inputs and fresh results are."""
+        """Record in which of the tensors `tensors` (inputs, then fresh results of a call) the call's `results` are."""
         owners = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors) if i >= self.count}
         self.handed = [self.origin(r, owners, tensors) for r in results]
         self.whole = [n for n, view in self.handed if n >= 0 and view is None]
@@ -694,7 +694,7 @@ class StoredLaunch:
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
 
     def launch(self, given: Sequence[Any], boxed: Sequence[Any], stream: int) -> None:
-        """Launch the kernel on a call's tensors."""
+        """Launch the kernel on a call's arguments `given`, and on the tensors `boxed` that it reads by TMA."""
         for slot, k in self.slots:
             slot.value = given[k].data_ptr()
         for box, x in zip(self.boxes, boxed):
