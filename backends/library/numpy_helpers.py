@@ -178,7 +178,8 @@ def from_float8(x: Array, out: Array) -> None:
 
 
 def unpack(x: Array, bits: int, form: str, axis: int, block: int, out: Array) -> None:
-    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes."""
+    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes; `form`: "unsigned", "signed" or
+    "e2m1"."""
     count = 8 // bits
     units = (*x.shape[:axis], x.shape[axis] // block, 1, block, *x.shape[axis + 1 :])
     shifts = (np.arange(count, dtype=np.uint8) * bits).reshape((count, 1) + (1,) * (x.ndim - axis - 1))
@@ -426,7 +427,8 @@ def pool(
 
 
 def hidden_scores(rows: int, columns: int, causal: bool, window: int) -> Array:
-    """Which scores of attention do not count: what lies ahead, and what lies further back than the window."""
+    """Mask of the scores [rows, columns] of attention that do not count: keys ahead of the query with `causal`, and keys
+    further back than the window (0: none)."""
     ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
     hidden = (ahead > 0) & bool(causal)
     return hidden | (ahead <= -window) if window else hidden
@@ -437,7 +439,7 @@ def attention(
     work: Array, out: Array,
 ) -> None:  # fmt: skip
     """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
-    `scores`, `stat`: scratch memory for the scores, and for a number of each row."""
+    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a number of each row."""
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:
@@ -494,7 +496,8 @@ def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
 
 
 def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
-    """x with updates written at the index along one axis. x may be out."""
+    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined with
+    the element there: "add", "mul", "max", "min"."""
     if x.ctypes.data != out.ctypes.data:
         np.copyto(out, x)
     if mode == "set":

@@ -138,8 +138,9 @@ class Unfolding:
         chain.push((equation.name, forward, link.before, link.after), link.after)
 
     def instance(self, rule: Rule, forward: bool, pattern: Term, other: Term, term: Tensor) -> Tensor | None:
-        """The side `other` of a rule, instantiated from a term that matches the side `pattern`; `forward`: the left
-        side.
+        """The side `other` of a rule, instantiated from a term that matches the side `pattern`.
+
+        `forward`: whether `pattern` is the left side.
 
         None if the result is not an instance of the rule.
         """

@@ -246,7 +246,7 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
 
 
 def compiled(model: Any, **given: Any) -> Any:
-    """Result of `torch.compile(model, **given)` with a backend of its own, and with the choice between it and `model`."""
+    """Callable that runs `torch.compile(model, **given)`, with a backend of its own, or `model` itself if that is faster."""
     backend = CompileBackend()
     made = torch.compile(model, backend=backend, **given)
     if type(made) is OptimizedModule:
