@@ -427,8 +427,9 @@ def pool(
 
 
 def hidden_scores(rows: int, columns: int, causal: bool, window: int) -> Array:
-    """Mask of the scores [rows, columns] of attention that do not count: keys ahead of the query with `causal`, and keys
-    further back than the window (0: none)."""
+    """Mask of the scores [rows, columns] of attention that do not count: keys ahead of the query with `causal`, and
+    keys further back than the window (0: none).
+    """
     ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
     hidden = (ahead > 0) & bool(causal)
     return hidden | (ahead <= -window) if window else hidden
@@ -439,7 +440,9 @@ def attention(
     work: Array, out: Array,
 ) -> None:  # fmt: skip
     """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
-    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a number of each row."""
+    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a
+    number of each row.
+    """
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:
@@ -496,8 +499,9 @@ def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
 
 
 def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
-    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined with
-    the element there: "add", "mul", "max", "min"."""
+    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
+    with the element there: "add", "mul", "max", "min".
+    """
     if x.ctypes.data != out.ctypes.data:
         np.copyto(out, x)
     if mode == "set":

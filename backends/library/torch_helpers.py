@@ -75,8 +75,9 @@ def attention_spelled(
 
 
 def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, layers: int, directions: int) -> list[Any]:
-    """Weights of recurrent layers, packed in one vector, as views in the order of Torch's recurrent functions. `size`: of
-    the input; other attributes as of the op `recurrent` (`recurrent.layers`)."""
+    """Weights of recurrent layers, packed in one vector, as views in the order of Torch's recurrent functions. `size`:
+    of the input; other attributes as of the op `recurrent` (`recurrent.layers`).
+    """
     rows, found, taken = hidden * {"lstm": 4, "gru": 3, "plain": 1}[cell], [], 0
     for _ in range(layers):
         for _ in range(directions):

@@ -246,7 +246,9 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
 
 
 def compiled(model: Any, **given: Any) -> Any:
-    """Callable that runs `torch.compile(model, **given)`, with a backend of its own, or `model` itself if that is faster."""
+    """Callable that runs `torch.compile(model, **given)`, with a backend of its own, or `model` itself if that is
+    faster.
+    """
     backend = CompileBackend()
     made = torch.compile(model, backend=backend, **given)
     if type(made) is OptimizedModule:

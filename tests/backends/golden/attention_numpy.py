@@ -15,7 +15,9 @@ def attention(
     work: Array, out: Array,
 ) -> None:  # fmt: skip
     """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
-    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a number of each row."""
+    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a
+    number of each row.
+    """
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:
@@ -33,8 +35,9 @@ def attention(
 
 
 def hidden_scores(rows: int, columns: int, causal: bool, window: int) -> Array:
-    """Mask of the scores [rows, columns] of attention that do not count: keys ahead of the query with `causal`, and keys
-    further back than the window (0: none)."""
+    """Mask of the scores [rows, columns] of attention that do not count: keys ahead of the query with `causal`, and
+    keys further back than the window (0: none).
+    """
     ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
     hidden = (ahead > 0) & bool(causal)
     return hidden | (ahead <= -window) if window else hidden
