@@ -163,7 +163,10 @@ class FewRows:
 
 
 def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRows | None:
-    """The description of a kernel for ranking; None if it is not attention of few rows that this strategy writes."""
+    """The description of a kernel for ranking; None if it is not attention of few rows that this strategy writes.
+
+    `splits`: whether the positions may be split (split-KV).
+    """
     positions = positions_of(shape) if shape.kind == "attention" and not shape.walks and not shape.joined else None
     if positions is None or shape.m > ROWS or any(b.dtype == "float64" for b in kernel.buffers.values()):
         return None

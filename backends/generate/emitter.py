@@ -106,11 +106,11 @@ class Emitter(Protocol):
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """Candidate schedules in stored form for an input precision of float32 products, best guess first."""
+        """As `space`, for an input precision of float32 matrix products."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal."""
+        """Whether a stored schedule is legal. `splits`: as for `space`."""
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:

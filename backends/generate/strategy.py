@@ -150,16 +150,16 @@ class StrategyEmitter(EmitterBase):
 
     # ------------------------------------------------------------ Emitter
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[dict[str, int]]:
-        """Candidate schedules in stored form, best guess first."""
+        """Candidate schedules in stored form, best guess first (`Emitter.space`)."""
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """Candidate schedules in stored form for an input precision of float32 matrix products, best guess first."""
+        """As `space`, for an input precision of float32 matrix products (`Emitter.rounding`)."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
         """Whether a stored schedule is legal: its parameters are those of a strategy, its values are in their domains,
-        and that strategy accepts the kernel."""
+        and that strategy accepts the kernel. `splits`: whether split reduction is legal."""
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 

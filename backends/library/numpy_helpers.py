@@ -178,7 +178,8 @@ def from_float8(x: Array, out: Array) -> None:
 
 
 def unpack(x: Array, bits: int, form: str, axis: int, block: int, out: Array) -> None:
-    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes."""
+    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes; `form`: "unsigned", "signed" or
+    "e2m1"."""
     count = 8 // bits
     units = (*x.shape[:axis], x.shape[axis] // block, 1, block, *x.shape[axis + 1 :])
     shifts = (np.arange(count, dtype=np.uint8) * bits).reshape((count, 1) + (1,) * (x.ndim - axis - 1))
@@ -202,7 +203,8 @@ def dequantize(q: Array, s: Array, z: Array, out: Array) -> None:
 
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
-    """exp(x - max) / sum along an axis. `work` is out, or a wider array where out is half; x may be out."""
+    """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
+    for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -222,7 +224,8 @@ def power(x: Array, y: Array, exponents: Array, out: Array) -> None:
 
 
 def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, out: Array) -> None:
-    """x - log(sum(exp(x))) along an axis, shifted by the maximum. `work` is out, or wider if out is 16-bit."""
+    """x - log(sum(exp(x))) along an axis, shifted by the maximum. `work` is out, or wider if out is 16-bit.
+    `powers`, `stat`: scratch memory like x, and for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -256,7 +259,8 @@ def logsumexp(
 
 
 def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64. x may be out."""
+    """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64. x may be out. `stat`: scratch
+    memory for a number of each row."""
     count = x.shape[-1]
     np.add.reduce(x, axis=-1, keepdims=True, out=stat)
     np.divide(stat, x.dtype.type(count), out=stat)
@@ -269,7 +273,8 @@ def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
 
 
 def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider if out is 16-bit."""
+    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider if out is 16-bit.
+    `stat`: scratch memory for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -281,7 +286,8 @@ def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, sta
 
 
 def rms_norm(x: Array, gain: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider if out is 16-bit."""
+    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider if out is 16-bit.
+    `stat`: scratch memory for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -311,7 +317,7 @@ def group_norm(
     x: Array, gain: Array, shift: Array, groups: int, eps: float, work: Array, stat: Array, out: Array
 ) -> None:
     """Group norm: normalised over groups of channels and all positions, then scaled and shifted. `work` is out, or
-    wider if out is 16-bit."""
+    wider if out is 16-bit. `stat`: scratch memory for a number of each group."""
     np.copyto(work, x)
     flat = work.reshape(x.shape[0], groups, -1)
     normalised(flat, eps, stat, flat)
@@ -324,7 +330,7 @@ def group_norm(
 def cross_entropy(
     logits: Array, target: Array, logs: Array, work: Array, powers: Array, stat: Array, out: Array
 ) -> None:
-    """-log_softmax(logits)[target], per row."""
+    """-log_softmax(logits)[target], per row. The arrays after `target` are scratch memory of `log_softmax`, then out."""
     log_softmax(logits, 1, work, powers, stat, logs)
     np.negative(logs[np.arange(len(target)), target], out=out)
 
@@ -421,7 +427,9 @@ def pool(
 
 
 def hidden_scores(rows: int, columns: int, causal: bool, window: int) -> Array:
-    """Which scores of attention do not count: what lies ahead, and what lies further back than the window."""
+    """Mask of the scores [rows, columns] of attention that do not count: keys ahead of the query with `causal`, and
+    keys further back than the window (0: none).
+    """
     ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
     hidden = (ahead > 0) & bool(causal)
     return hidden | (ahead <= -window) if window else hidden
@@ -431,7 +439,10 @@ def attention(
     q: Array, k: Array, v: Array, mask: Any, hidden: Any, scale: float, softcap: float, scores: Array, stat: Array,
     work: Array, out: Array,
 ) -> None:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider where out is half."""
+    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
+    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a
+    number of each row.
+    """
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:
@@ -488,7 +499,9 @@ def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
 
 
 def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
-    """x with updates written at the index along one axis. x may be out."""
+    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
+    with the element there: "add", "mul", "max", "min".
+    """
     if x.ctypes.data != out.ctypes.data:
         np.copyto(out, x)
     if mode == "set":

@@ -55,7 +55,8 @@ def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]
     """Arguments `code` and `scratch` of a `LibraryKernel` whose code uses scratch buffers.
 
     `text`: format string over operands, attributes, `out` and scratch buffers, or a function from a call to one.
-    `rooms`: function from a call to its scratch buffers by name.
+    `rooms`: function from a call to its scratch buffers, name -> (shape, dtype), or the name of another buffer,
+    operand or "out" whose memory is used.
     """
 
     def code(call: Call) -> str:

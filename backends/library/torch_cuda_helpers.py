@@ -107,7 +107,9 @@ def picked(x: Any, index: Any, axis: int, out: Any) -> None:
 
 
 def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:
-    """x with updates written at the index along one axis. x may be out."""
+    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
+    with the element there: "add", "mul", "max", "min".
+    """
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)
     index, updates = index.long().remainder(x.shape[axis]), updates.to(out.dtype)

@@ -75,7 +75,9 @@ def attention_spelled(
 
 
 def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, layers: int, directions: int) -> list[Any]:
-    """Weights of recurrent layers, packed in one vector, as views in the order of Torch's recurrent functions."""
+    """Weights of recurrent layers, packed in one vector, as views in the order of Torch's recurrent functions. `size`:
+    of the input; other attributes as of the op `recurrent` (`recurrent.layers`).
+    """
     rows, found, taken = hidden * {"lstm": 4, "gru": 3, "plain": 1}[cell], [], 0
     for _ in range(layers):
         for _ in range(directions):
@@ -91,8 +93,8 @@ def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, lay
 def recurrent_packed(
     w: Any, cell: str, activations: str, size: int, hidden: int, width: int, layers: int, directions: int
 ) -> list[Any]:
-    """Weights of recurrent layers as views of one vector `w`; on a GPU copied to one contiguous buffer, as cuDNN
-    requires.
+    """Weights of recurrent layers as views of one vector `w` (`recurrent_weights`); on a GPU copied to one contiguous
+    buffer, as cuDNN requires.
     """
     found = recurrent_weights(w, cell, size, hidden, width, layers, directions)
     if w.is_cuda and torch.backends.cudnn.is_acceptable(w):
@@ -107,8 +109,8 @@ def recurrent_layers(
     x: Any, state: Any, weights: Any, cell: str, activations: str, hidden: int, width: int, layers: int, directions: int,
     out: Any = None,
 ) -> Any:  # fmt: skip
-    """Torch's recurrent layers: hidden values of all steps, then the last states, in one vector. cuDNN must not round float32
-    operands to TF32."""
+    """Torch's recurrent layers: hidden values of all steps, then the last states, in one vector. `weights`: of
+    `recurrent_packed`; attributes as of the op `recurrent`. cuDNN must not round float32 operands to TF32."""
     count, batch = layers * directions, x.shape[1]
     cut = count * batch * width
     first, settings = state[:cut].view(count, batch, width), (True, layers, 0.0, False, directions == 2, False)
@@ -132,7 +134,7 @@ def recurrent_spelled(
     x: Any, state: Any, w: Any, cell: str, variant: str, activations: str, hidden: int, width: int, layers: int,
     directions: int, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Unfused recurrent layers, for options that Torch's layers lack."""
+    """Unfused recurrent layers (`scan`), for options that Torch's layers lack."""
     functions = torch.nn.functional
     acts = {
         "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "softplus": functions.softplus,

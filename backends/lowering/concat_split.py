@@ -55,7 +55,7 @@ def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
 
 
 def written_out(apart: Sequence[ResultPiece]) -> bool:
-    """Whether to unroll the reductions of pieces, because they are short and most work is outside of them."""
+    """Whether to unroll the reductions of the pieces `apart`, because they are short and most work is outside of them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
     if not depths or max(depths) > SHORT or any(t.op == "matmul" for t in nodes):

@@ -45,7 +45,7 @@ def side_by_side(
 ) -> Beside | None:
     """Arrangement of results side by side along a common axis; None if there is none.
 
-    `spaces` are the tensors that the roots compute.
+    `spaces` are the tensors that the roots compute. `operands`: name of each operand, `buffers`: its layout.
     """
     shapes = [concrete(x.shape) for x in spaces]
     if len(shapes) < 2 or len({len(s) for s in shapes}) > 1:

@@ -48,7 +48,7 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
     """Dimension of a buffer of which an access reads or writes element i at index i of the axis, for all i; None
-    without one."""
+    without one. `parts`: slice of each dimension that the access reads or writes."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d

@@ -98,7 +98,9 @@ class CallsBySize:
             self.break_even = max(self.SEEN, int(calls.recording_s / max(gain, 1e-7)))
 
     def prepared(self, shapes: Any, calls: Any, capturing: bool) -> Any:
-        """The calls of a choice of sizes, made if there are none; their next run waits for the call that ran last."""
+        """The `Calls` of a choice of sizes, ordered after the call that ran last: `calls`, or new ones for None.
+        `capturing`: the caller captures a CUDA graph.
+        """
         if calls is None:
             calls = self.made(shapes, capturing)
         if capturing:
@@ -143,7 +145,9 @@ class CallsBySize:
         return calls
 
     def drop(self, count: int, capturing: bool) -> None:
-        """Forget the oldest choices of sizes; waits for the device if several streams used their memory."""
+        """Forget the `count` oldest choices of sizes; waits for the device if several streams used their memory, unless
+        the caller is capturing a CUDA graph.
+        """
         if count <= 0:
             return
         if len(self.streams) > 1 and not capturing:

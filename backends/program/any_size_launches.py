@@ -126,7 +126,7 @@ class LaunchTemplate:
 
     @staticmethod
     def blocks(grid: Any) -> tuple[int, ...]:
-        """The numbers of blocks along three axes."""
+        """The numbers of blocks along three axes, from a grid of fewer axes or a single number."""
         return (*grid, 1, 1)[:3] if isinstance(grid, tuple) else (grid, 1, 1)
 
     @staticmethod
@@ -135,7 +135,7 @@ class LaunchTemplate:
         return x.base.data_ptr(), tuple(x.shape), tuple(x.strides)
 
     def read(self, start: int, size: int) -> int:
-        """The value of a parameter, as an integer."""
+        """The value of the parameter of `size` bytes at offset `start`, as an integer."""
         return int.from_bytes(ctypes.string_at(self.base + start, size), "little")
 
 
@@ -205,7 +205,7 @@ class KnownLaunches:
         self.stream, self.keep = 0, False
 
     def learn(self, kernels: Any, complete: bool) -> None:
-        """Add the launches that were recorded last."""
+        """Add the launches that `kernels` (a `Launches`) recorded last; `complete`: whether they are all of the call."""
         self.complete &= complete
         for i, (one, (kernel, given, options)) in enumerate(zip(kernels.table, kernels.sites)):
             key = self.key(i, kernel, options)

@@ -59,7 +59,7 @@ class Binaries:
         return {**self.files, LAUNCHES: json.dumps({part: getattr(self, part) for part in parts}).encode()}
 
     def install(self, space: Mapping[str, Any]) -> None:
-        """Hand the code of a GPU program to the helpers in its executed namespace."""
+        """Hand the code of a GPU program to the helper classes in its executed namespace `space`."""
         if self.variants or self.modules:
             found = {key: (self.files[facts["binary"]], facts) for key, facts in self.variants.items()}
             for name, stored in (("Variants", found), ("SizedCudaKernel", {int(a): self.files[f] for a, f in self.modules.items()})):  # fmt: skip

@@ -113,7 +113,7 @@ class CudaKernel:
         return self.maps[key]
 
     def launch_described(self, kernel: Any, places: list[int], maps: list[Any]) -> None:
-        """Launch with tensor maps as further arguments after the addresses."""
+        """Launch the compiled kernel on the addresses `places`, with the tensor maps `maps` as further arguments."""
         import ctypes
 
         from cuda.bindings import driver

@@ -110,7 +110,8 @@ class Source:
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
     """Input axis that each free size is read from: an axis whose extent is the size, else one whose extent is a linear
-    expression in the size. Raises UsageError if no axis determines a size."""
+    expression in the size. `shapes`: of the inputs. `names`: the free sizes. Raises UsageError if no axis determines a
+    size."""
     found: dict[str, Source] = {}
     for leaf, shape in enumerate(shapes):
         for axis, d in enumerate(shape):

@@ -132,15 +132,15 @@ class Calls:
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
-        """Run `launch` on inputs and fresh results."""
+        """The results of running `launch` on inputs and fresh memory for results."""
         results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
         return results
 
     def first(self, given: Sequence[Any], stream: int) -> Any:
-        """Run `launch` like `plain`; with launches like those that were recorded at other sizes, if there are such for
-        all kernels. Later calls repeat those of the second call.
+        """The results of an early call at some sizes: as `plain`, but launches are made from those recorded at other
+        sizes, where there are any. If that worked for all kernels in two calls, later calls repeat the second one.
         """
         if self.known is None or not self.known.templates:
             return self.plain(given)
@@ -156,7 +156,8 @@ class Calls:
         return results
 
     def launched(self, tensors: Sequence[Any]) -> Any:
-        """Run `launch` with exact float32 products in libraries, except in kernels that ask for TF32.
+        """The results of running `launch` on inputs and memory for results (`tensors`), with exact float32 products in
+        libraries, except in kernels that ask for TF32.
 
         The setting belongs to the process: a lock lets one program at a time launch library kernels with it changed.
         """
@@ -176,7 +177,7 @@ class Calls:
                 setattr(settings, name, before)
 
     def flat(self, given: Sequence[Any], stream: int) -> Any:
-        """Launch each kernel by itself; generated kernels directly by the driver."""
+        """The results of launching each kernel by itself; generated kernels directly by the driver."""
         tensors = [*given, *[make() for make in self.fresh]]
         self.kernels.on(stream)
         if self.complete:
@@ -189,15 +190,17 @@ class Calls:
             self.kernels.direct = False
 
     def graph(self, given: Sequence[Any], stream: int) -> Any:
-        """Launch the CUDA graph; generated kernels use the caller's tensors."""
+        """The results of launching the CUDA graph; generated kernels use the caller's tensors."""
         return self.replay(given, stream, self.library)
 
     def copying(self, given: Sequence[Any], stream: int) -> Any:
-        """Launch the CUDA graph on copies of the inputs; the results are copies."""
+        """Copies of the results of launching the CUDA graph on copies of the inputs."""
         return self.replay(given, stream, self.places.keys())
 
     def replay(self, given: Sequence[Any], stream: int, fixed: Any) -> Any:
-        """Launch the CUDA graph. `fixed`: indices of the inputs and results with memory in the program."""
+        """The results of launching the CUDA graph. `fixed`: indices of the inputs and results with memory in the
+        program.
+        """
         tensors = list(given)
         for i, x in enumerate(given):
             if i in fixed:
@@ -259,7 +262,8 @@ class Calls:
         self.ready, self.flat_ready, self.settled = True, self.way == "flat", True
 
     def captured(self, places: Sequence[Any], direct: bool) -> bool:
-        """Record the launches on fixed memory. `direct`: also read the launches from the graph; returns `direct`.
+        """Record the launches on fixed memory. `places`: inputs and results in this memory. `direct`: also read the
+        launches from the graph; returns `direct`.
 
         Torch records one graph at a time: recording in two threads would end the process.
         """
@@ -305,7 +309,7 @@ class Calls:
                 recorded.capture_end()
 
     def hand(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
-        """Note where the results of a call on these inputs and fresh results are."""
+        """Record in which of the tensors `tensors` (inputs, then fresh results of a call) the call's `results` are."""
         owners = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors) if i >= self.count}
         self.handed = [self.origin(r, owners, tensors) for r in results]
         self.whole = [n for n, view in self.handed if n >= 0 and view is None]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def device_bytes(size: int, device: Any) -> Any:
-    """Bytes on the device for all intermediate values, as one allocation."""
+    """A uint8 tensor of `size` bytes on the device, for all intermediate values, as one allocation."""
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 

@@ -130,7 +130,7 @@ class StoredLaunch:
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
 
     def launch(self, given: Sequence[Any], boxed: Sequence[Any], stream: int) -> None:
-        """Launch the kernel on a call's tensors."""
+        """Launch the kernel on a call's arguments `given`, and on the tensors `boxed` that it reads by TMA."""
         for slot, k in self.slots:
             slot.value = given[k].data_ptr()
         for box, x in zip(self.boxes, boxed):

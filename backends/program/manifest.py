@@ -109,7 +109,9 @@ def initial_states(plan: Plan, states: Iterable[tuple[str, Type]], params: Mappi
 
 
 def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
-    """The manifest of a plan and its emitted program."""
+    """The manifest of a plan and its emitted program; `initial`: states whose initial values are saved with the
+    program.
+    """
     graph = plan.graph
     return Manifest(
         graph.name,

@@ -266,7 +266,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Reply to one measuring job.
 
     With "check" false, the kernel is timed without a check, because it passed the check in an earlier job. "clock"
-    is a key of `WATCHES`.
+    is a key of `WATCHES`. Reply: "samples" in µs, "accuracy" (norms), and "reference", the precision of the reference
+    ("" without a check); of a failure, its status, stage and message.
     """
     stage = "compile"
     try:
@@ -316,7 +317,7 @@ def main(
     handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = preload,
     device: bool = False,
 ) -> None:  # fmt: skip
-    """Call `begin`, then answer jobs until the input ends.
+    """Call `begin`, then answer jobs from standard input by `handle` until the input ends.
 
     SIGINT is left to the parent. `device`: the process uses a GPU.
     """

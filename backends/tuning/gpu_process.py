@@ -75,7 +75,7 @@ class GpuProcess:
         return self._hand.submit(work)
 
     def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
-        """Queue a job after earlier ones; returns the future reply."""
+        """Queue a job with a time limit in seconds after earlier ones; returns the future reply."""
         return self._hand.submit(self.ask, job, timeout)
 
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
@@ -121,7 +121,9 @@ class GpuProcess:
         return reply
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> Reply:
-        """The reply to a job; the process is killed after a fatal error."""
+        """The reply to a job; the process is killed after a fatal error. `timeout`: seconds for this job, by default
+        that of the process.
+        """
         self.worker.ended = self.ended
         reply = self.worker.ask(job, timeout or (self.timeout if self.worker.alive else START_S))
         if reply.get("fatal"):

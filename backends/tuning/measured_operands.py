@@ -79,7 +79,9 @@ def shown(
     operands: Mapping[str, Array], given: Mapping[str, tuple[Type, Role, bool, float]], call: Call
 ) -> dict[str, Array]:  # fmt: skip
     """The operands with sequence lengths in masks set to the last position, so that nothing is masked and kernels that
-    end at such a length are timed on all positions. Empty if there are no such operands."""
+    end at such a length are timed on all positions. Empty if there are no such operands. `given`: what the operands
+    were drawn from (`drawn`).
+    """
     found = {}
     for name, (kind, role, _, _) in given.items():
         if role.counted and dtypes.category(kind.dtype) == "int":

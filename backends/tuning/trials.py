@@ -158,7 +158,9 @@ def not_tried(why: str) -> Failure:
 def search_of(
     template: Template, call: Call, most: int = SCHEDULES, snapshot: Snapshot | None = None
 ) -> ScheduleSearch | None:
-    """Schedule search of a call, with results from the cost store; None if there are no schedules to choose from."""
+    """Schedule search of a call over at most `most` schedules, with results from `snapshot`; None if there are no
+    schedules to choose from.
+    """
     ranked = [] if template.space is None or call.schedule else [dict(s) for s in template.space(call)]
     if not ranked:
         return None

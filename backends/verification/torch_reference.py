@@ -44,7 +44,9 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = T
 def evaluate_graph(
     graph: Graph, values: Mapping[str, Any], *, float64: bool = False, device: str = GPU_KIND
 ) -> list[np.ndarray[Any, Any]]:
-    """Values of a graph's roots for inputs and states by name, computed on a device; like `egraph.interpret.evaluate`."""
+    """Values of a graph's roots for inputs and states by name, computed on a device; `float64`: all floats
+    are float64. Like `egraph.interpret.evaluate`.
+    """
     from ..runtime.marshalling import array_of
 
     return [array_of(x) for x in evaluate_tensors(graph, values, device, float64=float64)]

@@ -123,7 +123,10 @@ WAYS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 
 def accuracy(root: Path, snapshot: Snapshot, shipped: Iterable[Accuracy] = ()) -> AccuracyReport:
-    """Held-out accuracy of the predictions from a store's rows, in the regime that plans use (GPU cold, CPU hot)."""
+    """Held-out accuracy of the predictions from a store's rows, in the regime that plans use (GPU cold, CPU hot).
+
+    `shipped`: accuracies that came with shipped rows, for the report.
+    """
     devices = sorted(set(snapshot.column("timing", "device")))
     return AccuracyReport(str(root), tuple(one for d in devices for one in of_device(snapshot, d)), tuple(shipped))
 

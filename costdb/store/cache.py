@@ -74,10 +74,11 @@ def private_folder(root: Path) -> Path:
 
 
 def load_file(root: Path, file: Path, wait_s: float) -> LoadedCache:
-    """Rows of the cache file, updated from the shards first. Raises CacheBusy or CacheUnusable.
+    """Rows of the cache file, updated from the shards first. Raises CacheBusy if another process holds the file for
+    more than `wait_s` seconds, CacheUnusable if no file can be kept.
 
-    A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt. A store without shards
-    gets no file.
+    A file that cannot be opened, read or understood is renamed to `*.corrupt-<time>` and rebuilt. A store without
+    shards gets no file.
     """
     if not file.exists() and not shards.find(root):
         return LoadedCache(Snapshot(), ())

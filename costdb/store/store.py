@@ -87,7 +87,7 @@ class Store:
         return self.predictor(regime).price(queries)
 
     def predictor(self, regime: str = "hot") -> Predictor:
-        """The price predictor for a cache regime, fitted to the visible rows."""
+        """The predictor fitted to the visible rows of a regime: "hot" or "cold" caches."""
         from ..price.predict import Predictor
 
         with self._lock:

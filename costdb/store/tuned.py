@@ -21,6 +21,7 @@ def tried(snapshot: Snapshot, key: KernelKey) -> list[Schedule]:
 def nearest(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int = 2) -> list[Schedule]:
     """The fastest schedule of each of the `count` nearest other shapes of a kernel, measured on its device, or on any
     device if there are none. The distance is Euclidean in the logarithms of flops and bytes.
+    `work`: flops and bytes of the call. `regime`: "hot" or "cold" caches.
     """
     return _nearest(snapshot, key, work, regime, count, key.device) or _nearest(snapshot, key, work, regime, count, "")
 

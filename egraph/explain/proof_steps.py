@@ -28,7 +28,7 @@ class Chain:
     reasons: list[tuple[str, bool, Tensor, Tensor]] = field(default_factory=list)
 
     def push(self, reason: tuple[str, bool, Tensor, Tensor], term: Tensor) -> None:
-        """Append a step.
+        """Append the step to `term`; `reason`: (rule, whether forwards, subterm before, subterm after).
 
         A step back to an earlier term removes the steps in between. Raises TooDeep beyond MOST_STEPS.
         """
@@ -138,7 +138,9 @@ class Unfolding:
         chain.push((equation.name, forward, link.before, link.after), link.after)
 
     def instance(self, rule: Rule, forward: bool, pattern: Term, other: Term, term: Tensor) -> Tensor | None:
-        """The other side of a rule, instantiated from a term that matches `pattern`.
+        """The side `other` of a rule, instantiated from a term that matches the side `pattern`.
+
+        `forward`: whether `pattern` is the left side.
 
         None if the result is not an instance of the rule.
         """

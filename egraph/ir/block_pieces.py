@@ -121,7 +121,7 @@ def _piece(listing: Listing, names: dict[Any, int], start: int, end: int) -> Blo
 
 
 def merge(listing: Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[BlockPiece]:
-    """Adjacent intervals merged where their kinds always occur together.
+    """Adjacent intervals `stretches` of a listing, as (start, end), merged where their kinds always occur together.
 
     Strongly connected ones are merged up to `max_nodes` nodes, then weakly connected ones up to half of that. Merged
     pieces are then searched for in pieces that occur once, such as a layer's first part after the embedding.

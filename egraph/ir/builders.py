@@ -371,7 +371,10 @@ def conv(
     x: Tensor, w: Tensor, b: Tensor | None = None, *, strides: Sequence[int] | None = None,
     pads: Sequence[int] | None = None, dilations: Sequence[int] | None = None, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Convolution of x[N, C, *S] with w[O, C/groups, *K], plus b[O]; pads = all low sides, then all high sides."""
+    """Convolution of x[N, C, *S] with w[O, C/groups, *K], plus b[O]; pads = all low sides, then all high sides.
+
+    `dilations`: distances of the window's elements. Default: strides and dilations 1, no padding.
+    """
     n = x.rank - 2
     attrs = {"strides": strides or (1,) * n, "pads": pads or (0,) * (2 * n), "dilations": dilations or (1,) * n}
     out = make("conv", (x, w), {**attrs, "groups": groups})

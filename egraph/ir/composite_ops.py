@@ -369,7 +369,10 @@ _MASKED_ATTENTION_IS = (
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, causal: bool, window: int, softcap: float
 ) -> Tensor:
-    """attention with an additive mask on the scaled scores"""
+    """attention with an additive mask on the scaled scores
+
+    `window`: number of positions that a query sees at most, `softcap`: cap of the scores; 0: none.
+    """
     return _attend(q, k, v, mask, scale, causal, window, softcap)
 
 

@@ -316,8 +316,8 @@ class Graph:
     ) -> Graph:
         """A graph from expressions.
 
-        Inputs are ordered by first use unless given. Raises UsageError for unlisted inputs and BadModelError for
-        clashing names.
+        `updates`: state name -> its value after a call. Inputs are ordered by first use unless given. Raises UsageError
+        for unlisted inputs and BadModelError for clashing names.
         """
         structure: Any
         if isinstance(outputs, Tensor):

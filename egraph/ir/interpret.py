@@ -145,9 +145,9 @@ def evaluate(
 ) -> list[Array]:
     """Values of the roots (outputs, then state updates).
 
-    `values` maps input and state names to arrays. `whole`: see `apply`. `poll` is called before each operation; an
-    exception from it ends the run. `around(node, operands, compute)`, if given, computes each operation in place of
-    `apply`. Raises UsageError for leaves without data.
+    `values` maps input and state names to arrays. `float64`, `whole`: see `apply`. `poll` is called before each
+    operation; an exception from it ends the run. `around(node, operands, compute)`, if given, computes each operation
+    in place of `apply`. Raises UsageError for leaves without data.
     """
     data: dict[str, Data] = dict(graph.params) if isinstance(graph, Graph) else {}
     data |= dict(params or {})

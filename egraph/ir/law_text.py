@@ -102,7 +102,9 @@ def vec_of(items: Iterable[str]) -> str:
 
 
 def broadcast_text(op: Op, dtype: str) -> Cases:
-    """Egglog case of an op whose result has the broadcast shape of all operands."""
+    """Egglog case of an op whose result has the broadcast shape of all operands, and the dtype of the Egglog text
+    `dtype`.
+    """
     found, pairs = S0, []
     for i in range(1, op.arity):
         pairs.append((found, f"(shape x{i})"))

@@ -31,7 +31,7 @@ def subsumption_commands(ops: Sequence[str]) -> Iterator[str]:
 def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing) -> list[float]:
     """Tree cost of every e-node of an engine view, using the cheapest e-node of each operand.
 
-    Infinite if an operand has no finite cost.
+    `arrays`, `names`: of `Engine.view`; `dims`: size vectors by id. Infinite if an operand has no finite cost.
     """
     cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
     weight, shape, dtype, ops = (arrays[k].tolist() for k in ("weight", "shape", "dtype", "op"))
@@ -83,7 +83,7 @@ def victims(
     """Rows of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the cheapest of
     their op.
 
-    Ties are broken by op name, then by row index.
+    Parameters as for `row_costs`. Ties are broken by op name, then by row index.
     """
     cost = row_costs(arrays, names, dims, pricing)
     ops, cls = arrays["op"].tolist(), arrays["cls"].tolist()

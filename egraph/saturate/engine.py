@@ -299,7 +299,10 @@ class Engine:
         return sum(not row.subsumed for name in names for row in functions[name].rows)
 
     def view(self) -> tuple[dict[str, Any], Arrays]:
-        """Live and protected e-nodes as arrays; e-classes are numbered in order of first appearance."""
+        """Live and protected e-nodes as arrays; e-classes are numbered in order of first appearance.
+
+        Returns ({"names": ops by index, "new_dims": size vectors that got an id}, arrays of e-nodes and facts).
+        """
         functions = self.egraph.freeze().functions
         number, new_dims = _Numbered(), list[list[int]]()
         handles = [(self.egraph.value_to_i64(r.inputs[0]), r.output) for r in functions["H"].rows]

@@ -198,7 +198,7 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Egglog declarations of an op: constructor, loader and type laws.
+    """Egglog declarations of an op: constructor, loader and type laws for values of the given ranks.
 
     `guarded` adds the status table that pruning needs.
     """

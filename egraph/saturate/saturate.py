@@ -122,7 +122,7 @@ class InProcess:
 
 # ---------------------------------------------------------------- views
 def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
-    """The view that the engine's arrays describe.
+    """The view that the engine's arrays describe (`arrays`, `names`: of `Engine.view`; `dims`: size vectors by id).
 
     E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from
     the roots.

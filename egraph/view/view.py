@@ -97,7 +97,8 @@ class EGraphView:
     def cheapest(self, price: Sequence[float]) -> tuple[list[float], list[int]]:
         """Least tree cost of each e-class, and the e-node that attains it (-1 if the e-class has no finite term).
 
-        Knuth's generalization of Dijkstra's algorithm. Ties go to the lower e-class, then to the lower e-node.
+        `price`: of each e-node. Knuth's generalization of Dijkstra's algorithm. Ties go to the lower e-class, then to
+        the lower e-node.
         """
         return _cheapest(self, price)
 

@@ -19,8 +19,9 @@ COMPUTE_DTYPE = "float32"
 def output_terms(template: Template, call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
     """Semantics of a kernel call: one term per output, the template's pattern over leaves named like the operands.
 
-    If storage dtypes of operands differ from the compute dtype (model/storage_dtypes.py), all floats are unified: they
-    become float32, and casts between them disappear. Raises ShapeError if the operands do not fit the pattern.
+    `leaf`: builder of the leaves. If storage dtypes of operands differ from the compute dtype
+    (model/storage_dtypes.py), all floats are unified: they become float32, and casts between them disappear. Raises
+    ShapeError if the operands do not fit the pattern.
     """
     return pattern_terms(template.terms, call, leaf)
 

@@ -57,8 +57,9 @@ def candidate_rounds(hypergraph: Hypergraph) -> list[int]:
 
 
 def nested_rounds(age: Sequence[int]) -> list[int]:
-    """Saturation rounds at which smaller problems end: those of NESTED_ROUNDS before the last round, and the last but
-    one."""
+    """Rounds of saturation after which smaller extraction problems are made: those of NESTED_ROUNDS before the last
+    round, and the last but one. `age`: round in which each candidate appeared.
+    """
     found = sorted(set(age))[:-1]
     return sorted({*found[-1:], *(step for step in NESTED_ROUNDS if step in found)})
 

@@ -76,7 +76,7 @@ def rounding_budget(most: float, known: Uses) -> Budget:
 def undominated(group: Sequence[int], cost: Sequence[float], uses: Sequence[Sequence[float]]) -> list[int]:
     """Pareto-optimal candidates of a group with equal inputs and outputs.
 
-    No other candidate is as good in cost and in every budget.
+    No other candidate is as good in cost and in every budget. `uses`: per budget, the use of each candidate.
     """
     kept: list[int] = []
     for i in sorted(group, key=lambda i: (cost[i], *[of[i] for of in uses])):

@@ -88,7 +88,7 @@ class _FlatRows:
             label = new
 
     def colours(self, rounds: int = 4) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """(structure hash of each class, of each row)."""
+        """(structure hash of each class, of each row) after some rounds of Weisfeiler-Leman hashing."""
         colour = _mix(self.root)
         cost = _mix(self.cost.view(np.uint64))
         for _ in range(rounds):

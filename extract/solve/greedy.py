@@ -116,7 +116,7 @@ class _Weights:
 def one_pass(
     rows: ProblemRows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
 ) -> list[int] | None:
-    """Greedy DAG cost: classes are finalised in order of DAG cost.
+    """Row of each class by greedy DAG cost: classes are finalised in order of DAG cost. -1: no finite term.
 
     Each row is costed once, from bitset differences of its children.
 
@@ -184,7 +184,8 @@ def queued(
     budget: int = SET_UPDATES,
     expired: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Greedy DAG cost with a work queue and re-evaluation (the idea of "faster greedy DAG" in extraction-gym).
+    """Row of each class by greedy DAG cost, with a work queue and re-evaluation (the idea of "faster greedy DAG" in
+    extraction-gym). -1: no finite term.
 
     Stops after `budget` set elements were touched, or when `expired` (polled every 1024 rows) returns True; the partial
     result is still valid.

@@ -41,8 +41,8 @@ def routed(
     """Weighted sum of the chosen experts' outputs for x [B, T, hidden].
 
     Few tokens read the matrices of their own experts only; otherwise all experts run on all tokens and the outputs of
-    those that were not chosen count zero. `at`: prefix of the tensors' names. Raises BadModelError if more experts are
-    chosen than there are.
+    those that were not chosen count zero. `at`: prefix of the tensors' names. `activation`: of the gate. Raises
+    BadModelError if more experts are chosen than there are.
     """
     count, chosen = config.size(_count_field(config, experts), most=MOST), config.size("num_experts_per_tok", most=MOST)
     if chosen > count:

@@ -115,7 +115,7 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
 
 
 def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
-    """Config of a folder or GGUF file, and its tensors by name, lazy. Errors as in `load_folder`."""
+    """Config of a folder or GGUF file, and its tensors by name, lazy. `trust` and errors as in `load_folder`."""
     folder = named_path(path)
     if folder.suffix.lower() == ".gguf":
         config, tensors = opened_gguf(folder)

@@ -127,9 +127,9 @@ class WholeSequence:
 def cache_positions(window: int, capacity: int, most: int) -> int:
     """Number of positions that a layer keeps in its cache: `capacity`, or those of a ring (`Cached`).
 
-    `window`: tokens that a token attends to, 0 for all. `most`: tokens of a step. A ring's number of positions has a
-    factor that is a power of two, at least an eighth of the greatest one below it: kernels split the positions into
-    equal parts.
+    `window`: tokens that a token attends to, 0 for all. `most`: tokens of a step. A ring has at least
+    `window + most - 1` positions, rounded up to a multiple of about an eighth of that (a power of two), because kernels
+    split the positions into equal parts.
     """
     if not window:
         return capacity

@@ -326,7 +326,8 @@ OPERATORS: dict[str, Operator] = {}
 def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
     """Return a decorator that registers a builder for operators of the default domain.
 
-    All ONNX operators are registered through this function.
+    `limits`: text for docs/onnx-support.md on unsupported variants. All ONNX operators are registered through this
+    function.
     """
 
     def install(build: Build) -> Build:

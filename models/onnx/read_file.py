@@ -123,7 +123,10 @@ def _count_dtype(found: Counter[str], code: int) -> None:
 
 
 def check_structure(graph: Any, outer: set[str], where: str) -> None:
-    """Raise BadModelError for values used before their definition (also cycles), undefined, or defined twice."""
+    """Raise BadModelError for values used before their definition (also cycles), undefined, or defined twice.
+
+    `outer`: names defined around a subgraph. `where`: place for the message.
+    """
     defined = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     made = Counter(name for node in graph.node for name in node.output if name)
     for name in (*defined, *made, *(n for node in graph.node for n in (*node.input, node.op_type, node.name))):

@@ -29,9 +29,10 @@ def embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale: bool = False, mode: int = 0, sparse: bool = False,
     shares: Tensor | None = None, include_last: bool = False, padding_idx: int = -1,
 ) -> list[Any]:  # fmt: skip
-    """Table rows reduced by bag: sum (mode 0), mean (1) or maximum (2). Each offset starts a bag.
+    """Return [table rows reduced by bag: sum (mode 0), mean (1) or maximum (2), three placeholders].
 
-    Indices equal to `padding_idx` are ignored. The other results are not computed.
+    Each offset starts a bag; with `include_last`, the last offset ends the last bag. `shares`: weights of the rows.
+    Indices equal to `padding_idx` are ignored. The placeholders stand for ATen's bookkeeping results.
     """
     rows = t.gather(weight, indices, 0)
     bags = offsets.shape[0] - 1 if include_last else offsets.shape[0]

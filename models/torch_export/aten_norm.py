@@ -91,7 +91,7 @@ def batch_norm(
 def batch_norm_inference(
     x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> list[Any]:
-    """Batch normalization with the given statistics; the saved statistics are empty."""
+    """Return [batch normalization with the given statistics, two empty tensors in place of saved statistics]."""
     empty = t.zeros((0,), x.dtype)
     return [batch_norm(x, gain, shift, mean, var, False, momentum, eps), empty, empty]
 
@@ -99,7 +99,9 @@ def batch_norm_inference(
 def batch_norm_functional(
     x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float
 ) -> list[Any]:
-    """Batch normalization with batch statistics; returns the updated running mean and variance as results 3 and 4."""
+    """Return [batch normalization with batch statistics, mean, reciprocal standard deviation, new running mean, new
+    running variance]. `momentum`: weight of the batch in the running statistics.
+    """
     axes = tuple(a for a in range(x.rank) if a != 1)
     new_mean = mean * (1 - momentum) + t.mean(x, axes) * momentum
     new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
@@ -116,7 +118,7 @@ def _saved_statistics(x: Tensor, axes: tuple[int, ...], eps: float) -> list[Any]
 def batch_norm_without_stats(
     x: Tensor, gain: Any, shift: Any, training: bool, momentum: float, eps: float
 ) -> list[Any]:
-    """Batch normalization with batch statistics, without running statistics."""
+    """Return [batch normalization with batch statistics, mean, reciprocal standard deviation]."""
     return [
         batch_norm(x, gain, shift, None, None, True, momentum, eps),
         *_saved_statistics(x, tuple(a for a in range(x.rank) if a != 1), eps),

@@ -264,7 +264,7 @@ def copysign(x: Value, y: Value) -> Tensor:
 
 
 def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> list[Tensor]:
-    """Return [x quantized and dequantized, mask of the elements inside the quantized range]."""
+    """Return [x quantized to low..high and dequantized, mask of the elements inside this range]."""
     step = t.cast(scale, x.dtype) if isinstance(scale, Tensor) else number(scale)
     base = t.cast(zero, x.dtype) if isinstance(zero, Tensor) else number(zero)
     spot = t.round(x * (t.recip(step) if isinstance(step, Tensor) else 1.0 / step)) + base
@@ -273,7 +273,7 @@ def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> 
 
 
 def fake_quantize_channels(x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int) -> list[Tensor]:
-    """Fake quantization with a scale and zero point per index of an axis."""
+    """Results of `fake_quantize` with a scale and zero point per index of an axis."""
     line = [scale.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)]
     return fake_quantize(x, t.reshape(scale, line), t.reshape(zero, line), low, high)
 

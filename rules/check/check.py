@@ -223,6 +223,7 @@ def mutate_guards(rule: Rule, *, seed: int = 0, samples: int = 60) -> list[tuple
 
     Each verdict is from instances that violate this guard alone: "refuted" means that the guard is needed, "tested"
     that the rule holds without it, and "unknown" that no instance violates it alone (the other guards imply it).
+    `samples`: instances per guard.
     """
     rule.check()
     found = []

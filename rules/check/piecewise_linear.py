@@ -80,7 +80,8 @@ POINTS = 1 << 13  # grid points of an instance, one evaluation each
 def decides_at(order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether both sides of an instance are proved equal as piecewise linear functions, on the whole grid.
 
-    `order`: its nodes, operands first. At least one maximum must reduce over several elements.
+    `order`: its nodes, operands first. `pairs`: (left, right) sides. At least one maximum must reduce over several
+    elements.
     """
     inputs = [n for n in order if n.op == "input"]
     ops = {n.op for n in order} - {"input"}

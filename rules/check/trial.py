@@ -140,7 +140,7 @@ class RuleTrial:
         return pairs
 
     def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> Refuted:
-        """The exception `Refuted` with shapes, operand values and both results, to be raised."""
+        """The exception `Refuted` with the text `detail`, shapes, operand values and both results, to be raised."""
         lines = [f"  {self.found}", *(f"  {n} = {_show(x)}" for n, x in data.items())]
         return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 

@@ -184,7 +184,7 @@ class _Search:
         return Proof(reason == "proved", reason, self.rounds, time.perf_counter() - begin, self.nodes)
 
     def meet(self, claim: Claim, lowered: LoweredGraph, program: EgglogProgram, end: float) -> str:
-        """Saturates round by round until all pairs are equal, nothing changes, or a limit is reached.
+        """Saturates round by round until all pairs are equal, nothing changes, a limit is reached, or at time `end`.
 
         Returns the reason.
         """

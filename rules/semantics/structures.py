@@ -199,7 +199,8 @@ def _weights(rule: Rule) -> dict[str, int]:
 def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
     """Cases to prove a rule at: (rank of each tensor variable, value of each attribute variable).
 
-    Axes and permutations get concrete values, all other attribute variables are z3 unknowns. Raises OutOfScope for rules
+    Axes and permutations get concrete values, all other attribute variables are z3 unknowns: reals with
+    `real`, else integers. Raises OutOfScope for rules
     that SMT proofs do not support.
     """
     module = z3()

@@ -50,7 +50,8 @@ class Sums(SumEquality):
         return Extreme(most, tuple(((*indices, *bound), c, body) for bound, c, body in sets.terms))
 
     def everywhere(self, facts: SizeFacts, before: int, indices: Sequence[tuple[Any, Any]]) -> None:
-        """Eliminates bound indices from newly recorded undefinedness conditions.
+        """Eliminates bound `indices` from the undefinedness conditions of `facts` recorded after the first `before`
+        ones.
 
         A term undefined at one index must be undefined at all indices; raises OutOfScope if z3 does not prove that.
         """
@@ -71,14 +72,16 @@ class Sums(SumEquality):
         return Total.of(self.name(value, facts) if isinstance(value, Extreme) else value)
 
     def extreme(self, x: Any, most: bool) -> Extreme | None:
-        """A value as a set whose maximum (or minimum) is taken; None for a sum or for the opposite kind."""
+        """A value as a set whose maximum (`most`) or minimum is taken; None for a sum or for the opposite kind."""
         if isinstance(x, Total):
             return None
         found = x if isinstance(x, Extreme) else Extreme(most, (((), self.z.BoolVal(True), x),), True)
         return found if found.most == most else None
 
     def joined(self, most: bool, *x: Any) -> Extreme | None:
-        """The maximum (or minimum) of several values as one set; None if a value is a sum or of the opposite kind."""
+        """The maximum (`most`) or minimum of several values as one set; None if a value is a sum or of the opposite
+        kind.
+        """
         found = [self.extreme(v, most) for v in x]
         sets = [f for f in found if f is not None]
         terms = tuple(t for f in sets for t in f.terms)

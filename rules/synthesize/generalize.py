@@ -88,7 +88,8 @@ def _of_shapes(guard: Attr) -> bool:
 
 
 def fixed(slot: tuple[str, Attr], home: int) -> bool:
-    """Whether an attribute is an axis or bound that is still the constant with which the rule was found.
+    """Whether an attribute, given as (name, value), is an axis or bound that is still the constant with which the rule
+    was found.
 
     If so, the reverse rule holds for that constant only and is not added. With `home` (images) constant axes do not
     count.

@@ -157,7 +157,7 @@ class CanonicalSums:
         return {t: c for t, c in found.items() if c}
 
     def sum_text(self, terms: Sum, names: dict[int, str]) -> str:
-        """A sum as canonical text: equal sums have equal texts."""
+        """A sum as canonical text: equal sums have equal texts. `names`: texts of index variables."""
         found = self.canonical(terms, names)
         return " + ".join(f"{c}*{t}" for t, c in sorted(found.items()))
 
@@ -166,7 +166,10 @@ class CanonicalSums:
         return min(self.spelled(term.factors, order, names) for order in self.orders(term.factors, term.bound, names))
 
     def spelled(self, factors: Sequence[Factor], order: Sequence[int], names: dict[int, str]) -> str:
-        """Factors as text, with summation indices named in this order."""
+        """Factors as text, with summation indices named in this order.
+
+        `names`: texts of the indices that are named outside, by variable; likewise in the other methods.
+        """
         self.effort.spend()
         depth = len(names)
         inner = {**names, **{v: f"s{depth}.{n}" for n, v in enumerate(order)}}
@@ -201,7 +204,7 @@ class CanonicalSums:
             yield [v for part in chosen for v in part]
 
     def factor_text(self, f: Factor, names: dict[int, str]) -> str:
-        """A factor as text."""
+        """A factor as canonical text; `names`: texts of index variables."""
         if f.kind == "input":
             return f"{f.name}[{','.join(self.index_text(i, names) for i in f.indices)}]"
         if f.kind == "f":
@@ -227,12 +230,12 @@ class CanonicalSums:
         return iter(list(permutations(f.bound)))
 
     def index_text(self, index: IndexPolynomial, names: dict[int, str]) -> str:
-        """An index as text."""
+        """An index as canonical text; `names`: texts of index variables."""
         parts = sorted(f"{c}*{self.variable_text(v, names)}" for v, c in index.parts)
         return "+".join([self.affine(index.offset), *parts])
 
     def variable_text(self, v: int, names: dict[int, str]) -> str:
-        """An index variable as text."""
+        """An index variable as canonical text; `names`: texts of index variables."""
         if v in self.indices.factored:
             base, step = self.indices.factored[v]
             return f"({self.affine(step)})*{self.variable_text(base, names)}"

@@ -114,7 +114,7 @@ class Ranks:
         return joined
 
     def options(self, i: int) -> list[int]:
-        """The possible values of a rank."""
+        """The possible values of the rank unknown `i`."""
         i = self.find(i)
         above = self.above.get(i, -1)
         if i in self.rank:

@@ -100,7 +100,7 @@ class Typing:
     ) -> Iterator[TextInstance]:
         """Yields up to `count` distinct members, small ones unless the rule states large shapes.
 
-        Each takes up to `tries` draws.
+        Each takes up to `tries` draws. `volume`: maximum number of elements of a tensor, `work`: of operations.
         """
         seen = set()
         volume = max(volume, min(self.pinned, PINNED))

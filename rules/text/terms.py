@@ -23,7 +23,7 @@ class Untypable(Exception):
 class TermAxis:
     """One axis of a term of a text rule: its size, and the two parts if it is a concatenation.
 
-    `open`: it may be cut anywhere, once.
+    `open`: a split of unknown position may still divide it into two parts, once. `cut`: the parts.
     """
 
     size: Affine

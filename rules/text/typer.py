@@ -165,7 +165,9 @@ class Typer:
         return half
 
     def positions(self, size: Affine, kernel: Affine, stride: int | Affine, pad: int) -> Affine:
-        """The number of windows along an axis."""
+        """The number of windows along an axis; `pad`: TASO's padding mode, 0 if the result has the axis's size (for
+        stride 1).
+        """
         if stride == 1:
             return size if pad == 0 else size - kernel + 1
         like = (stride, pad)
@@ -293,7 +295,9 @@ class Typer:
                 self.system.equate(p, q)
 
     def run(self, only_left: bool) -> Typing:
-        """The family of shapes under the current choices. Raises Untypable or Inconsistent if there is none."""
+        """The family of shapes under the current choices, of the left sides only if `only_left`. Raises Untypable or
+        Inconsistent if there is none.
+        """
         lefts, rights = self.rule.lefts, () if only_left else self.rule.rights
         ranks = [self.ranks.visit(t) for t in (*lefts, *rights)]
         for a, b in zip(ranks[: len(lefts)], ranks[len(lefts) :]):

@@ -46,8 +46,10 @@ PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: 
 
 
 def emit(kernel: Kernel, name: str, doc: str = "", integers: bool = True) -> str:
-    """C function of a kernel: `void name(operands..., out)`. `integers`: sums over packed numbers may be integer dot
-    products (emit/integer_dots.py). Raises Unfusable if an operation has no C spelling."""
+    """C function of a kernel: `void name(operands..., out)`. `doc`: text of the comment before it. `integers`: sums
+    over packed numbers may be integer dot products (emit/integer_dots.py). Raises Unfusable if an operation has no C
+    spelling.
+    """
     return FunctionWriter(kernel, name, integers).function(doc)
 
 

@@ -51,7 +51,7 @@ class LoopScope:
         return not any(isinstance(item, LoopScope) for item in self.items)
 
     def text(self, depth: int) -> Iterator[str]:
-        """Lines of C of the block, indented."""
+        """Lines of C of the block, indented by `depth` levels."""
         pad = "    " * depth
         *pragmas, loop = self.head
         yield from (pad + line for line in pragmas)

@@ -168,7 +168,7 @@ class Fragments(CudaPart):
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
-        """Emit vector loads in a loop nest.
+        """Emit vector loads of `e` in a loop nest, under `condition` if there is one.
 
         Loads of columns bypass L1, so that L1 keeps the rows. Out-of-bounds vectors are loaded from a valid
         address and zeroed by a select, because a branch would serialize the loads.

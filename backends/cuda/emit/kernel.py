@@ -64,7 +64,8 @@ def emit_joined(
 ) -> CudaLaunch:  # fmt: skip
     """One launch of a split reduction: blocks run `first`, which computes partial results; the last block of each tile
     to finish (by an atomic counter) runs `second`, which combines them. Both kernels use the same tiles and numbers of
-    threads. The buffer `counters` is zero before and after the launch."""
+    threads. The buffer `counters` is zero before and after the launch. `constant`: operands that are read before the
+    wait for the previous kernel."""
     last = SimtEmitter(ThreadFrame(second, layouts[1], name, shapes[1]))
     return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0], constant)).launch(last)
 

@@ -97,7 +97,10 @@ class ThreadLoads(CudaPart):
         return local
 
     def vectorized(self, at: Index, dim: str, dtype: str, args: Sequence[Expr], steps: Sequence[int]) -> bool:
-        """Whether a load can be vectorized along a dimension."""
+        """Whether a load at index `at` can be vectorized along a dimension.
+
+        `args`: data-dependent index terms, whose strides are `steps`, then guards (`Expr`).
+        """
         frame = self.frame
         width, group = frame.along[dim].vector, frame.groups[dim]
         picks, guards = args[: len(steps)], args[len(steps) :]

@@ -98,7 +98,7 @@ class ThreadNest:
         return dim in ("m", "n") and dim not in e.walked and e.extent[dim] > e.along[dim].block
 
     def axis(self, axis: Axis, start: bool = False) -> str:
-        """Text of the value of an axis at this point of the nest."""
+        """Text of the value of an axis at this point of the nest; with `start`, for the first element of a vector."""
         e = self.emitter
         if axis in e.shape.batch:
             return axis.name
@@ -147,7 +147,7 @@ class ThreadNest:
 
     # ------------------------------------------------------------ values
     def at(self, local: Local, whole_vector: bool = False) -> str:
-        """Text of an element (or vector) of a register value at this point of the nest."""
+        """Text of an element of a register value at this point of the nest, or of the whole vector (`whole_vector`)."""
         e = self.emitter
         text = local.name
         if e.count(local.dims, local.lanes) > 1 or not (local.lanes or whole_vector or local.name.startswith("v")):

@@ -26,7 +26,7 @@ class Reductions(CudaPart):
         return tuple(d for d in self.frame.spans(body) if d != dim)
 
     def begin(self, name: str, kept: Sequence[str], monoid: str) -> None:
-        """Declare an accumulator, initialized to the monoid's neutral element."""
+        """Declare the accumulator `name` over the dimensions `kept`, initialized to the monoid's neutral element."""
         frame = self.frame
         count = frame.count(kept)
         self.loads.check_held(4 * count)
@@ -56,7 +56,7 @@ class Reductions(CudaPart):
         nest.close()
 
     def exchange(self, names: Sequence[str], monoid: str, dim: str) -> None:
-        """Combine accumulators across the threads along a dimension.
+        """Combine the accumulators `names` across the threads along a dimension, by the monoid ("sum", "max", ...).
 
         Shuffles within a warp, shared memory across warps.
         """
@@ -110,7 +110,10 @@ class Reductions(CudaPart):
         self, e: Expr, names: Mapping[Expr, str], sums: Sequence[Expr], dim: str, bodies: Mapping[Expr, Expr]
     ) -> None:
         """Emit the combination of a running maximum and of the sums that are relative to it across the threads along a
-        dimension (online softmax)."""
+        dimension (online softmax).
+
+        `e`: the maximum. `names`: accumulator of each reduction, `bodies`: its body.
+        """
         frame = self.frame
         if frame.along[dim].threads == 1:
             return

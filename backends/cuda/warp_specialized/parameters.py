@@ -60,16 +60,19 @@ class GemmSchedule(Schedule):
         return rights * self.n if together else self.wide
 
     def stage(self, rights: int) -> int:
-        """Bytes of shared memory of a pipeline stage."""
+        """Bytes of shared memory of a pipeline stage, with tiles of `rights` right-hand matrices."""
         return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
 
     def joining(self, rights: int) -> int:
         """Bytes of shared memory for the partial sums that the other blocks of a cluster send to one block, which
-        stores them in its ring buffer of tiles."""
+        stores them in its ring buffer of tiles. `rights`: number of right-hand matrices."""
         pieces = -(-self.wide // PIECE)
         return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
 
     def waiting(self, rights: int) -> int:
-        """Number of buffers for results of 64 columns that fit into shared memory per consumer group; 0 to 2."""
+        """Number of buffers for results of 64 columns that fit into shared memory per consumer group; 0 to 2.
+
+        `rights`: number of right-hand matrices.
+        """
         left = target().dynamic_shared - self.stages * (self.stage(rights) + 64)
         return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))

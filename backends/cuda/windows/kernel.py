@@ -156,7 +156,10 @@ class Unrolled:
             step *= a.size
 
     def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[OutputStore]) -> None:
-        """Count the uses of expressions, and group loads by aligned run."""
+        """Count the uses of the expressions `order` (operands first), and group loads by aligned run.
+
+        `named`: expressions with a variable of their own. `stores`: the results of a thread.
+        """
         for e in order:
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1

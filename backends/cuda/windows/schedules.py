@@ -86,7 +86,9 @@ class WindowWork:
         return WindowWork(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
 
     def us(self, box: tuple[int, ...]) -> float:
-        """Estimated time in µs: instructions issued by all warps, scaled by occupancy."""
+        """Estimated time in µs with `box` results per thread along each axis: instructions issued by all warps, scaled
+        by occupancy.
+        """
         threads = prod(ceil(s / n) for s, n in zip(self.sizes, box)) * self.results / prod(self.sizes)
         accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
         apart = max(1.0, *(box[0] * r.itemsize / VECTOR for r in self.reads))

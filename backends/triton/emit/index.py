@@ -86,14 +86,14 @@ class Positions(TritonPart):
         return f"tile_{dim} * {frame.block[dim]}" if tiled else "0"
 
     def extreme(self, at: Index, side: str) -> str:
-        """Text of the minimum or maximum of an index over a tile."""
+        """Text of the minimum or maximum (`side`: "min" or "max") of an index over a tile."""
         tile = self.position(at)
         for _ in tile.dims[1:]:
             raise Unfusable("a bound over two dimensions")
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
 
     def unravel(self, dim: str, group: tuple[Axis, ...]) -> None:
-        """Emit the index of each axis of a dimension, computed from the dimension's index."""
+        """Emit the index of each axis of a dimension (`group`, outermost first), computed from the dimension's index."""
         step = 1
         for a in reversed(group):
             if len(group) > 1:

@@ -23,8 +23,8 @@ class LoopBounds(TritonPart):
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
         """Ranges of the loops over an axis, as (start, end, masks that are redundant there -> their replacements).
 
-        Where a mask makes every reduction's body neutral beyond a bound, the loop ends at the bound. A causal
-        mask is applied only in the last tiles.
+        `ready`: reductions that the loops compute. Where a mask makes every reduction's body neutral beyond a bound,
+        the loop ends at the bound. A causal mask is applied only in the last tiles.
         """
         own = [e for e in ready if rolled(e, axis) not in ready]
         found = [self.axis_masks(e, axis) for e in own if axis not in self.frame.single]

@@ -89,7 +89,7 @@ class Products(TritonPart):
         return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
 
     def side(self, parts: Sequence[Expr]) -> Tile:
-        """Tile of one side of a product."""
+        """Tile of one side of a product: the product of its factors `parts`."""
         found = self.kernel.builder.product(list(parts), [])
         self.frame.uses.setdefault(found, 2)
         if self.tiling.options.get("inside") and found.op == "load":

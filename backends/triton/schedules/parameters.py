@@ -104,7 +104,9 @@ class ConvolutionSchedule(Schedule):
 
 
 def tiling_of(shape: Shape, s: TileSchedule | AttentionSchedule, group: int, options: dict[str, Any]) -> Tiling:
-    """The tiling with a schedule's tile sizes, each at most the padded size of its axis."""
+    """The tiling with a schedule's tile sizes, each at most the padded size of its axis; `group`, `options`: see
+    `Tiling`.
+    """
     sizes = [*s.k, *(padded(a.size) for a in shape.inner[len(s.k) :])]
     k = {a: min(size, padded(a.size)) for a, size in zip(shape.inner, sizes)}
     m, n = s.m if shape.rows else 1, s.n if shape.cols else 1

@@ -52,7 +52,9 @@ class AttentionParts:
 
 
 def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> AttentionParts:
-    """Components of attention in a loop over some reductions. Raises Unfusable unless they form attention."""
+    """Components of attention in the loop that computes the reductions `ready`. Raises Unfusable unless they form
+    attention.
+    """
     dots, axis = frame.shape.dots, frame.axis
     products = [e for e in ready if e in dots]
     scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]

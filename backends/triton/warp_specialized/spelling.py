@@ -30,7 +30,7 @@ def shared_layout(columns: int, rank: int = 2) -> str:
 
 
 def matrix_layout(columns: int) -> str:
-    """Text of the register layout of a warp group's wgmma accumulators."""
+    """Text of the register layout of a warp group's wgmma accumulators; `columns`: N of one instruction."""
     return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
 
 

@@ -41,7 +41,7 @@ class AttentionPositions(Positions):
         return super().origin(axis, dim)
 
     def extreme(self, at: Index, side: str) -> str:
-        """Text of the minimum or maximum of an index over the rows of a program, as a scalar."""
+        """Text of the minimum or maximum (`side`: "min" or "max") of an index over the rows of a program, as a scalar."""
         frame = self.frame
         (row,) = self.shape.rows
         step = at.coefficient(row)
@@ -129,7 +129,7 @@ class SharedTiles(TritonPart):
         return [self.seen(tile, name) for tile, name in zip(tiles, self.frame.asked)] if self.frame.asked else tiles
 
     def shared(self, slots: int) -> int:
-        """Bytes of shared memory of a kernel: queries, rings, and results in transposition."""
+        """Bytes of shared memory of a kernel: `slots` tiles of queries, rings, and results in transposition."""
         frame = self.frame
         keys, n, width = frame.block[frame.axis.name], sum(w for _, w in frame.piece("n")), self.width
         if frame.pieces and frame.asked:

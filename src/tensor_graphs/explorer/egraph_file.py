@@ -263,8 +263,9 @@ def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", dete
     """The cheapest extraction of an e-graph, with a proven lower bound.
 
     `source`: a path to egraph-serialize JSON, a `Problem`, or the result of `tg.saturate` (its kernels at their current
-    prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or "frontier". Returns an `Extraction`
-    with cost, lower_bound, gap, optimal, choice. Raises UsageError for any other source.
+    prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or "frontier". `deterministic`: equal
+    inputs give equal answers. Returns an `Extraction` with cost, lower_bound, gap, optimal, choice. Raises UsageError
+    for any other source.
     """
     from ..extract.solve.solve import solve
 

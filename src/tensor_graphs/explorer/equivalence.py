@@ -44,7 +44,8 @@ def equivalent(
         x = tg.input("x", (8, 8))
         assert tg.equivalent(x + x, 2.0 * x)
 
-    Raises UsageError for an unknown kind of program, ShapeError if a dimension is free (give `dims`).
+    `trust`: allow model files that can run code while loading. Raises UsageError for an unknown kind of program,
+    ShapeError if a dimension is free (give `dims`).
     """
     is_named("dims", dims)
     is_limits("limits", limits)

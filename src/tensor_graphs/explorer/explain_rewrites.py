@@ -137,7 +137,8 @@ def explain_rewrites(
     """Rewriting of a model: per unique block, the rule applications that lead to the form chosen at current prices.
 
     Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
-    Takes the sources of `optimize`. `replay`: evaluate every step numerically; None: only for small blocks.
+    Takes the sources of `optimize`, and its `trust`. `replay`: evaluate every step numerically; None: only for small
+    blocks.
     """
     session = Session(Options(backend=backend, limits=limits, dims=dims, measure=False))
     graph = as_graph(source, example_inputs, dims=dims, trust=trust)

@@ -128,7 +128,8 @@ def token_ids(prompt: Any, vocabulary: int) -> list[int]:
 def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozenset[int], tuple[str, ...]]:
     """Token ids and texts that end a row, as (ids, texts).
 
-    None: the model's own end tokens. Raises UsageError for anything else.
+    `stop`: texts and token ids below `vocabulary`, or None for the model's own end tokens, `default`. Raises UsageError
+    for anything else.
     """
     if stop is None:
         return frozenset(default), ()

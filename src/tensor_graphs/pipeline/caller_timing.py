@@ -24,7 +24,7 @@ def why_program_runs(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
 ) -> str | None:  # fmt: skip
-    """Why the program runs and not the caller's function, by timing both: "" if the program is not slower.
+    """Why the program runs and not the caller's function, by timing both with `clock`: "" if the program is not slower.
 
     None if the function is faster by more than noise, both as a `CallerProgram` and by itself.
 

@@ -114,7 +114,7 @@ def why_not_replaceable(
 ) -> str:
     """Reason why the caller's function cannot replace the program; "" if it can.
 
-    Calls both once, and writes the µs of these calls to `first`, by "caller" and "program".
+    Calls both once, timed by `clock`, and writes the µs of these calls to `first`, by "caller" and "program".
     """
     if graph.updates or program.manifest.states:
         return "the program has states of its own"

@@ -78,8 +78,8 @@ def with_buckets(
 ) -> Program:  # fmt: skip
     """The program with plans for buckets of sizes where they, or the caller's function, are faster.
 
-    `search` finds a program of a graph at some sizes; its budget is the session's. The report gets a row for each
-    bucket.
+    `rows`: (least, largest size) of each bucket (`buckets_of`). `search` finds a program of a graph at some sizes; its
+    budget is the session's. The report gets a row for each bucket.
     """
     name, report = divided_dimension(graph), program.report
     if name not in program.manifest.sizes:

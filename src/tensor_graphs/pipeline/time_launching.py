@@ -32,8 +32,8 @@ def other_forms(
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
     """The choice with a program for each way to launch its kernels that differs from the way of `program`.
 
-    `compiler` compiles these programs, `program`, and the programs `beside` in advance. Empty without a compiler, and
-    if there is no time; the session's list of omitted work then says so.
+    `build` makes a program of a choice. `compiler` compiles these programs, `program`, and the programs `beside` in
+    advance. Empty without a compiler, and if there is no time; the session's list of omitted work then says so.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:

@@ -69,7 +69,9 @@ def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | No
 
 
 def refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[str, Array]) -> NoReturn:
-    """Raise TraceError for an output, with the index of the largest difference."""
+    """Raise TraceError for the output `name`, with the index of the largest difference between the function's value
+    `own` and the graph's value `found`. `values`: the inputs, for the message.
+    """
     gap = np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64))
     gap = np.where((found == own) | ((found != found) & (own != own)), 0, np.where(gap == gap, gap, np.inf))
     place = tuple(map(int, np.unravel_index(int(np.argmax(gap)), gap.shape))) if gap.ndim else ()

@@ -153,7 +153,7 @@ def _families(found: Sequence[Accuracy]) -> str:
 
 
 def scatter(pairs: Sequence[HeldOut]) -> str:
-    """Predicted over measured time in logarithmic axes, coloured by backend."""
+    """HTML of a chart of predicted over measured time in logarithmic axes, coloured by backend."""
     shown = (
         pairs if len(pairs) <= MOST_POINTS else [pairs[int(i * len(pairs) / MOST_POINTS)] for i in range(MOST_POINTS)]
     )

@@ -72,7 +72,7 @@ class CallTrial:
         self.interrupted = 0  # calls of `steps` whose times were left out
 
     def call(self, args: Sequence[Any], named: Mapping[str, Any], on_gpu: bool) -> Any:
-        """Results of the next call of the trial."""
+        """Results of the next call of the trial, with positional and named arguments; `on_gpu`: waits for the GPU."""
         if on_gpu:
             torch.cuda.synchronize()
         last, self._began = self._began, None
@@ -246,7 +246,9 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
 
 
 def compiled(model: Any, **given: Any) -> Any:
-    """Result of `torch.compile(model, **given)` with a backend of its own, and with the choice between it and `model`."""
+    """Callable that runs `torch.compile(model, **given)`, with a backend of its own, or `model` itself if that is
+    faster.
+    """
     backend = CompileBackend()
     made = torch.compile(model, backend=backend, **given)
     if type(made) is OptimizedModule:

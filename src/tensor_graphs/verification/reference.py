@@ -132,7 +132,7 @@ def compute_reference(
     """Inputs and reference runs of a graph: (inputs, float64 run, own-dtype run).
 
     Tensors on `device`, or arrays, computed on a GPU if there is one and `bitwise` is false. `turn`: index of the
-    input set.
+    input set. `poll` is called before each operation and may raise. `weights`: cache of weights on the device.
     """
     if device:
         import torch

@@ -167,7 +167,9 @@ class StripPart:
         return found
 
     def run(self, *, float64: bool, poll: Callable[[], object] = lambda: None) -> Array:
-        """The strip's elements as the interpreter computes them."""
+        """The strip's elements as the interpreter computes them (`evaluate`), with `float64` without rounding to the
+        graph's dtypes.
+        """
         with np.errstate(all="ignore"):
             found = evaluate(self.graph, self.values, float64=float64, poll=poll)
         return found[0]
@@ -194,7 +196,7 @@ class _Root:
         return self.done / self.places.axes.size
 
     def compare(self, turn: int, inputs: Mapping[str, Array], poll: Callable[[], object]) -> None:
-        """Compare strip number `turn`, if there is one."""
+        """Compare strip number `turn`, if there is one; `poll` is called before each operation and may raise."""
         if turn >= len(self.places.starts) or not self.fits:
             return
         part = self.places.part(self.places.starts[turn], inputs)

@@ -14,7 +14,10 @@ def attention(
     q: Array, k: Array, v: Array, mask: Any, hidden: Any, scale: float, softcap: float, scores: Array, stat: Array,
     work: Array, out: Array,
 ) -> None:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider where out is half."""
+    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
+    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a
+    number of each row.
+    """
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:
@@ -32,7 +35,9 @@ def attention(
 
 
 def hidden_scores(rows: int, columns: int, causal: bool, window: int) -> Array:
-    """Which scores of attention do not count: what lies ahead, and what lies further back than the window."""
+    """Mask of the scores [rows, columns] of attention that do not count: keys ahead of the query with `causal`, and
+    keys further back than the window (0: none).
+    """
     ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
     hidden = (ahead > 0) & bool(causal)
     return hidden | (ahead <= -window) if window else hidden
@@ -46,7 +51,8 @@ def place(memory, offset, shape, dtype, strides=None):
 
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
-    """exp(x - max) / sum along an axis. `work` is out, or a wider array where out is half; x may be out."""
+    """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
+    for a number of each row."""
     if work is not out:
         np.copyto(work, x)
         x = work

@@ -33,7 +33,9 @@ def place(memory, offset, shape, dtype, strides=None):
 
 
 def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
-    """x with updates written at the index along one axis. x may be out."""
+    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
+    with the element there: "add", "mul", "max", "min".
+    """
     if x.ctypes.data != out.ctypes.data:
         np.copyto(out, x)
     if mode == "set":
