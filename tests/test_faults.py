@@ -97,8 +97,8 @@ def test_hostile_names_are_only_names(kind: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("even")
 def test_hostile_names_reach_the_store_as_text(tmp_path: Path) -> None:
     x = tg.input(HOSTILE["sql"], (8,))
-    tg.optimize(Graph.of(tg.exp(x), name=HOSTILE["sql"]), backend="numpy", costdb=tmp_path / "db", budget=10.0)
-    again = tg.optimize(tg.exp(x), backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    tg.optimize(Graph.of(tg.exp(x), name=HOSTILE["sql"]), backend="numpy", costdb=tmp_path / "db", budget=60.0)
+    again = tg.optimize(tg.exp(x), backend="numpy", costdb=tmp_path / "db", budget=60.0)
     assert again.report.measured_now == 0 and again.report.priced == {"measured": 1}
 
 
@@ -240,7 +240,7 @@ def test_a_stop_at_any_stage_keeps_a_plan(stage: str) -> None:
 
     progress.say = say
     x = tg.input("x", (8, 8))
-    made = tg.optimize(tg.softmax(x @ x) + 1.0, backend="numpy", progress=progress, budget=10.0)
+    made = tg.optimize(tg.softmax(x @ x) + 1.0, backend="numpy", progress=progress, budget=60.0)
     right(made, tg.softmax(x @ x) + 1.0, {"x": normal(8, 8)})
 
 
@@ -388,7 +388,7 @@ def test_an_unknown_backend_is_a_usage_error() -> None:
 @pytest.mark.parametrize("damage", ["text", "empty", "folder", "locked"])
 def test_a_broken_store_does_not_stop_a_run(damage: str, tmp_path: Path) -> None:
     x, root = tg.input("x", (8,)), tmp_path / "db"
-    tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=10.0)
+    tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=60.0)
     assert Store(root).snapshot.kernels()  # the next reader of the rows makes the cache
     files = [p for p in root.rglob("*") if p.is_file()]
     assert {".parquet", ".duckdb"} <= {p.suffix for p in files}
@@ -410,7 +410,7 @@ def test_a_broken_store_does_not_stop_a_run(damage: str, tmp_path: Path) -> None
         if holder is not None and holder.stdout is not None:
             holder.stdout.readline()
     try:
-        made = tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=10.0, again=True)
+        made = tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=60.0, again=True)
     finally:
         if holder is not None:
             holder.communicate()
@@ -456,7 +456,7 @@ def test_the_home_in_place_of_a_read_only_one_ends_with_its_process(tmp_path: Pa
 def test_a_store_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    made = tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", costdb=blocked / "db", budget=10.0)
+    made = tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", costdb=blocked / "db", budget=60.0)
     right(made, tg.exp(tg.input("x", (8,))), {"x": normal(8)})
     assert made.report.warnings
 
@@ -491,12 +491,12 @@ def test_a_full_disk_while_saving_leaves_the_older_program(tmp_path: Path) -> No
 def test_a_full_disk_under_the_store_does_not_stop_a_run(tmp_path: Path) -> None:
     expression = tg.exp(tg.input("x", (8,)))
     with full_disk(512):
-        made = tg.optimize(expression, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+        made = tg.optimize(expression, backend="numpy", costdb=tmp_path / "db", budget=60.0)
     right(made, expression, {"x": normal(8)})
     assert made.report.priced == {"measured": 1} and made.report.measured_now > 0
     assert any("kept in memory" in w for w in made.report.warnings)
     assert not list((tmp_path / "db").rglob("*.parquet"))
-    again = tg.optimize(expression, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    again = tg.optimize(expression, backend="numpy", costdb=tmp_path / "db", budget=60.0)
     assert again.report.measured_now > 0 and list((tmp_path / "db").rglob("*.parquet")), "there is room again"
     assert not any("kept in memory" in w for w in again.report.warnings)
 
@@ -519,16 +519,16 @@ def test_a_full_disk_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.usefixtures("even")
 def test_an_empty_shard_is_set_aside_and_the_others_are_used(tmp_path: Path) -> None:
     x, root = tg.input("x", (8,)), tmp_path / "db"
-    tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=10.0)
+    tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=60.0)
     first = set(root.rglob("*.parquet"))
-    tg.optimize(tg.tanh(x), backend="numpy", costdb=root, budget=10.0)
+    tg.optimize(tg.tanh(x), backend="numpy", costdb=root, budget=60.0)
     assert first and set(root.rglob("*.parquet")) > first
     for shard in first:
         shard.write_bytes(b"")
     for cache in root.rglob("*.duckdb"):
         cache.unlink()
     for expression, known in ((tg.tanh(x), True), (tg.exp(x), False)):
-        made = tg.optimize(expression, backend="numpy", costdb=root, budget=10.0, again=True)
+        made = tg.optimize(expression, backend="numpy", costdb=root, budget=60.0, again=True)
         right(made, expression, {"x": normal(8)})
         assert any("set aside" in w for w in made.report.warnings) == known, "the first to read it says so"
         assert made.report.priced == {"measured": 1}
@@ -601,7 +601,7 @@ def test_a_dying_measuring_worker_gives_predicted_prices(monkeypatch: pytest.Mon
         lambda self, job: {"ok": False, "status": "crash", "message": "ended with code -9"},
     )
     x = tg.input("x", (8, 8))
-    made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=60.0)
     right(made, tg.exp(x) + 1.0, {"x": normal(8, 8)})
     assert made.report.warnings and "measured" not in made.report.priced
 
@@ -612,7 +612,7 @@ def test_a_measuring_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr(measure.CpuWorkerProcess, "ask", refuse)
     x = tg.input("x", (8, 8))
-    made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=60.0)
     right(made, tg.exp(x) + 1.0, {"x": normal(8, 8)})
     assert any("measuring" in w for w in made.report.warnings)
 

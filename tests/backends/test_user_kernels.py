@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -175,12 +176,16 @@ HOSTILE = {
     "uncompilable": ('return c("uncompilable", "nothing(")', "error"),
     "nameless": ('return "int x;"', "malformed"),
 }
+SLEEP = f"1000.{os.getpid()}"  # seconds that only this process asks for
 IN_PYTHON = {
     "raises": ("raise SystemExit(3)", "error"),
     "remembers": ("seen.setdefault(out.shape, x * y + 1); out[...] = seen[out.shape]", "wrong"),
     "nan_in_large": ("z = x * y + 1; out[...] = z if z.size < 99 else np.nan_to_num(z)", "wrong"),
     "without_nan": ("out[...] = np.nan_to_num(x * y + 1)", "wrong"),
-    "starts_another": ("import subprocess; subprocess.Popen(['sleep', '1000']); import time; time.sleep(60)", "timeout"),
+    "starts_another": (
+        f"import subprocess; subprocess.Popen(['sleep', '{SLEEP}']); import time; time.sleep(600)",
+        "timeout",
+    ),
 }  # fmt: skip
 
 
@@ -191,10 +196,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AdmissionVerd
     parts += [f"@declare('numpy')\ndef {name}(x, y, out):\n    {body}\n" for name, (body, _) in IN_PYTHON.items()]
     path = tmp_path_factory.mktemp("kernels") / "hostile.py"
     path.write_text(HEAD + "\n".join(parts))
+    late = {name for name, (_, status) in {**HOSTILE, **IN_PYTHON}.items() if status == "timeout"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks, "RUN_S", 2.0)
         patch.setattr(checks, "CASES", 4)
-        return {v.kernel: v for v in Checker(kernel_file(path)).verdicts()}
+        limited = lambda name: patch.setattr(checks, "RUN_S", 1.0 if name in late else 60.0)
+        return {v.kernel: v for v in Checker(kernel_file(path), say=limited).verdicts()}
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, *IN_PYTHON])
@@ -210,15 +216,20 @@ def test_hostile_kernels_are_refused_by_name(name: str, hostile: dict[str, Admis
 
 def test_children_of_a_killed_kernel_die(hostile: dict[str, AdmissionVerdict]) -> None:
     assert hostile["starts_another"].status == "timeout"
-    alive = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "sleep 1000" not in alive
+    alive = lambda: subprocess.run(
+        ["ps", "-eo", "args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    until = time.monotonic() + 60.0
+    while f"sleep {SLEEP}" in alive() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert f"sleep {SLEEP}" not in alive()
 
 
 def test_a_file_that_hangs_or_exits_is_refused(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LOAD_S", 6.0)
     (exits,) = Checker(kernel_file(file("raise SystemExit(1)"))).verdicts()
     assert exits.status == "malformed"
-    (hangs,) = Checker(kernel_file(file("import time; time.sleep(60)", "hangs.py"))).verdicts()  # type: ignore[call-arg]
+    monkeypatch.setattr(checks, "LOAD_S", 2.0)
+    (hangs,) = Checker(kernel_file(file("import time; time.sleep(600)", "hangs.py"))).verdicts()  # type: ignore[call-arg]
     assert hangs.status == "timeout"
 
 

@@ -32,7 +32,7 @@ def test_a_pause_lasts_until_the_last_thread_that_asked_for_it_ends() -> None:
 
 
 def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so() -> None:
-    gc.collect()
+    gc.collect(0)
     with gc_paused():
         made = [[i] for i in range(20_000)]
     assert gc.get_count()[0] < 2_000 and gc.get_freeze_count() == 0 and made
