@@ -330,6 +330,8 @@ def reduce(
     axes, names = _axes(axis, x.rank), _reduced(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])
     start = None if initial is np._NoValue or initial is None else initial
+    if ufunc is np.hypot and (where is not True or not axes):  # its identity 0 is none: hypot(0, -1) is 1
+        raise TraceError("np.hypot.reduce with where= or over no axes cannot be traced", hint="np.abs, np.where")
     if where is not True:
         neutral = start if ufunc.identity is None and ufunc in _IDEMPOTENT else ufunc.identity
         if neutral is None:
@@ -441,7 +443,7 @@ def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str
         )
     try:
         return run(ufunc, *inputs, **named)
-    except (TypeError, ValueError, LookupError, OverflowError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise TraceError(f"np.{ufunc.__name__}.{name}: {error}") from None
 
 
