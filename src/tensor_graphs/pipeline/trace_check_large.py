@@ -49,8 +49,7 @@ def lacking_memory(graph: Graph) -> str:
 def random_states(function: Callable[..., Any]) -> list[Any]:
     """States of the random generators that a function may draw from: the global ones of Python and NumPy, and those of
     its closure and its module that it names."""
-    numpy = np.random.get_state()
-    found: list[Any] = [random.getstate(), (numpy[0], np.asarray(numpy[1]).tobytes(), *numpy[2:])]
+    found: list[Any] = [random.getstate(), repr([np.asarray(v).tobytes() for v in np.random.get_state()])]
     try:
         names = inspect.getclosurevars(function)
     except (TypeError, ValueError):  # a callable object, or a builtin function
