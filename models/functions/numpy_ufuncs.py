@@ -330,8 +330,10 @@ def reduce(
     axes, names = _axes(axis, x.rank), _reduced(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])
     start = None if initial is np._NoValue or initial is None else initial
-    if ufunc is np.hypot and (where is not True or not axes):  # its identity 0 is none: hypot(0, -1) is 1
-        raise TraceError("np.hypot.reduce with where= or over no axes cannot be traced", hint="np.abs, np.where")
+    if ufunc is np.hypot:  # its identity 0 makes -1 positive, but not a negative initial value of nothing
+        if where is not True:
+            raise TraceError("np.hypot.reduce with where= cannot be traced", hint="np.where on the array")
+        x = t.abs(x)
     if where is not True:
         neutral = start if ufunc.identity is None and ufunc in _IDEMPOTENT else ufunc.identity
         if neutral is None:

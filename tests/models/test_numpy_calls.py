@@ -283,6 +283,8 @@ def test_variances_in_integers_are_refused(function):
         lambda a: np.add.reduce(a, axis=-1, initial=2.5),
         lambda a: np.logical_xor.reduce(a, axis=0, keepdims=True, initial=-1.5),
         lambda a: np.subtract.reduce(a, axis=0),
+        lambda a: np.hypot.reduce(-a, axis=0),
+        lambda a: np.hypot.reduce(np.reshape(-a, (1, 1)), axis=1),
     ],
 )
 def test_values_without_axes_are_reduced_along_the_first(function):
@@ -346,7 +348,7 @@ def test_products_of_integers_wrap_in_numpys_order_and_dtype(function):
     "function",
     [
         lambda a: np.linalg.multi_dot([a.astype("int8")] * 4),
-        lambda a: np.hypot.reduce(a, axis=()),
+        lambda a: np.hypot.reduce(a, where=a > 0),
         lambda a: np.repeat(a[0, 0], 2, axis=0),
     ],
 )
