@@ -31,8 +31,8 @@ with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
     from hypothesis import HealthCheck
     from hypothesis import settings as hypothesis_settings
 
-    # on a busy machine, drawing examples may take seconds
-    hypothesis_settings.register_profile("suite", suppress_health_check=[HealthCheck.too_slow])
+    # on a busy machine, drawing examples may take seconds, and so may one example
+    hypothesis_settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     hypothesis_settings.load_profile("suite")
 
 if BACKEND.unavailable():

@@ -265,9 +265,9 @@ def test_an_interrupt_leaves_no_children(tmp_path: Path) -> None:
     time.sleep(0.3)
     children = _children(process.pid)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=300)
     assert process.returncode in (-signal.SIGINT, 130, 1)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while any(_alive(c) for c in children) and time.monotonic() < end:
         time.sleep(0.05)
     assert children and not any(_alive(c) for c in children)
@@ -294,12 +294,12 @@ def test_a_terminated_command_writes_the_best_so_far(tmp_path: Path) -> None:
             break
     children = _children(process.pid)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=300)
     document = json.loads(out)
     assert process.returncode in (0, 130, 143) and document["schema"] == 1
     assert (process.returncode == 0) == document["ok"], "it was done already, or says that it was stopped"
     assert tg.load_program(tmp_path / "out").input_names and children
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while any(_alive(c) for c in children) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(_alive(c) for c in children)
@@ -323,7 +323,7 @@ def test_a_kill_while_saving_leaves_one_program_or_the_other(tmp_path: Path) -> 
     for wait in (0.02, 0.07):
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while not (tmp_path / "out").exists() and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(wait)

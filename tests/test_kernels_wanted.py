@@ -163,7 +163,7 @@ def proposed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(proposals, "_measuring", measuring)
     monkeypatch.setattr(checks, "CASES", 3)
     brief = nucleus_region(store)
-    return lambda text, seconds=20.0: propose([brief], text, tmp_path, seconds=seconds)[0]
+    return lambda text, seconds=120.0: propose([brief], text, tmp_path, seconds=seconds)[0]
 
 
 def test_a_good_proposal_is_accepted_with_its_gain(proposed: Callable[..., Proposal]) -> None:
@@ -192,7 +192,7 @@ def test_a_good_proposal_is_accepted_with_its_gain(proposed: Callable[..., Propo
 def test_bad_proposals_are_refused_with_reasons(
     code: list[str], said: str, proposed: Callable[..., Proposal]
 ) -> None:  # fmt: skip
-    found = proposed(command(*code), 1.0 if "sleep" in str(code) else 20.0)
+    found = proposed(command(*code), 1.0 if "sleep" in str(code) else 120.0)
     assert found.status == "refused"
     assert said in found.reason
     assert found.gain_us == 0

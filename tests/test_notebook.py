@@ -22,7 +22,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for cell in notebook.cells:  # the code is what is tested, not how good the plans are
         cell.source = BUDGET.sub(lambda m: f"budget={int(m[1]) / 4:g}", cell.source)
     nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()
     assert all(c.outputs for c in notebook.cells[5:] if c.cell_type == "code")
     assert not (tmp_path / "costdb").exists() or os.listdir(tmp_path / "costdb")

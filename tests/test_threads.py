@@ -58,7 +58,7 @@ def together(jobs: Sequence[Callable[[], T]]) -> list[T]:
     ready = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], T]) -> T:
-        ready.wait(30)
+        ready.wait(60)
         return job()
 
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -193,7 +193,7 @@ def test_what_belongs_to_the_process_is_as_it_was_after_threads_that_overlap() -
 
     def first() -> None:
         with gc_paused(), one_blas_thread(), warnings_into(heard):
-            entered.wait(10)
+            assert entered.wait(60)
             warned("of the first")
         left.set()
 
@@ -201,7 +201,7 @@ def test_what_belongs_to_the_process_is_as_it_was_after_threads_that_overlap() -
         own: list[str] = []
         with gc_paused(), one_blas_thread(), warnings_into(own):
             entered.set()
-            left.wait(10)
+            assert left.wait(60)
             assert not gc.isenabled(), "the other one's end does not bring the collector back"
             warned("of the second")
         assert own == ["of the second"]
@@ -258,14 +258,14 @@ def in_child_while_held(contexts: Sequence[AbstractContextManager[Any]], right: 
             for context in contexts:
                 stack.enter_context(context)
             held.set()
-            done.wait(60)
+            done.wait(600)
 
     thread = threading.Thread(target=holds)
     thread.start()
-    held.wait(10)
+    assert held.wait(60)
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # a child that hangs is killed
+        signal.alarm(300)  # a child that hangs is killed
         os._exit(0 if right() else 1)
     status = os.waitpid(child, 0)[1]
     done.set()
@@ -298,7 +298,7 @@ def test_locks_are_free_in_a_forked_child(tmp_path: Path) -> None:
     """Those of a store and of traces, whichever thread of the parent holds them."""
     graph = CompiledGraph(torch.fx.symbolic_trace(torch.nn.ReLU()), CompileOptions())
     locks = [Store(tmp_path)._lock, aten_recurrent._LOCK, CompilePool(1, 90)._lock, graph._lock]
-    free = lambda: all(lock.acquire(timeout=2) for lock in [*locks, settings._making])
+    free = lambda: all(lock.acquire(timeout=20) for lock in [*locks, settings._making])
     assert in_child_while_held([*locks, settings._making], free)
 
 

@@ -57,9 +57,13 @@ def test_pairs_are_won_significantly_or_not_at_all() -> None:
 
 
 def test_time_without_a_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = iter([0, 20_000_000, 0, 10**12])
+    waited, wall, cpu = iter([0, 20_000_000, 0, 10**12]), iter([0, 30_000_000] * 2), iter([0, 250_000] * 2)
     monkeypatch.setattr(timing, "_waited_ns", lambda: next(waited))
-    assert 9e3 < timing.wall_us(lambda: time.sleep(0.03)) < 25e3  # 20 of 30 ms without a core
-    assert (
-        0 <= timing.wall_us(lambda: time.sleep(0.001)) < 1e3
-    )  # a wait outside of the two clocks: at least the CPU time
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: next(wall))
+    monkeypatch.setattr(timing.time, "thread_time_ns", lambda: next(cpu))
+    assert timing.wall_us(lambda: None) == 10e3  # 20 of 30 ms without a core
+    assert timing.wall_us(lambda: None) == 250.0  # a wait outside of the two clocks: at least the CPU time
+
+
+def test_a_call_takes_at_least_its_cpu_time() -> None:
+    assert timing.wall_us(lambda: time.sleep(0.01)) > 0 and timing.wall_us(lambda: sum(range(10_000))) > 0

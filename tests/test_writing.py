@@ -88,7 +88,7 @@ def test_pipes_and_standard_output(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text()))
     reader.start()
     writing.write_text(tmp_path / "pipe", "through")
-    reader.join(10)
+    reader.join(60)
     assert found == ["through"]
     code = "from tensor_graphs.writing import write_text; write_text('/dev/stdout', 'x' * 100_000)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -40,6 +40,7 @@ def test_others_have_the_device_between_turns(path: str, monkeypatch: pytest.Mon
             other.set()
 
     assert not taken(path)
+    monkeypatch.setattr(module, "HOLD_S", 600.0)
     with GpuLock() as lock:
         thread = Thread(target=wait)
         thread.start()

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from tensor_graphs.backends.generate.kernel_text import KernelText, call_json, call_of_json, kernel_text
 from tensor_graphs.backends.generate.schedule import Move
 from tensor_graphs.backends.tuning import gpu_context, gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
-from tensor_graphs.backends.tuning.gpu_process import GpuProcess
+from tensor_graphs.backends.tuning.gpu_process import GpuProcess, own_lock
 from tensor_graphs.backends.tuning.kernel_searches import AGAIN, ALIKE
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import SinkBase, Timing
@@ -99,7 +99,7 @@ class Rows(SinkBase, list):
 
 @pytest.fixture(scope="module")
 def measurer() -> Iterator[GpuMeasurer]:
-    with GpuMeasurer(Rows(), device="cpu", timeout=30.0) as found:
+    with GpuMeasurer(Rows(), device="cpu", timeout=120.0) as found:
         yield found
 
 
@@ -249,17 +249,17 @@ def moving(x, y, out):
     assert row.kind == "failure" and row.status == "wrong" and "between runs" in row.message
 
 
-def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
+def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer, monkeypatch: pytest.MonkeyPatch) -> None:
     def code(call: Call) -> str:
-        bad = {64: "import os; os._exit(3)", 128: "import time; time.sleep(99)"}
+        bad = {64: "import os; os._exit(3)", 128: "import time; time.sleep(999)"}
         return bad.get(call.schedule["BLOCK"], "pass") + "; " + launch(call)
 
     found = template(code, space=lambda call: [{"BLOCK": 64}, {"BLOCK": 256}, {"BLOCK": 128}, {"BLOCK": 32}])
-    measurer.processes[0].timeout = 3.0
-    try:
-        made = rows(measurer, candidate(found))
-    finally:
-        measurer.processes[0].timeout = 30.0
+    (process,) = measurer.processes
+    ask = process.ask
+    hasty = lambda job, seconds=None: ask(job, 1.0 if "sleep(999)" in str(job) else seconds)
+    monkeypatch.setattr(process, "ask", hasty)
+    made = rows(measurer, candidate(found))
     kinds = {dict(r.key.schedule)["BLOCK"]: getattr(r, "status", r.kind) for r in made}
     assert kinds == {64: "crash", 128: "timeout", 256: "accuracy", 32: "accuracy"}
 
@@ -267,7 +267,7 @@ def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
 def test_whoever_waits_for_a_hanging_kernel_is_not_to_blame() -> None:
     """Two processes with the device: what one waits until the other is ended does not count against its own kernel."""
     torch_add = LibraryKernel("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
-    hanging = LibraryKernel("hanging", "torch", "x + y", "import time; time.sleep(99); torch.add({x}, {y}, out={out})")
+    hanging = LibraryKernel("hanging", "torch", "x + y", "import time; time.sleep(999); torch.add({x}, {y}, out={out})")
     first, second = (GpuProcess("cpu", seconds, among=2) for seconds in (4.0, 2.0))
     try:
         openings = [Measured(kernel, CALL).opening for kernel in (hanging, torch_add)]
@@ -275,7 +275,14 @@ def test_whoever_waits_for_a_hanging_kernel_is_not_to_blame() -> None:
             assert process.ask(opening, 120.0)["ok"]
             process.opened[int(opening["kernel"])] = set()
         hangs = first._hand.submit(first.attempt, openings[0], 0, kernel_text(hanging, CALL))
-        time.sleep(1.0)
+        until = time.monotonic() + 60.0
+        while time.monotonic() < until:
+            try:
+                with FileLock(own_lock()).acquire(blocking=False):
+                    time.sleep(0.001)
+            except Timeout:  # the hanging kernel has the device
+                break
+            time.sleep(0.01)
         assert second.attempt(openings[1], 0, kernel_text(torch_add, CALL))["ok"]
         assert hangs.result()["status"] == "timeout"
     finally:
@@ -418,7 +425,7 @@ def test_what_is_left_under_way_goes_on_before_the_next_call(monkeypatch: pytest
             assert len(measurer.measure(map(one, (8, 16, 32, 128)), leave=True)) == 1
             device.broken = broken
             compilers.answer()
-            until = time.monotonic() + 10.0
+            until = time.monotonic() + 120.0
             while (measurer._in_flight if not broken else measurer._fault is None) and time.monotonic() < until:
                 time.sleep(0.01)
             assert "block128" not in {r.key.name for r in kept}, "rows are added by whoever calls"
@@ -584,7 +591,7 @@ def test_a_binary_says_what_it_uses_as_cuobjdump_does(pool: CompilePool, tmp_pat
 
 
 def test_a_compiler_that_hangs_costs_its_text(pool: CompilePool) -> None:
-    slow = kernel_text(template(lambda call: f"import time; time.sleep(99); {launch(call)}"), CALL)
+    slow = kernel_text(template(lambda call: f"import time; time.sleep(999); {launch(call)}"), CALL)
     pool.timeout, before = 2.0, pool.timeout
     try:
         hangs = pool.submit(slow, CALL)
@@ -644,27 +651,27 @@ def test_calibration_gives_rows_that_bound_prices(tmp_path: object, measurer: Gp
 def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no work of its own to come back to its clock."""
     monkeypatch.setenv("TENSOR_GRAPHS_GPU_LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(gpu_worker, "waiting", lambda waits: None)
+    held, waits = threading.Event(), threading.Event()
+    monkeypatch.setattr(gpu_worker, "waiting", lambda begins: waits.set() if begins else None)
     monkeypatch.setattr(gpu_worker, "_last", [0.0])
     with gpu_worker.alone():
         assert gpu_worker._last == [0.0]
-    os.utime(tmp_path / "lock", (time.time() - 5.0,) * 2)  # as another process would have left it
+    os.utime(tmp_path / "lock", (time.time() - 500.0,) * 2)  # as another process would have left it
     with gpu_worker.alone():
-        assert 4.0 < time.monotonic() - gpu_worker._last[0] < 60.0
+        assert 400.0 < time.monotonic() - gpu_worker._last[0] < 6000.0
     with gpu_worker.alone():
-        assert time.monotonic() - gpu_worker._last[0] < 4.0, "used a moment ago, though not waited for"
-    held = threading.Event()
+        assert time.monotonic() - gpu_worker._last[0] < 400.0, "used a moment ago, though not waited for"
 
     def hold() -> None:
         with FileLock(tmp_path / "lock"):
             held.set()
-            time.sleep(0.2)
+            waits.wait(60.0)
 
     other, began = threading.Thread(target=hold), time.monotonic()
     other.start()
-    assert held.wait(10.0)
+    assert held.wait(60.0)
     with gpu_worker.alone():
-        assert gpu_worker._last[0] > began
+        assert waits.is_set() and gpu_worker._last[0] > began
     other.join()
 
 
@@ -677,9 +684,11 @@ def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(mon
     monkeypatch.setattr(gpu_worker, "_devices", {"cuda": device})
     monkeypatch.setenv("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
     monkeypatch.setattr(gpu_worker, "rehearse", lambda device: order.append("rehearsed"))
-    monkeypatch.setattr(gpu_context, "_load_compiler", lambda: (time.sleep(0.2), order.append("Triton")))
+    begun = threading.Event()
+    monkeypatch.setattr(gpu_context, "_load_compiler", lambda: (begun.wait(60.0), order.append("Triton")))
     gpu_worker.begin()
     assert order == ["rehearsed"]
+    begun.set()
     gpu_context.compiler_loaded()
     assert order == ["rehearsed", "Triton"]
 

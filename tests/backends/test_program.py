@@ -573,5 +573,5 @@ def test_the_source_of_a_saved_program_needs_numpy_alone(name: str, tmp_path: Pa
     kept = {key: program._weights[key] for key in program._weights}
     assert ("C_SOURCE" in program.source) == (name == "c")
     np.savez(folder / "values.npz", x=values, want=program(values), **kept)
-    done = subprocess.run([sys.executable, "-c", ALONE, str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ALONE, str(folder)], capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stderr

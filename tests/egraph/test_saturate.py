@@ -288,7 +288,7 @@ def test_the_deadline_holds_inside_a_round(worker: SaturationWorker) -> None:
 
 
 def test_the_memory_limit_holds(worker: SaturationWorker) -> None:
-    limits = Limits(iterations=50, nodes=10**9, seconds=60.0, bytes=150 << 20)
+    limits = Limits(iterations=50, nodes=10**9, seconds=600.0, bytes=150 << 20)
     view = saturate_block(long_sum(30), GROWING, limits, session=worker, guard=False)
     assert view.report.stopped == "bytes" and view.extractable()
 
@@ -363,23 +363,22 @@ def test_bounds_of_a_request(worker: SaturationWorker) -> None:
         worker.request("live", None, Bounds(5.0, 0))
     worker.prepare()
     with pytest.raises(Stopped):
-        worker.request("live", None, Bounds(5.0, 0, lambda: True))
+        worker.request("live", None, Bounds(60.0, 0, lambda: True))
     worker.prepare()
     with pytest.raises(MemoryLimit):
         while True:
             worker.request("declare", {"key": str(time.perf_counter()), "signatures": {}, "needs": {}, "rules": {}, "pruned": 0, "beam": 0,
-                                       "commands": ["(sort T)"] * 1}, Bounds(5.0, 1))  # fmt: skip
+                                       "commands": ["(sort T)"] * 1}, Bounds(60.0, 1))  # fmt: skip
 
 
 def test_a_worker_dies_with_its_parent() -> None:
     code = ("from tensor_graphs.egraph.saturate.worker import SaturationWorker\nw = SaturationWorker(); w.prepare()\n"
             "print(w.process.pid, flush=True)\nimport os; os.kill(os.getpid(), 9)")  # fmt: skip
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
-    for _ in range(100):
-        if not _alive(pid):
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker outlived its parent")
+    until = time.monotonic() + 60
+    while _alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not _alive(pid), "the worker outlived its parent"
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs files in memory")
@@ -430,7 +429,7 @@ def test_works_without_a_main_guard(how: str, tmp_path: Path) -> None:
     file = tmp_path / "unguarded.py"
     file.write_text(UNGUARDED)
     command = [sys.executable, "-P", str(file)] if how == "script" else [sys.executable, "-P", "-"]
-    done = subprocess.run(command, input=UNGUARDED, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(command, input=UNGUARDED, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.stdout.strip() == "[4, 3] ['saturated', 'saturated']", done.stderr
 
 
