@@ -86,7 +86,9 @@ def using(machine: Machine) -> Iterator[None]:
 
 
 def per_machine(size: int) -> Callable[[F], F]:
-    """Decorator that caches up to `size` results of a function (`memo`) per machine that `target` returns."""
+    """Decorator of a function that depends on the target GPU (`target()`): an LRU cache of up to `size` results.
+
+    Its keys are the GPU and the arguments."""
 
     def decorate(function: F) -> F:
         @memo(size)

@@ -1,6 +1,7 @@
 """A graph is compared with the caller's own function or module."""
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -47,6 +48,34 @@ def test_what_tracing_decided_is_found():
     with pytest.raises(TraceError, match="twice"):
         caller_reference.compare(lambda a: np.exp(a) * np.random.rand(), (X,), graph)
     assert np.random.get_state()[1].tolist() == state
+
+
+GENERATOR = np.random.default_rng(5)
+
+
+@pytest.mark.filterwarnings("ignore:you are shuffling")
+@pytest.mark.parametrize("seed", range(8))
+def test_random_numbers_that_rarely_matter_are_found(seed):
+    """Two calls are equal for one half of the draws, or two thirds."""
+
+    def shuffled(a):
+        a = a[:2].copy()
+        np.random.shuffle(a)
+        return a
+
+    def own_generator(a):
+        return a[0] if GENERATOR.integers(3) else a[1]
+
+    for function in (shuffled, own_generator, lambda a: a[0] if random.randrange(3) else a[1]):
+        with pytest.raises(TraceError, match="twice"):
+            caller_reference.compare(function, (X,), as_graph(function, (X,)), seed=seed)
+
+    def seeded(a):
+        np.random.seed(0)
+        return a * np.random.rand()
+
+    for function in (seeded, lambda a: a * (1 if np.random.rand() > 2 else 2)):
+        assert "3 inputs" in caller_reference.compare(function, (X,), as_graph(function, (X,)), seed=seed)
 
 
 def test_functions_that_raise_for_their_examples():

@@ -6,6 +6,8 @@ import gzip
 import json
 import math
 import re
+import shutil
+import subprocess
 import zlib
 from base64 import b64decode, b64encode
 from pathlib import Path
@@ -28,10 +30,11 @@ from tensor_graphs.explorer.egraph_file import write
 from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.explorer.file_page import file_page
 from tensor_graphs.explorer.layers import layers_of
-from tensor_graphs.explorer.page import explorer_data, widget_parts
+from tensor_graphs.explorer.page import SCRIPTS, WEB, explorer_data, widget_parts
 from tensor_graphs.explorer.tables import question_columns
 from tensor_graphs.explorer.widget import answer
 from tensor_graphs.models.common.module_paths import path_of_onnx
+from tensor_graphs.report.shell import asset
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80"
 
@@ -437,3 +440,27 @@ def test_a_notebook_widget_asks_and_shows_the_answer(pair: tuple[Explorer, int, 
         browser.run(f"reply({json.dumps(reply)})")
         assert "10.0 µs" in browser.run("document.querySelector('aside').textContent")
         assert browser.messages() == []
+
+
+BOUNDED = """
+const vm = require("vm"), context = vm.createContext({});
+vm.runInContext(require("fs").readFileSync(0, "utf8") + "\\nObject.assign(this, { Graph, layered, namesOf });", context);
+const depth = 60, args = (i) => (i ? [i - 1, i - 1] : []);
+const names = context.namesOf(depth, { at: (i) => (i ? "add" : "param") }, { at: (i) => (i ? "" : "w") }, args);
+let asked = 0;
+const kids = [...Array(2000).keys()].slice(1), below = (i) => { asked++; return i ? [] : kids; };
+const boxes = context.layered([0, ...kids], below, () => [200, 40]);
+const graph = Object.create(context.Graph.prototype), both = [0, 1], ones = [1, 1];
+const lists = { makersOf: (c) => [c], input: () => [1], out: (k) => [k], inside: () => undefined, planned: (c) => c };
+const each = { plan: both, step: both, placeClass: both, isView: [0, 1], limit: ones, us: ones, bytes: ones, size: ones };
+Object.assign(graph, lists, each, { launch: ones, byteRate: ones, flopRate: ones, flops: ones });
+console.log(JSON.stringify([names, asked, boxes.size, graph.together([0]).kernels.length]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no JavaScript engine")
+def test_the_viewers_work_is_bounded() -> None:
+    """Weights doubled 60 times, a node of 2,000 operands, and a view of itself in a damaged file."""
+    scripts = asset(WEB, *(name for name in SCRIPTS if name != "viewer.js"))
+    done = subprocess.run(["node", "-e", BOUNDED], input=scripts, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout) == ["w", 2000, 2000, 1], done.stderr

@@ -367,7 +367,7 @@ def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest
     graph, params = block("float16")
     with settings.override(home=str(tmp_path)):
         first = tg.optimize(graph, params=params, backend="gpu", budget=20)
-        monkeypatch.setattr("tensor_graphs.pipeline.recall.listing", lambda root: "more was measured")
+        monkeypatch.setattr("tensor_graphs.pipeline.recall.shard_names_digest", lambda root: "more was measured")
         searched: list[float] = []
         plain = pipeline.search
         monkeypatch.setattr(pipeline, "search", lambda s, *a: searched.append(s.options.budget) or plain(s, *a))

@@ -66,7 +66,10 @@ class FewRowAttentionSchedule(Schedule):
         return shape.m, shape.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
-        """The thread layout for a kernel of this shape. Reductions along the head size share the threads of the columns."""
+        """The thread layout for a kernel of this shape.
+
+        The threads along the columns of the result also compute the reductions along the head size of the keys.
+        """
         positions = positions_of(shape)
         assert positions is not None
         across = {"n": shape.n} | {a.name: a.size for a in shape.inner if a != positions}

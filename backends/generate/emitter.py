@@ -72,18 +72,18 @@ class Emitter(Protocol):
 
     @property
     def arrays(self) -> bool:
-        """Whether weights are NumPy arrays where their layout changes at load time, not tensors."""
+        """Whether weights are NumPy arrays, rather than tensors, when their layout is changed at load time."""
         ...
 
     @property
     def carries(self) -> bool:
-        """Whether kernels whose result is an operand with some elements replaced copy the other elements to the output
-        themselves."""
+        """Whether a kernel that replaces some elements of an operand also copies the other elements to the output;
+        otherwise they are copied before the kernel runs."""
         ...
 
     @property
     def setup(self) -> tuple[str, ...]:
-        """Helpers that every kernel needs."""
+        """Names of the imports and helper definitions that every kernel needs (keys of `Backend.helpers`)."""
         ...
 
     @property

@@ -90,7 +90,10 @@ class KernelGenerator(BackendBase):
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of templates ahead in a new `Lowering` (`Lowering.prepare`)."""
+        """Lower calls of templates in worker processes, before they are needed; yields after each template.
+
+        See `Lowering.prepare`; the `Lowering` is a new one.
+        """
         return self.opened().prepare(asked)
 
     def lowering(self, lowerings: Lowerings) -> Lowering:

@@ -50,7 +50,8 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
 def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
     """Namespace of executed source; with compiled kernels, without importing their compiler.
 
-    Its compiled C library is unloaded once the namespace is garbage.
+    Its compiled C library is unloaded once the namespace is garbage. Raises DeviceUnavailableError if C kernels cannot
+    be compiled, or an import fails.
     """
     if binaries is None and "triton" in source:
         gpu.keep_compiled()
@@ -67,6 +68,13 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
         raise DeviceUnavailableError(
             f"the program's kernels need {error.name or 'a module'}, which cannot be imported: {error}", where=name,
             hint="install or repair it, or optimize with another backend",
+        ) from error  # fmt: skip
+    except (RuntimeError, OSError) as error:
+        if "C_SOURCE" not in space:
+            raise
+        raise DeviceUnavailableError(
+            f"the program's C kernels cannot be compiled: {error}", where=name,
+            hint="is there a C compiler, and room for temporary files? or optimize with another backend",
         ) from error  # fmt: skip
     if binaries is not None and not in_c:
         binaries.install(space)

@@ -25,8 +25,8 @@ on_forget.append(all_helpers.cache_clear)
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
-    """Sorted names of the helper functions that emitted code needs: `names`, the helpers in `setups` (pairs of backend
-    and helper), and all helpers that these call."""
+    """Sorted names of the helper functions that emitted code needs: `names`, the helpers in `setups` (pairs of a
+    backend's and a helper's name), and all helpers that these call."""
     known = all_helpers()
     found: set[str] = set()
     todo = {*names, *(name for _, name in setups)}
@@ -44,6 +44,6 @@ def _called(source: str) -> frozenset[str]:
 
 
 def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Source texts of the helpers that `helper_names` lists, in that order."""
+    """Source texts of all helper functions that emitted code needs, sorted by name. Arguments as for `helper_names`."""
     known = all_helpers()
     return (known[name] for name in helper_names(names, setups))

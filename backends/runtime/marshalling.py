@@ -32,16 +32,17 @@ from .cpu_tensors import (
 
 Array = np.ndarray[Any, Any]
 Takes = Callable[[], TensorCalls | None]
-Quick = Callable[[Sequence[Any]], Taken | None]
+Quick = Callable[[Sequence[Any]], Taken | None]  # a call's inputs -> the program's arguments; None: use the slow path
 
 
 class Exchange(Protocol):
     """Argument marshalling for one device."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast marshalling function for calls with inputs of types `specs`; None without one.
+        """Fast path for calls with inputs of types `specs`: a function from a call's inputs to the program's arguments.
 
-        `tensors()`: how the program takes CPU tensors; None until the program is bound.
+        The function returns None for inputs that need `accept`; there is no function (None) if the device has no fast
+        path for `specs`. `tensors()`: how the program is called with CPU tensors; None before the program is bound.
         """
         ...
 
@@ -74,7 +75,7 @@ class OnCpu:
     """Argument marshalling of programs on NumPy arrays."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick:
-        """Fast marshalling of contiguous arrays or CPU tensors (`Exchange.quick`)."""
+        """Fast path for contiguous arrays or CPU tensors (`Exchange.quick`)."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
         guard: Callable[..., bool] | None = None  # whether tensors are like those of an earlier call
@@ -149,7 +150,7 @@ class OnTensors:
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast marshalling of tensors on the program's kind of device (`Exchange.quick`)."""
+        """Fast path for tensors on the program's kind of device; None without inputs (`Exchange.quick`)."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]

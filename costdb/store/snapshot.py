@@ -125,7 +125,7 @@ class Snapshot:
         return {name for kind in ("timing", "failure") for name in self._columns[kind]["kernel"]}
 
     def tuned(self, kernel: str) -> Mapping[str, Mapping[str, set[str]]]:
-        """Timed or failed schedules of a kernel body: shapes -> schedules -> digests (as column texts)."""
+        """Timed or failed schedules of a kernel body: shapes -> schedule -> digests of keys (all texts)."""
         return self._tuned.get(kernel, {})
 
     def has(self, digest: str, kind: str = "timing") -> bool:

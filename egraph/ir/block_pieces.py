@@ -121,10 +121,12 @@ def _piece(listing: Listing, names: dict[Any, int], start: int, end: int) -> Blo
 
 
 def merge(listing: Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[BlockPiece]:
-    """Adjacent intervals `stretches` of a listing, as (start, end), merged where their kinds always occur together.
+    """The intervals `stretches` of a listing, (start, end), as pieces: neighbours are merged where pieces of their two
+    structures (`BlockPiece.kind`) always occur together.
 
-    Strongly connected ones are merged up to `max_nodes` nodes, then weakly connected ones up to half of that. Merged
-    pieces are then searched for in pieces that occur once, such as a layer's first part after the embedding.
+    First those where at least two values of the left piece are used after it, up to `max_nodes` nodes, then the others,
+    up to half of that. Merged pieces are also searched for in pieces that occur once, such as a layer's first part
+    after the embedding.
     """
     names: dict[Any, int] = {}
     pieces = [_piece(listing, names, a, b) for a, b in stretches]

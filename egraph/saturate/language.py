@@ -133,9 +133,10 @@ RUN = 4
 
 # ---------------------------------------------------------------- declarations
 def base_declarations(*, guarded: bool) -> list[str]:
-    """Egglog declarations that every program needs: sorts, rulesets, e-class functions, leaves and their loader.
+    """Egglog declarations that every program needs: sorts, rulesets, e-class functions, leaves, and the rules that load
+    leaves and facts from input tables.
 
-    `guarded` adds the costs that pruning needs.
+    `guarded`: e-nodes are pruned, which needs the least cost of each e-class as well.
     """
     return [
         "(sort Dims (Vec i64))",
@@ -198,9 +199,10 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Egglog declarations of an op: constructor, loader and type laws for values of the given ranks.
+    """Egglog declarations of an op: constructor, input tables with the rules that make e-nodes from them, and type laws
+    for values of the given ranks.
 
-    `guarded` adds the status table that pruning needs.
+    `guarded`: e-nodes are pruned, which needs the op's tables of statuses and of dominated e-nodes as well.
     """
     entry, sig = OPS[op], signature(op)
     sorts = " ".join(SORTS[k] for k in sig)

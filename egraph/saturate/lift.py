@@ -199,9 +199,9 @@ class Numbers:
         return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
 
     def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
-        """Fill value in symbolic sizes as (numerator, size): 131.0 is (T, 1), 1/131 is (1.0, T).
+        """Fill value in symbolic sizes as (numerator, denominator), of which one contains a size; None if neither does.
 
-        None if no size occurs in it.
+        If the generic size of T is 131, the fill value 131.0 is (T, 1), and 1/131 is (1.0, T).
         """
         if isinstance(value, bool) or not isfinite(value) or not value or value in self.simple:
             return None

@@ -209,7 +209,7 @@ class FusionGroups:
         return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self.kids[node][0] in self.given)
 
     def _plausible(self, cls: int) -> list[int]:
-        """The e-nodes of a class that a good plan may use."""
+        """The e-nodes of a class with near-minimal cost, which a good plan may use."""
         limit = START_COST_RATIO * self._costs[1][cls] + 100
         return [n for n in self._by_class[cls][: 2 * MAX_START_NODES] if self._cost(n) * self._share(n) <= limit]
 
@@ -408,7 +408,10 @@ class FusionGroups:
         return kept[:MAX_START_NODES]
 
     def reachable(self) -> list[int]:
-        """Classes that a good plan may need, roots first."""
+        """Classes that the roots need through e-nodes of near-minimal cost, roots first.
+
+        Given classes and index formulas are left out, and what only they need.
+        """
         order: dict[int, None] = {}
         stack = list(reversed(self.view.roots))
         while stack:

@@ -222,8 +222,9 @@ class MaximalPartition:
 class MaximalFusion:
     """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first.
 
-    `rows`: whether reductions are fused. `written`: the mode in which short reductions are unrolled and values with a
-    few times as many elements as others are fused; only parts that contain such values are then yielded.
+    `rows`: whether reductions are fused. `written`: the mode in which short reductions are written out (unrolled), and
+    their operands, of up to MAX_SIZE_RATIO times as many elements as their results, are fused with them; only parts
+    that contain a short reduction are then yielded.
     """
 
     groups: FusionGroups

@@ -47,8 +47,8 @@ def _is_row_reduction(op: str) -> bool:
 class MaximalFusionValues:
     """Values computed by a view's cheapest e-nodes, classified for maximal fusion.
 
-    `rows`: whether reductions are fused. `written`: whether short reductions are unrolled, and values of a few times as
-    many elements are fused.
+    `rows`: whether reductions are fused. `written`: the mode in which each element of a short reduction is written out
+    (the reduction is unrolled), and no other reduction is fused.
     """
 
     groups: FusionGroups

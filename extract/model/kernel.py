@@ -316,7 +316,7 @@ class Backend(Protocol):
         ...
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of generated templates ahead of `Template.applies`; yields between templates."""
+        """Lower calls of generated templates before `Template.applies` needs the result; yields after each template."""
         ...
 
 

@@ -14,11 +14,10 @@ from .problem import IntArray, ProblemRows
 
 @dataclass(frozen=True)
 class Component:
-    """One independent component of a problem, and its identical copies.
+    """One independent component of a problem, and where equal components occur in the problem.
 
-    `copies[i][r]` is the input row of row r in copy i.
-
-    `key` is the canonical form: two parts with equal keys are the same problem, row by row.
+    `copies[i][r]`: row of the problem that is row r in occurrence i. `key`: canonical form of `rows`; components with
+    equal keys are the same problem, row by row.
     """
 
     key: bytes

@@ -217,7 +217,10 @@ def cores() -> int:
 
 
 def run(engine: Any, model: Any, stop: Callable[[], bool] | None) -> Any:
-    """Solve a model and return the status; a second thread polls `stop` and ends the search."""
+    """Solve a CP-SAT model with the solver `engine` (`solver`); returns CP-SAT's status, such as `cp_model.OPTIMAL`.
+
+    A second thread polls `stop` and ends the search when it returns True.
+    """
     if stop is None:
         return engine.solve(model)
     finished = threading.Event()

@@ -192,7 +192,10 @@ class Relaxation:
         return value
 
     def rounded(self, value: Sequence[float]) -> list[list[int]]:
-        """Greedy solutions at prices reduced by each row's value in the fractional solution."""
+        """Greedy integer solutions near a fractional one, each as the chosen row of every class (-1: none).
+
+        `value`: the fractional solution, by variable. A row whose variable is x costs (1 - x) times its cost.
+        """
         price = [cost * max(0.0, 1.0 - value[x]) for cost, x in zip(self.rows.cost, self.x)]
         return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 

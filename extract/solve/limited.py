@@ -52,7 +52,7 @@ def within_limits(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
 class LimitedReduction:
     """A problem after reductions that keep every solution up to a cost.
 
-    `limits`: (use of each row of the reduced problem, upper limit) pairs.
+    `limits`: the side constraints (`Limit`) as (use of each row of the reduced problem, maximum total use).
     """
 
     problem: Problem
@@ -63,7 +63,8 @@ class LimitedReduction:
     def of(cls, problem: Problem, upper: float, pinned: Flags | None = None) -> LimitedReduction:
         """Reduction of a problem that keeps all extractions of cost <= `upper`.
 
-        Nodes with nonzero use, or flagged in `pinned`, stay rows.
+        A node that counts towards a limit (`Limit.use` > 0), or that is flagged in `pinned` (bool[n_nodes]), keeps a
+        row of its own in the reduced problem, unless none of these extractions contains it.
         """
         light = detach(problem.rows)
         assert light is not None  # some solution exists

@@ -135,7 +135,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
             result = deep(build(*places, **given), lambda v: v.copy() if type(v) is np.ndarray else v)
     except TensorGraphsError:
         raise
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise TraceError(
             f"np.{name} of a traced array: {error}", hint="other arguments, or other functions of NumPy"
         ) from error

@@ -119,6 +119,12 @@ def _einsum(*operands: Any, optimize: Any = False) -> Any:
 
 
 def _multi_dot(arrays: Sequence[Any]) -> Any:
+    if len(arrays) == 3 and all(is_traced(v) or isinstance(v, np.ndarray) for v in arrays):
+        (rows, inner), (outer, columns) = (1, *arrays[0].shape)[-2:], (*arrays[2].shape, 1)[:2]
+        if rows * outer * (inner + columns) >= inner * columns * (rows + outer):  # NumPy's order: integers wrap by it
+            return np.dot(arrays[0], np.dot(arrays[1], arrays[2]))
+    elif len(arrays) > 3 and any(np.dtype(common_dtype(v)).kind in "iub" for v in arrays):
+        raise TraceError("np.linalg.multi_dot of more than three arrays of integers", hint="np.dot in the wanted order")
     found = arrays[0]
     for other in arrays[1:]:
         found = np.dot(found, other)
@@ -190,9 +196,9 @@ def _cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: A
 
 def _vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     width = len(x) if N is None else N
+    x = x.astype(np.promote_types(x.dtype, np.int64)) if x.dtype.kind in "iub" else x
     powers = [x**i if i else np.ones_like(x) for i in range(width)]
-    dtype = np.promote_types(x.dtype, np.int64) if x.dtype.kind in "iub" else x.dtype
-    return np.stack([p.astype(dtype) for p in (powers if increasing else powers[::-1])], 1)
+    return np.stack(powers if increasing else powers[::-1], 1)
 
 
 #: Builders over traced arrays by qualified name; NumPy operators and functions determine the dtypes.

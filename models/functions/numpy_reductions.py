@@ -76,8 +76,8 @@ def _without_nan(fill: Any) -> Callable[[Any], Any]:
 def _nan_extreme(ufunc: np.ufunc, fill: float) -> Build:
     def build(a: Any, axis: Axes = None, keepdims: bool = False, initial: Any = np._NoValue, where: Any = True) -> Any:
         found = reduce(ufunc, _without_nan(fill)(a), axis, None, None, keepdims, initial, where)
-        if a.dtype.kind in "iub":
-            return found
+        if a.dtype.kind in "iub" or (initial is not np._NoValue and initial is not None):
+            return found  # at least the initial value
         return np.where(np.all(np.isnan(a), axis=axis, keepdims=keepdims), np.asarray(np.nan, a.dtype), found)
 
     return build
@@ -175,7 +175,8 @@ def _quantile(scale: float) -> Build:
         if method != "linear" or is_traced(q):
             raise TraceError("quantiles by another method, or at traced places, cannot be traced")
         places = np.asarray(q, np.float64) / scale
-        found = _quantiles(a, places.reshape(-1), axis, np.float64 if places.ndim else float)
+        whole = scale == 1.0 and np.asarray(q).dtype.kind in "iub"  # 0 and 1 are elements, without interpolation
+        found = _quantiles(a, places.reshape(-1), axis, np.float64 if places.ndim else float, whole)
         if keepdims:
             ones = [1 if axis is None or i in [v % a.ndim for v in ints(axis)] else d for i, d in enumerate(a.shape)]
             found = [np.reshape(v, ones) for v in found]
@@ -184,14 +185,8 @@ def _quantile(scale: float) -> Build:
     return build
 
 
-def _quantiles(a: Any, places: Any, axis: Axes, number: Callable[[float], Any]) -> list[Any]:
-    if axis is None:
-        a = np.ravel(a)
-    else:
-        axes = [v % a.ndim for v in ints(axis)]
-        rest = [i for i in range(a.ndim) if i not in axes]
-        a = np.transpose(a, [*rest, *axes])
-        a = np.reshape(a, (*a.shape[: len(rest)], -1))
+def _quantiles(a: Any, places: Any, axis: Axes, number: Callable[[float], Any], whole: bool) -> list[Any]:
+    a = _on_one_axis(a, axis)
     size = a.shape[-1]
     ordered, holes = np.sort(a, -1), np.any(np.isnan(a), -1)
     found = []
@@ -201,13 +196,32 @@ def _quantiles(a: Any, places: Any, axis: Axes, number: Callable[[float], Any]) 
         below, above = ordered[..., low], ordered[..., min(low + 1, size - 1)]
         gap = above - below  # of integers, it wraps as in NumPy
         value = below + gap * part if part < 0.5 else above - gap * (1 - part)
-        value = below if part == 0 else np.where(above == below, below, value)
+        value = below if whole else value  # NumPy multiplies infinite gaps by 0
         found.append(value if a.dtype.kind in "iu" else np.where(holes, a.dtype.type(np.nan), value))
     return found
 
 
+def _on_one_axis(a: Any, axis: Axes) -> Any:
+    """The array with the given axes (None: all) joined as its last one."""
+    if axis is None:
+        return np.ravel(a)
+    axes = [v % a.ndim for v in ints(axis)]
+    rest = [i for i in range(a.ndim) if i not in axes]
+    a = np.transpose(a, [*rest, *axes])
+    return np.reshape(a, (*a.shape[: len(rest)], -1))
+
+
 def _median(a: Any, axis: Axes = None, keepdims: bool = False) -> Any:
-    return _quantile(1.0)(a.astype(_float_of(a)), 0.5, axis, "linear", keepdims)
+    flat = _on_one_axis(a.astype(_float_of(a)), axis)
+    size, ordered = flat.shape[-1], np.sort(flat, -1)
+    if not size:
+        raise TraceError("np.median of no elements cannot be traced")
+    middle = ordered[..., size // 2] if size % 2 else np.mean(ordered[..., size // 2 - 1 : size // 2 + 1], -1)
+    found = np.where(np.any(np.isnan(flat), -1), flat.dtype.type(np.nan), middle)
+    if not keepdims:
+        return found
+    joined = range(a.ndim) if axis is None else [v % a.ndim for v in ints(axis)]
+    return np.reshape(found, [1 if i in joined else d for i, d in enumerate(a.shape)])
 
 
 def _ptp(a: Any, axis: Axes = None, keepdims: bool = False) -> Any:

@@ -330,6 +330,10 @@ def reduce(
     axes, names = _axes(axis, x.rank), _reduced(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])
     start = None if initial is np._NoValue or initial is None else initial
+    if ufunc is np.hypot:  # its identity 0 makes -1 positive, but not a negative initial value of nothing
+        if where is not True:
+            raise TraceError("np.hypot.reduce with where= cannot be traced", hint="np.where on the array")
+        x = t.abs(x)
     if where is not True:
         neutral = start if ufunc.identity is None and ufunc in _IDEMPOTENT else ufunc.identity
         if neutral is None:
@@ -441,7 +445,7 @@ def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str
         )
     try:
         return run(ufunc, *inputs, **named)
-    except (TypeError, ValueError, LookupError, OverflowError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise TraceError(f"np.{ufunc.__name__}.{name}: {error}") from None
 
 

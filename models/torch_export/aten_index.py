@@ -58,14 +58,14 @@ def embedding_bag(
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Positions of an axis, gathered by indices."""
+    """Return the slices of x at the 1-D `index` along the axis `dim`."""
     if not x.rank:
         return x
     return t.gather(x, index if index.rank else t.reshape(index, (1,)), dim)
 
 
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    """Elements along an axis, gathered by one index per result element."""
+    """Return elements of x along the axis `dim`; `index` has the result's shape and one index per element."""
     if volume(index.shape) == 0:
         return t.zeros(index.shape, x.dtype)
     if not x.rank:
@@ -79,9 +79,11 @@ _MODES = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": 
 def scatter(
     x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None, include_self: bool = True
 ) -> Tensor:
-    """Return x with numbers or elements of another tensor written (or reduced) at the index along an axis.
+    """Return x with each element of `source` (a tensor or a number) written at its index along the axis `dim`.
 
-    Raises UnsupportedError for other reductions.
+    `index`: one index per element of `source`. `reduce`: how elements at the same index are combined: "sum" or "add",
+    "prod" or "multiply", "amax", "amin", "mean"; None: one of them replaces the element of x. `include_self`: whether
+    the element of x is combined, too. Raises UnsupportedError for another `reduce`, or for a 0-d tensor x.
     """
     mode = "set" if reduce is None else "add" if reduce == "mean" else _MODES.get(reduce, "")
     if not mode:
@@ -108,7 +110,7 @@ def scatter(
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Return x plus another tensor's elements at the index along an axis."""
+    """Return x with each element of `source` added at its index along the axis `dim`."""
     return scatter(x, dim, index, source, "add")
 
 
@@ -192,18 +194,18 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
-    """Return x plus slices of another tensor at positions of an axis."""
+    """Return x with the slices of `source`, times `alpha`, added at the 1-D `index` along the axis `dim`."""
     source = source if alpha == 1 else source * number(alpha)
     return _along(x, dim, index, source, "add")
 
 
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Return x with positions of an axis replaced."""
+    """Return x with the slices at the 1-D `index` along the axis `dim` replaced by those of `source`."""
     return _along(x, dim, index, source, "set")
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """Return x with positions of an axis set to a number."""
+    """Return x with the slices at the 1-D `index` along the axis `dim` filled with a number."""
     if not x.rank:
         return fill(x, value)
     size = (*x.shape[:dim], volume(index.shape), *x.shape[dim % x.rank + 1 :])
@@ -220,7 +222,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return x with a diagonal of two axes replaced."""
+    """Return x with the diagonal `offset` of the axes `dim1` and `dim2` replaced by `source`."""
     places = t.reshape(t.iota((volume(x.shape),), 0), x.shape)
     spots = diagonal(places, offset, dim1, dim2)
     flat, count = t.reshape(x, (volume(x.shape),)), (volume(spots.shape),)

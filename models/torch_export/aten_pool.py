@@ -66,7 +66,7 @@ def max_pool(n: int) -> Callable[..., Tensor]:
 
 
 def max_pool_indices(n: int) -> Callable[..., list[Any]]:
-    """Return a builder of max pooling with the flat index of each window's first maximum."""
+    """Return a builder of [max pooling over n spatial axes, flat index of each window's first maximum]."""
 
     def build(
         x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False
@@ -98,7 +98,7 @@ def _largest_at(
 
 
 def max_unpool(n: int) -> Callable[..., Tensor]:
-    """Return a builder of max unpooling: values are scattered to the indices of max_pool, zeros elsewhere."""
+    """Return a builder of max unpooling over n spatial axes: values at the indices of max_pool, zeros elsewhere."""
 
     def build(x: Tensor, indices: Tensor, output_size: Sequence[Dim], *_: Any) -> Tensor:
         lead, count, room = x.shape[: x.rank - n], volume(x.shape[x.rank - n :]), tuple(output_size)
@@ -144,7 +144,9 @@ def averaging_matrix(size: int, count: int) -> np.ndarray[Any, Any]:
 
 
 def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
-    """Return a builder of adaptive average pooling: the windows are chosen to yield the requested size."""
+    """Return a builder of adaptive average pooling over n spatial axes: the windows are chosen to yield the requested
+    size.
+    """
 
     def build(x: Tensor, output_size: Any) -> Tensor:
         wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(each(output_size, n))]
@@ -160,7 +162,7 @@ def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
 
 
 def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
-    """Return a builder of adaptive max pooling.
+    """Return a builder of [adaptive max pooling over n spatial axes, flat index of each maximum].
 
     Windows overlap if the requested size does not divide the input size.
     """

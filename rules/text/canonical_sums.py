@@ -73,10 +73,10 @@ class CanonicalSums:
         return self.replaced(term, factor, rest)
 
     def replaced(self, term: Monomial, factor: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """The monomial with the last index of an index equation (`factor`) substituted by the others; None if no index
-        can be.
+        """The monomial with the last index of an index equation (`factor`) substituted by the equation's other indices;
+        None if no index can be.
 
-        `rest`: its other factors.
+        `rest`: the monomial's other factors.
         """
         (index,) = factor.indices
         last = max((v for v, c in index.parts if abs(c) == 1), default=None)
@@ -109,10 +109,10 @@ class CanonicalSums:
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """A monomial without a guard that only restricts the range of a summation index, summed over that range
-        instead.
+        """The monomial without `guard`, if that only restricts the range of a summation index: the sum then goes over
+        the restricted range. None where that cannot be shown.
 
-        None if the guard does more. Needed for kernels padded with zeros.
+        `rest`: the monomial's other factors. Needed for kernels padded with zeros.
         """
         (index,) = guard.indices
         self.alone(term.bound)

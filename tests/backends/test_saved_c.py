@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import warnings
 from hashlib import sha256
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.program import binaries, host_programs
+from tensor_graphs.backends.program import binaries, emission, host_programs
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.errors import DeviceUnavailableError
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="there is no C compiler")
 X = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
@@ -56,7 +58,7 @@ def test_on_another_cpu_or_with_a_damaged_file_it_is_compiled(
             warnings.simplefilter("error")
             right(tg.load_program(saved))
         no_compiler(other, tmp_path / "home")
-        with pytest.raises(RuntimeError, match="the C compiler cannot be used"):
+        with pytest.raises(DeviceUnavailableError, match="the C compiler cannot be used"):
             tg.load_program(saved)(X)
     (saved / "binaries" / "kernels.so").write_bytes(b"damaged")
     with pytest.warns(RuntimeWarning, match=r"kernels\.so is not the file that was saved"):
@@ -80,3 +82,13 @@ def test_a_malformed_record_of_kernels_is_a_warning(saved: Path, content: str) -
     with pytest.warns(RuntimeWarning, match="kernels are compiled again"):
         program = tg.load_program(saved)
     right(program)
+
+
+def test_a_full_disk_while_compiling_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(text: str, file: str, space: dict[str, Any]) -> None:
+        space["C_SOURCE"] = ""
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(emission, "execute", fails)
+    with pytest.raises(DeviceUnavailableError, match=r"kernels cannot be compiled.*No space left"):
+        emission.executed("", "m")

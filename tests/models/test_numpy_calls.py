@@ -283,6 +283,8 @@ def test_variances_in_integers_are_refused(function):
         lambda a: np.add.reduce(a, axis=-1, initial=2.5),
         lambda a: np.logical_xor.reduce(a, axis=0, keepdims=True, initial=-1.5),
         lambda a: np.subtract.reduce(a, axis=0),
+        lambda a: np.hypot.reduce(-a, axis=0),
+        lambda a: np.hypot.reduce(np.reshape(-a, (1, 1)), axis=1),
     ],
 )
 def test_values_without_axes_are_reduced_along_the_first(function):
@@ -307,3 +309,49 @@ def test_a_product_without_a_sum_is_a_view(equation):
     with pytest.raises(TraceError, match="share its memory"):
         trace(written, [X[:, :3]])
     agrees(lambda a: np.einsum("ij->i", a.copy()) + 1, X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(lambda a, q=q: np.quantile(a, q, axis=1) for q in (0, 1, 0.0, 1.0, 0.5, 0.75, [0, 1], [0.0, 0.3])),
+        *(lambda a, q=q: np.percentile(a, q, axis=1) for q in (0, 100, 50)),
+        lambda a: np.median(a, axis=1),
+        lambda a: np.median(a[:, 1:], axis=1),
+        lambda a: np.median(a, axis=(0, 1), keepdims=True),
+        lambda a: np.nanmax(a, axis=0, initial=3.0),
+        lambda a: np.nanmin(a * np.nan, initial=3.0),
+    ],
+)
+def test_quantiles_of_infinities_are_numpys(function):
+    inf = np.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agrees(function, np.array([[1, 2.5, inf], [-inf, 2.5, 3], [inf] * 3, [-inf, 1, inf], [1, 2, np.nan]]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: np.linalg.multi_dot([a, a.T, a.astype("int32")]),
+        lambda a: np.linalg.multi_dot([a[:1], a.T, a.astype("int32")]),
+        lambda a: np.linalg.multi_dot([a[:, 0], a.T, a.astype("int32")]),
+        lambda a: np.linalg.multi_dot([a[0], a.T, a[:, 1].astype("int32")]),
+        lambda a: np.vander(a[:, 0]),
+    ],
+)
+def test_products_of_integers_wrap_in_numpys_order_and_dtype(function):
+    agrees(function, np.arange(-128, 128, 11, dtype=np.int8)[:16].reshape(4, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: np.linalg.multi_dot([a.astype("int8")] * 4),
+        lambda a: np.hypot.reduce(a, where=a > 0),
+        lambda a: np.repeat(a[0, 0], 2, axis=0),
+    ],
+)
+def test_what_numpy_orders_otherwise_is_refused(function):
+    with pytest.raises(TraceError):
+        trace(function, [X[:, :3]])

@@ -49,8 +49,10 @@ class DotVector:
 
 @dataclass(frozen=True)
 class DotGroup:
-    """Vectors (by index) whose products have the same scales and offsets; `scales` and `offsets` have one value for
-    each quarter of a vector."""
+    """Weight vectors (indices into `IntegerDots.vectors`) that share their scales and offsets.
+
+    `scales`, `offsets`: float values, one for each quarter (16 of the 64 bytes) of a vector.
+    """
 
     vectors: tuple[int, ...]
     scales: tuple[Expr, ...]
@@ -60,7 +62,7 @@ class DotGroup:
 @dataclass(frozen=True)
 class IntegerDots:
     """A sum in blocks as integer dot products of `row`, the float factor over the reduction axis, with the weights of
-    `vectors`, which `groups` divides by scales and offsets."""
+    `vectors`. `groups`: the vectors with equal scales and offsets."""
 
     row: Expr
     vectors: tuple[DotVector, ...]

@@ -37,7 +37,10 @@ class Reductions(CudaPart):
             self.line(f"fill({name}, {start});")
 
     def accumulate(self, e: Expr, body: Expr, dim: str, acc: Local) -> None:
-        """Emit the loop nest that accumulates this thread's elements."""
+        """Emit the loop nest that accumulates a thread's elements of `body` along `dim` into the register value `acc`.
+
+        `e`: the reduction. Raises Unfusable if `body` does not vary along `dim`.
+        """
         frame = self.frame
         if dim not in frame.spans(body):
             raise Unfusable("a reduction along an axis that its body does not have")

@@ -52,19 +52,22 @@ def is_windowed(kernel: Kernel) -> bool:
     return bool(kernel.reductions) and reduced and plain and not any(map(below_maximum, kernel.exprs))
 
 
-def emit_windows(kernel: Kernel, strip: WindowSchedule, name: str) -> CudaLaunch:
-    """The launch of a kernel over windows. Raises Unfusable if the kernel has other reductions or is too large."""
+def emit_windows(kernel: Kernel, schedule: WindowSchedule, name: str) -> CudaLaunch:
+    """The launch of a kernel whose reductions are all over short windows (`is_windowed`), as one unrolled function.
+
+    Raises Unfusable for a kernel with any other reduction, or with more than MOST expressions per thread.
+    """
     if not is_windowed(kernel):
         raise Unfusable("a kernel not of windows alone")
-    return Unrolled(kernel, strip, name).launch()
+    return Unrolled(kernel, schedule, name).launch()
 
 
 # ---------------------------------------------------------------- text
 class Unrolled:
     """Emitter of a kernel in which each thread computes a box of results; holds the text emitted so far."""
 
-    def __init__(self, kernel: Kernel, strip: WindowSchedule, name: str) -> None:
-        self.kernel, self.strip, self.name, self.builder = kernel, strip, name, Builder()
+    def __init__(self, kernel: Kernel, schedule: WindowSchedule, name: str) -> None:
+        self.kernel, self.schedule, self.name, self.builder = kernel, schedule, name, Builder()
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
         self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
         self.param = {b: f"{b}_" for b in kernel.buffers}
@@ -79,7 +82,7 @@ class Unrolled:
 
     def launch(self) -> CudaLaunch:
         """The function's text and its grid."""
-        tiles = self.strip.tiles(self.kernel)
+        tiles = self.schedule.tiles(self.kernel)
         axes = [tiles[a][0] if a in tiles else a for a in self.kernel.axes]
         threads = prod(a.size for a in axes)
         self.place(axes, threads)
@@ -94,8 +97,8 @@ class Unrolled:
                 self.text(e)
         self.write(stores)
         used = [n for n in self.kernel.buffers if any(key[0] == n for key in self.pointers)]
-        return CudaLaunch(self.name, self.function(used), -(-threads // self.strip.threads), self.strip.threads,
-                          tuple(used), bool(self.strip.early))  # fmt: skip
+        return CudaLaunch(self.name, self.function(used), -(-threads // self.schedule.threads), self.schedule.threads,
+                          tuple(used), bool(self.schedule.early))  # fmt: skip
 
     def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[OutputStore], list[list[Expr]]]:
         """Stores of all results of a thread, and the partial reductions of all results, interleaved element by element.
@@ -143,8 +146,8 @@ class Unrolled:
 
     def place(self, axes: Sequence[Axis], threads: int) -> None:
         """Emit the coordinates of this thread's box."""
-        self.line(f"const int thread = blockIdx.x * {self.strip.threads} + threadIdx.x;")
-        if threads % self.strip.threads:
+        self.line(f"const int thread = blockIdx.x * {self.schedule.threads} + threadIdx.x;")
+        if threads % self.schedule.threads:
             self.line(f"if (thread >= {threads}) return;")
         if threads >= WIDE:
             raise Unfusable("more threads than a number has")
@@ -269,14 +272,15 @@ class Unrolled:
     def function(self, used: Sequence[str]) -> str:
         """CUDA source of the whole kernel: its signature with the buffers `used`, and its body."""
         results = {s.buffer for s in self.kernel.stores}
-        restrict = "" if self.strip.early else "__restrict__ "
+        restrict = "" if self.schedule.early else "__restrict__ "
         parameters = [
             f"{'' if n in results else 'const '}{CTYPES[self.kernel.buffers[n].dtype]}* {restrict}{self.param[n]}"
             for n in used
         ]
-        early = ["    begin_next();", "    await_previous();"] if self.strip.early else []
+        early = ["    begin_next();", "    await_previous();"] if self.schedule.early else []
         return "\n".join([
-            f'extern "C" __global__ void __launch_bounds__({self.strip.threads})', f"{self.name}({', '.join(parameters)}) {{",
+            f'extern "C" __global__ void __launch_bounds__({self.schedule.threads})',
+            f"{self.name}({', '.join(parameters)}) {{",
             *early, *self.lines, "}", "",
         ])  # fmt: skip
 

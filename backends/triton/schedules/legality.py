@@ -26,7 +26,7 @@ def each(elements: float, warps: int) -> float:
 
 
 def within(value: int, size: int, least: int = 1) -> bool:
-    """Whether a tile size is at least `least` and at most the padded axis (or `least`, if larger)."""
+    """Whether a tile size is legal along an axis: from `least` to the padded size, or `least` if that is larger."""
     return least <= value <= max(padded(size), least)
 
 

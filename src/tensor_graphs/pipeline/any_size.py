@@ -74,9 +74,11 @@ class Symbolic:
 
     @staticmethod
     def of(graph: Graph, searched: Mapping[str, int], *, exact: bool, backends: Sequence[Backend] = ()) -> Symbolic:
-        """Size-polymorphic search of a graph; raises ShapeError if no generic sizes satisfy the graph's constraints.
+        """State of a size-polymorphic search at its start: the graph simplified, with generic sizes chosen.
 
-        `searched`: sizes that the caller names, at which plans are priced.
+        `searched`: sizes that the caller names, at which plans are priced. `exact`: no rewrite may change a bit of the
+        result (no widening). `backends`: those of the search; on a GPU the choice of generic sizes differs. Raises
+        ShapeError if no generic sizes satisfy the graph's constraints.
         """
         searched = {name: searched[name] for name in graph.free_dims}
         graph = within(graph, searched)

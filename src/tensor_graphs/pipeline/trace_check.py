@@ -40,6 +40,7 @@ from .trace_check_large import (
     judge_function,
     lacking_memory,
     random_state_kept,
+    random_states,
 )
 from .trace_check_torch import compare_torch
 
@@ -51,6 +52,7 @@ WIDER = (
     8.0  # seconds of a call and a run in float64 per second in the inputs' dtypes: for large weights, mostly new memory
 )
 LEAST_S = 0.25  # seconds that an optional part may take in any case
+MORE_CALLS = 16  # further calls on the same inputs of a function that draws random numbers: few may change its result
 AGAIN, WIDE = "a second call on the same inputs", "the comparison in float64"  # optional parts
 
 
@@ -149,8 +151,13 @@ def _compare_on(
     own = _called(function, examples, values)
     took = perf_counter() - began
     outputs = _outputs(own, graph, function)
-    if time.suffices(AGAIN, took):
+    states = random_states(function)
+    for call in range(MORE_CALLS + 1):
+        if not time.suffices(AGAIN, took):
+            break
         _refuse_others(function, graph, outputs, _outputs(_called(function, examples, values), graph, function))
+        if not call and random_states(function) == states:  # nothing was drawn, or with a seed of the function's own
+            break
     exact: list[Array] | None = None
     began = perf_counter()
     with np.errstate(all="ignore"):

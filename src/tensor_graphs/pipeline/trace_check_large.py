@@ -5,6 +5,7 @@ Memory for one set of inputs and outputs and one strip's float64 run suffices.
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +44,22 @@ def is_large(graph: Graph) -> bool:
 def lacking_memory(graph: Graph) -> str:
     """Text that names the memory missing for a comparison of whole outputs; "" if it suffices."""
     return memory_shortage(HELD * input_output_bytes(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True)))
+
+
+def random_states(function: Callable[..., Any]) -> list[Any]:
+    """States of the random generators that a function may draw from: the global ones of Python and NumPy, and those of
+    its closure and its module that it names."""
+    found: list[Any] = [random.getstate(), repr([np.asarray(v).tobytes() for v in np.random.get_state()])]
+    try:
+        names = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # a callable object, or a builtin function
+        return found
+    for value in (*names.nonlocals.values(), *names.globals.values()):
+        if isinstance(value, np.random.Generator):
+            found.append(repr(value.bit_generator.state))
+        elif isinstance(value, random.Random):
+            found.append(value.getstate())
+    return found
 
 
 @contextmanager

@@ -119,11 +119,11 @@ def fingerprint(arrays: Mapping[str, Array]) -> list[int]:
 
 
 class OutputStrips:
-    """The strips of one output of a graph, in the order in which they are compared.
+    """The strips of one output of a graph, in the order of their comparison: the first, the last, then the others in
+    random order.
 
-    The first, the last, then random ones.
-
-    `count`: indices of the axis per strip. `taken`: lower bound in bytes on the memory of one strip's references.
+    `starts`: first index of each strip. `count`: indices of the axis per strip. `taken`: bytes that the references of
+    one strip take at least.
     """
 
     def __init__(self, graph: Graph, root: Tensor, axes: Axes, rng: np.random.Generator) -> None:
@@ -162,7 +162,7 @@ class StripPart:
     stop: int
 
     def of(self, value: Array) -> Array:
-        """The strip's elements of a whole output."""
+        """The strip's elements of `value`, the array of the whole output."""
         found: Array = interval_view(value, self.axis, self.start, self.stop)
         return found
 

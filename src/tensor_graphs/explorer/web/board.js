@@ -13,15 +13,15 @@ function layered(ids, below, size) {
   const known = new Set(ids), order = [], state = new Map(), down = new Map();
   for (const root of ids) {
     if (state.has(root)) continue;
-    const stack = [[root, 0]];
+    const stack = [[root, 0, below(root)]];
     state.set(root, 1); down.set(root, []);
     while (stack.length) {
-      const top = stack[stack.length - 1], next = below(top[0]);
+      const top = stack[stack.length - 1], next = top[2];
       if (top[1] >= next.length) { state.set(top[0], 2); order.push(top[0]); stack.pop(); continue; }
       const kid = next[top[1]++];
       if (!known.has(kid) || state.get(kid) === 1) continue;
       down.get(top[0]).push(kid);
-      if (!state.has(kid)) { state.set(kid, 1); down.set(kid, []); stack.push([kid, 0]); }
+      if (!state.has(kid)) { state.set(kid, 1); down.set(kid, []); stack.push([kid, 0, below(kid)]); }
     }
   }
   order.reverse();

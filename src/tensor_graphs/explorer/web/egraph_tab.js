@@ -35,7 +35,7 @@ class EGraphTab {
         if (this.open.has(c) || this.open.size >= 30) continue;
         this.open.set(c, true);
         const nodes = this.g.listed(c), first = nodes.filter((n) => this.g.chosen[n] || this.g.own[n]).slice(0, 2);
-        for (const n of first.length ? first : nodes.slice(0, 1)) next.push(...this.g.kids(n));
+        for (const n of first.length ? first : nodes.slice(0, 1)) for (const kid of this.g.kids(n).subarray(0, 100)) next.push(kid);
       }
       level = next;
     }

@@ -60,7 +60,7 @@ class Graph {
       if (seen.has(c) || !this.weight[c]) continue;
       seen.add(c);
       const nodes = Array.from(this.nodesOf(c)), leaf = nodes.find((n) => this.name.at(n));
-      if (leaf !== undefined) found.add(this.name.at(leaf)); else for (const n of nodes) queue.push(...this.kids(n));
+      if (leaf !== undefined) found.add(this.name.at(leaf)); else for (const n of nodes) for (const kid of this.kids(n)) queue.push(kid);
     }
     return [...found];
   }
@@ -125,7 +125,7 @@ class Graph {
   // them: one launch, the arithmetic of all, and their traffic without the values that pass between them.
   together(classes) {
     const maker = (c) => this.planned(c) ?? this.inside(c), makers = new Map(classes.map((c) => [c, maker(c)]).filter(([, k]) => k !== undefined));
-    const behind = (p) => { let k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); while (k !== undefined && this.isView[k]) { p = this.input(k)[0]; k = this.makersOf(this.placeClass[p]).find((m) => this.step[m] >= 0); } return this.placeClass[p]; };
+    const behind = (p) => { const made = (q) => this.makersOf(this.placeClass[q]).find((m) => this.step[m] >= 0); for (let left = this.plan.length, k = made(p); left > 0 && k !== undefined && this.isView[k] && this.input(k).length; left--) { p = this.input(k)[0]; k = made(p); } return this.placeClass[p]; };
     const kernels = [...new Set(makers.values())].filter((k) => !this.isView[k] && this.limit[k] > 0);
     const made = new Set(kernels.flatMap((k) => Array.from(this.out(k), (p) => this.placeClass[p])));
     const sum = (of) => kernels.reduce((s, k) => s + of(k), 0), most = (of) => kernels.reduce((s, k) => Math.max(s, of(k)), 0);

@@ -66,10 +66,14 @@ function heldBy(op, args) {
   return held;
 }
 
-// Names of the weights that a node of weights is made of.
+// Names of the weights that a node of weights is made of, at most four, found in at most 500 nodes.
 function namesOf(t, op, name, args) {
-  const found = new Set(), queue = [t];
-  while (queue.length && found.size < 4) { const x = queue.pop(); if (LEAVES.includes(op.at(x))) found.add(name.at(x) || op.at(x)); else queue.push(...args(x)); }
+  const found = new Set(), queue = [t], seen = new Set(queue);
+  while (queue.length && found.size < 4) {
+    const x = queue.pop();
+    if (LEAVES.includes(op.at(x))) found.add(name.at(x) || op.at(x));
+    else for (const a of args(x)) if (seen.size < 500 && !seen.has(a)) { seen.add(a); queue.push(a); }
+  }
   return [...found].join(" ");
 }
 
@@ -93,7 +97,7 @@ function modelTab(data, graph, go) {
   const right = termBoard(`the plan: ${many(graph.number.size, "kernel")}; orange: more than a fifth of the time`, (id) => { if (typeof id === "number") go.kernel(id); });
   left.state.label = (id) => `${op.at(id)} ${name.at(id)}`; left.state.detail = detailOf(op, name, type, args, held, data.texts("model.layer"));
   const maker = new Map(graph.plan.flatMap((k) => Array.from(graph.out(k), (p) => [p, k])));
-  const through = (p) => { while (maker.has(p) && graph.isView[maker.get(p)]) p = graph.input(maker.get(p))[0]; return p; };
+  const through = (p) => { for (let left = maker.size; left > 0 && maker.has(p) && graph.isView[maker.get(p)]; left--) p = graph.input(maker.get(p))[0]; return p; };
   const real = [...graph.number.keys()];
   const reads = (k) => (typeof k === "string" ? [] : Array.from(graph.input(k), (p) => maker.get(through(p)) ?? "given " + graph.placeClass[through(p)]));
   const leaf = (c) => { const n = Array.from(graph.nodesOf(c)).find((i) => graph.name.at(i)); return n === undefined ? (graph.weight[c] ? `weights c${c}` : `c${c}`) : `${graph.op.at(n)} ${graph.name.at(n)}`; };
