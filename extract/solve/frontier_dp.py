@@ -219,7 +219,12 @@ class FrontierPiece:
         return found
 
     def _derivations(self, needed: int) -> list[Move]:
-        inside = self.groups[needed.bit_length() - 1]
+        top = needed.bit_length() - 1
+        inside = self.groups[top]
+        if inside == needed and not needed & (needed - 1) and len(self.rows[top]) <= MAX_DERIVATIONS:
+            return _pareto(
+                [(cost, kids, ((top, n),)) for n, (cost, kids) in enumerate(self.rows[top]) if not kids & inside]
+            )
         ways: list[Move] = []
         tried = 0
         stack: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = [(needed, 0, 0, ())]
@@ -239,11 +244,22 @@ class FrontierPiece:
                     )
             if tried > MAX_DERIVATIONS:
                 raise OverflowError("too many ways through a component")
-        kept: list[Move] = []
-        for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
-            if not any(not other[1] & ~way[1] for other in kept):
-                kept.append(way)
-        return kept
+        return _pareto(ways)
+
+
+def _pareto(ways: list[Move]) -> list[Move]:
+    """Moves, cheapest first, without those that read all that an earlier one reads."""
+    if len(ways) < 2:
+        return ways
+    kept: list[Move] = []
+    for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
+        beyond = ~way[1]
+        for other in kept:
+            if not other[1] & beyond:
+                break
+        else:
+            kept.append(way)
+    return kept
 
 
 def _acyclic(reads: dict[int, int]) -> bool:
@@ -323,12 +339,15 @@ class FrontierDP:
         after = sorted(open_, key=place.__getitem__)
         own = [c for group in reversed(groups) for c in reversed(group)]
         bit = {c: n for n, c in enumerate([*after, *own])}
+        one = {c: 1 << n for c, n in bit.items()}
         table: dict[int, list[tuple[int, int]]] = {}
         names: dict[int, list[int]] = {}
         for c in own:
             entries = sorted(
-                (self.units[r], sum([1 << bit[k] for k in rows.kids[r] if k in bit]), rows.cost[r], r)
-                for r in rows.members[c]
+                [
+                    (self.units[r], sum([one[k] for k in rows.kids[r] if k in one]), rows.cost[r], r)
+                    for r in rows.members[c]
+                ]
             )
             table[bit[c]] = [(cost, kids) for cost, kids, *_ in entries]
             names[bit[c]] = [r for *_, r in entries]
@@ -367,7 +386,8 @@ class FrontierDP:
             if not labels:  # some class has no derivation
                 break
             least = min(labels.values())
-            entering = {_permuted(mask, enter) | piece.roots: mask for mask in labels}
+            bits = [1 << b for b in enter]
+            entering = {_permuted(mask, bits) | piece.roots: mask for mask in labels}
             inner = {new: labels[mask] - least for new, mask in entering.items()}
             key = piece, frozenset(inner.items())
             if key not in known:
@@ -416,7 +436,13 @@ def _cuts(widths: Sequence[int]) -> list[int]:
 
 
 def _permuted(mask: int, places: Sequence[int]) -> int:
-    return sum([1 << places[b] for b in bits_of(mask)])
+    """A mask with each set bit replaced by the mask `places` of that bit."""
+    found = 0
+    while mask:
+        low = mask & -mask
+        found |= places[low.bit_length() - 1]
+        mask ^= low
+    return found
 
 
 @dataclass
