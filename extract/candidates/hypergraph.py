@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ...egraph.ir.ops import Type
 from ...egraph.view.view import EGraphView
@@ -98,6 +102,26 @@ class Hypergraph:
         """
         groups: dict[tuple[int, tuple[int, ...]], int] = {}
         return [groups.setdefault(key, len(groups)) for key in zip(self.numbered.made, self.numbered.needs)]
+
+    @cached_property
+    def grouped(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Candidates in order of their groups (`alike`), and the place at which each group begins."""
+        group = np.array(self.alike, np.int64)
+        order = np.argsort(group, kind="stable")
+        return order, np.flatnonzero(np.diff(group[order], prepend=-1))
+
+    @cached_property
+    def flat(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The candidates as arrays (made, off, kid): candidate i reads kid[off[i]:off[i+1]]; ids as in `numbered`."""
+        needs = self.numbered.needs
+        off = np.concatenate([[0], np.cumsum([len(n) for n in needs])]).astype(np.int64)
+        kid = np.fromiter(chain.from_iterable(needs), np.int64, int(off[-1]))
+        return np.array(self.numbered.made, np.int64), off, kid
+
+    @cached_property
+    def views(self) -> list[int]:
+        """The candidates that are views."""
+        return [i for i, c in enumerate(self.candidates) if c.is_view]
 
     @cached_property
     def calls(self) -> tuple[list[int], list[int]]:

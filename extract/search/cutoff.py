@@ -11,6 +11,8 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..candidates.hypergraph import Hypergraph
 from ..model.kernel import Candidate
 from ..model.pricing import Priced, Pricer
@@ -29,9 +31,12 @@ class CandidateIndex:
     def __init__(self, hypergraph: Hypergraph) -> None:
         self.by_call: dict[CallToken, list[int]] = {}
         self.by_output: dict[int, list[int]] = {}  # output vertex or bundle -> candidates that write it
+        self.by_vertex: dict[int, list[int]] = {}  # vertex -> candidates that write it, alone or in a bundle
         for i, (candidate, made) in enumerate(zip(hypergraph.candidates, hypergraph.numbered.made)):
             self.by_call.setdefault(call_token(candidate), []).append(i)
             self.by_output.setdefault(made, []).append(i)
+            for vertex in hypergraph.numbered.outputs(i):
+                self.by_vertex.setdefault(vertex, []).append(i)
 
 
 class CostCutoff:
@@ -97,16 +102,20 @@ def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
     Inf if there is no derivation.
     """
     numbered = hypergraph.numbered
-    nodes = [(m, n, c) for m, n, c in zip(numbered.made, numbered.needs, cost) if c < math.inf]
+    made, needs = numbered.made, numbered.needs
+    nodes = [(made[i], needs[i], cost[i]) for i in np.flatnonzero(np.array(cost) < math.inf).tolist()]
     nodes += [
         (v, (len(numbered.vertices) + b,), 0.0) for b, bundle in enumerate(numbered.bundles) for v in bundle
     ]  # fmt: skip
-    readers: dict[int, list[int]] = {}
-    missing, sums = [len(needs) for _, needs, _ in nodes], [c for _, _, c in nodes]
-    for i, (_, needs, _) in enumerate(nodes):
-        for v in needs:
-            readers.setdefault(v, []).append(i)
-    found = [math.inf] * (len(numbered.vertices) + len(numbered.bundles))
+    missing, sums = [len(kids) for _, kids, _ in nodes], [c for _, _, c in nodes]
+    found = [math.inf] * numbered.size
+    readers: list[list[int] | None] = [None] * numbered.size
+    for i, (_, kids, _) in enumerate(nodes):
+        for v in kids:
+            if (known := readers[v]) is None:
+                readers[v] = [i]
+            else:
+                known.append(i)
     heap = [(sums[i], made) for i, (made, _, _) in enumerate(nodes) if not missing[i]]
     heapq.heapify(heap)
     while heap:
@@ -114,7 +123,7 @@ def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
         if found[vertex] <= total:
             continue
         found[vertex] = total
-        for i in readers.get(vertex, ()):
+        for i in readers[vertex] or ():
             missing[i] -= 1
             sums[i] += total
             if not missing[i]:

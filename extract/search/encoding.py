@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from ..candidates.hypergraph import Hypergraph
 from ..solve.budgets import Budget, undominated
-from ..solve.problem import Extraction, Problem
+from ..solve.problem import Extraction, FloatArray, Problem
 
 
 class EncodedHypergraph:
@@ -23,34 +26,42 @@ class EncodedHypergraph:
     ) -> None:
         numbered, alike = hypergraph.numbered, hypergraph.alike
         self.vertices, self.bundles, self.roots = numbered.vertices, numbered.bundles, numbered.roots
-        best = [-1] * (max(alike, default=-1) + 1)
-        for i, (group, price) in enumerate(zip(alike, cost)):
-            if price < math.inf and (best[group] < 0 or price < cost[best[group]]):
-                best[group] = i
-        self.candidate = [i for i in best if i >= 0]
+        us = np.array(cost, np.float64)
+        picked = _cheapest_of_groups(hypergraph, us)
         uses = [budget.use(hypergraph.candidates) for budget in budgets]
         if every:
             first: dict[tuple[int, str], int] = {}
             for i in sorted(range(len(cost)), key=cost.__getitem__):
                 if cost[i] < math.inf:
                     first.setdefault((alike[i], hypergraph.candidates[i].template.name), i)
-            self.candidate = sorted(first.values())
+            picked = np.array(sorted(first.values()), np.int64)
         elif budgets:
-            groups: list[list[int]] = [[] for _ in best]
+            groups: list[list[int]] = [[] for _ in range(max(alike, default=-1) + 1)]
             for i, group in enumerate(alike):
                 if cost[i] < math.inf:
                     groups[group].append(i)
-            self.candidate = [i for same in groups for i in undominated(same, cost, uses)]
-        nodes = [(numbered.made[i], numbered.needs[i], cost[i]) for i in self.candidate]
+            picked = np.array([i for same in groups for i in undominated(same, cost, uses)], np.int64)
+        self.candidate: list[int] = picked.tolist()
+        more: list[tuple[int, tuple[int, ...]]] = []  # nodes that cost nothing: (class, children)
         for root, number in zip(dict.fromkeys(hypergraph.roots), self.roots):
             if hypergraph.given.get(root.cls) == root.strides:
-                nodes.append((number, (), 0.0))
-                self.candidate.append(-1)
-        for vertex, bundle in numbered.parts:  # projections of multi-output kernels
-            nodes.append((vertex, (bundle,), 0.0))
-            self.candidate.append(-1)
+                more.append((number, ()))
+        more += [(vertex, (bundle,)) for vertex, bundle in numbered.parts]  # projections of multi-output kernels
+        self.candidate += [-1] * len(more)
         limits = [budget.limit(use, self.candidate) for budget, use in zip(budgets, uses)]
-        self.problem = Problem.build(nodes, self.roots, n_classes=numbered.size, limits=limits)
+        made, off, kid = hypergraph.flat
+        counts = np.diff(off)[picked]
+        ends = np.cumsum(counts)
+        reads = kid[np.repeat(off[picked] - (ends - counts), counts) + np.arange(counts.sum())]
+        self.problem = Problem(
+            np.append(made[picked], [c for c, _ in more]).astype(np.int32),
+            np.concatenate([[0], ends, ends[-1:].sum() + np.cumsum([len(kids) for _, kids in more])]).astype(np.int32),
+            np.append(reads, [k for _, kids in more for k in kids]).astype(np.int32),
+            np.append(us[picked], np.zeros(len(more))),
+            numbered.size,
+            tuple(self.roots),
+            limits=tuple(limits),
+        )
 
     def ordered(self, extraction: Extraction) -> list[int]:
         """Candidates that an extraction chose, producers before consumers."""
@@ -71,6 +82,21 @@ class EncodedHypergraph:
                 node = int(choice[cls])
                 stack += [(int(k), False) for k in reversed(kid[off[node] : off[node + 1]])]
         return order
+
+
+def _cheapest_of_groups(hypergraph: Hypergraph, us: FloatArray) -> npt.NDArray[np.int64]:
+    """The cheapest candidate of each group of equal inputs and outputs, the first of equals; none where all cost infinity."""
+    order, starts = hypergraph.grouped
+    if not len(order):
+        return order
+    price = np.where(us < math.inf, us, math.inf)[order]
+    least = np.minimum.reduceat(price, starts)
+    sizes = np.diff(np.append(starts, len(order)))
+    at = np.flatnonzero(price == np.repeat(least, sizes))
+    group = np.repeat(np.arange(len(starts)), sizes)[at]
+    first = at[np.append(True, group[1:] != group[:-1])]
+    picked: npt.NDArray[np.int64] = order[first[least < math.inf]]
+    return picked
 
 
 __all__ = ["EncodedHypergraph"]

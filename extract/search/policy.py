@@ -24,11 +24,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice
 
 from ...errors import NoPlanError
 from ..candidates.hypergraph import Hypergraph
-from ..model.kernel import Candidate, Vertex
+from ..model.kernel import Candidate
 from ..model.pricing import Priced
 from ..solve.problem import Extraction
 from .cutoff import CallToken, call_token, tree_costs
@@ -182,18 +182,14 @@ class AcquisitionPolicy:
         """
         candidates = self.hypergraph.candidates
         open_, fits = per_call(self.hypergraph, prices, self.state.is_open), self.fits_into(plan)
-        makers: dict[Vertex, list[int]] = {}
-        for i, c in enumerate(candidates):
-            if open_[i]:
-                for v in c.outputs:
-                    makers.setdefault(v, []).append(i)
+        makers, outputs = self.state.index.by_vertex, self.hypergraph.numbered.outputs
         wanted = [i for i in plan if open_[i]]
         stakes = _summed(candidates, ((i, prices[i].us) for i in wanted))
         known = {call_token(candidates[i]) for i in stakes}
         savings: dict[int, float] = {}
         for i in wanted:
-            for v in candidates[i].outputs:
-                faster = [j for j in makers[v] if prices[j].low <= prices[i].us and fits(j)]
+            for v in outputs(i):
+                faster = [j for j in makers[v] if open_[j] and prices[j].low <= prices[i].us and fits(j)]
                 nearest = nsmallest(MAX_ALTERNATIVES, faster, key=lambda j: prices[j].low)
                 for rank, j in enumerate(nearest, 1):
                     if call_token(candidates[j]) not in known:
@@ -258,8 +254,9 @@ class AcquisitionPolicy:
         Its inputs must be values of the plan or views of them. Otherwise its time tells nothing: the last of three
         kernels that together replace one kernel is faster than that kernel, but belongs to a plan with all three.
         """
-        own, needs = set(plan), self.hypergraph.numbered.needs
-        free = [0.0 if c.is_view or i in own else math.inf for i, c in enumerate(self.hypergraph.candidates)]
+        needs, free = self.hypergraph.numbered.needs, [math.inf] * len(self.hypergraph.candidates)
+        for i in chain(self.hypergraph.views, plan):
+            free[i] = 0.0
         available = tree_costs(self.hypergraph, free)
         return lambda j: all(available[v] < math.inf for v in needs[j])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def colours(rows: ProblemRows, costs: Sequence[float], rounds: int = 5) -> list[
     """
     flat = _FlatRows(rows)
     flat.cost = np.array(costs, np.float64)
-    return list(zip(*[flat.colours(n)[0].tolist() for n in range(1, rounds + 1)]))
+    return list(zip(*[colour.tolist() for colour, _ in flat.rounds(rounds)]))
 
 
 class _FlatRows:
@@ -63,7 +64,7 @@ class _FlatRows:
         self.cls: IntArray = np.array(rows.cls, np.int32)
         self.count = np.fromiter(map(len, rows.kids), np.int64, len(rows))
         self.owner = np.repeat(np.arange(len(rows)), self.count)
-        self.kid: IntArray = np.fromiter((k for kids in rows.kids for k in kids), np.int32, len(self.owner))
+        self.kid: IntArray = np.fromiter(chain.from_iterable(rows.kids), np.int32, len(self.owner))
         self.cost = np.array(rows.cost)
         self.root = np.zeros(self.n, np.uint64)
         self.root[list(rows.roots)] = 1
@@ -86,23 +87,24 @@ class _FlatRows:
                 return label
             label = new
 
-    def colours(self, rounds: int = 4) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """(structure hash of each class, of each row) after some rounds of Weisfeiler-Leman hashing."""
+    def rounds(self, count: int) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]]:
+        """(structure hash of each class, of each row) after each of `count` rounds of Weisfeiler-Leman hashing."""
         colour = _mix(self.root)
         cost = _mix(self.cost.view(np.uint64))
-        for _ in range(rounds):
+        reader = self.cls[self.owner]
+        for _ in range(count):
             row = cost.copy()
             np.add.at(row, self.owner, _mix(colour[self.kid]))
             row = _mix(row)
             fresh = _mix(colour)
             np.add.at(fresh, self.cls, row)
-            np.add.at(fresh, self.kid, _mix(row[self.owner] ^ colour[self.cls[self.owner]]))
+            np.add.at(fresh, self.kid, _mix(row[self.owner] ^ colour[reader]))
             colour = _mix(fresh)
-        return colour, row
+            yield colour, row
 
     def forms(self, label: npt.NDArray[np.int64]) -> list[tuple[bytes, _Build, list[int]]]:
         """Per component: (canonical bytes, function that builds its rows, its row indices in canonical order)."""
-        colour, row_colour = self.colours()
+        *_, (colour, row_colour) = self.rounds(4)
         order = np.lexsort((np.arange(self.n), colour, label))
         start = np.flatnonzero(np.r_[True, np.diff(label[order]) != 0])
         size = np.diff(np.r_[start, self.n])

@@ -70,7 +70,9 @@ PROOF_SHARE = 0.75
 
 MIN_LABELS_TO_FILTER = 24
 MAX_DOMINATING_LABELS = 400
-"""Buckets of more than MIN_LABELS_TO_FILTER labels are filtered by dominance, against at most MAX_DOMINATING_LABELS of the cheapest labels."""
+FEW_LABELS = 64
+"""Buckets of more than MIN_LABELS_TO_FILTER labels are filtered by dominance, against at most MAX_DOMINATING_LABELS of the cheapest
+labels. Where at most FEW_LABELS are kept, they are compared one by one, without packing the others."""
 
 Move = tuple[int, int, tuple[tuple[int, int], ...]]  # (units, classes read, chosen (member, row index) pairs)
 Label = tuple[int, int, "Move | None"]  # (units so far, predecessor label, move)
@@ -217,7 +219,12 @@ class FrontierPiece:
         return found
 
     def _derivations(self, needed: int) -> list[Move]:
-        inside = self.groups[needed.bit_length() - 1]
+        top = needed.bit_length() - 1
+        inside = self.groups[top]
+        if inside == needed and not needed & (needed - 1) and len(self.rows[top]) <= MAX_DERIVATIONS:
+            return _pareto(
+                [(cost, kids, ((top, n),)) for n, (cost, kids) in enumerate(self.rows[top]) if not kids & inside]
+            )
         ways: list[Move] = []
         tried = 0
         stack: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = [(needed, 0, 0, ())]
@@ -237,11 +244,22 @@ class FrontierPiece:
                     )
             if tried > MAX_DERIVATIONS:
                 raise OverflowError("too many ways through a component")
-        kept: list[Move] = []
-        for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
-            if not any(not other[1] & ~way[1] for other in kept):
-                kept.append(way)
-        return kept
+        return _pareto(ways)
+
+
+def _pareto(ways: list[Move]) -> list[Move]:
+    """Moves, cheapest first, without those that read all that an earlier one reads."""
+    if len(ways) < 2:
+        return ways
+    kept: list[Move] = []
+    for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
+        beyond = ~way[1]
+        for other in kept:
+            if not other[1] & beyond:
+                break
+        else:
+            kept.append(way)
+    return kept
 
 
 def _acyclic(reads: dict[int, int]) -> bool:
@@ -321,12 +339,15 @@ class FrontierDP:
         after = sorted(open_, key=place.__getitem__)
         own = [c for group in reversed(groups) for c in reversed(group)]
         bit = {c: n for n, c in enumerate([*after, *own])}
+        one = {c: 1 << n for c, n in bit.items()}
         table: dict[int, list[tuple[int, int]]] = {}
         names: dict[int, list[int]] = {}
         for c in own:
             entries = sorted(
-                (self.units[r], sum([1 << bit[k] for k in rows.kids[r] if k in bit]), rows.cost[r], r)
-                for r in rows.members[c]
+                [
+                    (self.units[r], sum([one[k] for k in rows.kids[r] if k in one]), rows.cost[r], r)
+                    for r in rows.members[c]
+                ]
             )
             table[bit[c]] = [(cost, kids) for cost, kids, *_ in entries]
             names[bit[c]] = [r for *_, r in entries]
@@ -365,7 +386,8 @@ class FrontierDP:
             if not labels:  # some class has no derivation
                 break
             least = min(labels.values())
-            entering = {_permuted(mask, enter) | piece.roots: mask for mask in labels}
+            bits = [1 << b for b in enter]
+            entering = {_permuted(mask, bits) | piece.roots: mask for mask in labels}
             inner = {new: labels[mask] - least for new, mask in entering.items()}
             key = piece, frozenset(inner.items())
             if key not in known:
@@ -414,7 +436,13 @@ def _cuts(widths: Sequence[int]) -> list[int]:
 
 
 def _permuted(mask: int, places: Sequence[int]) -> int:
-    return sum([1 << places[b] for b in bits_of(mask)])
+    """A mask with each set bit replaced by the mask `places` of that bit."""
+    found = 0
+    while mask:
+        low = mask & -mask
+        found |= places[low.bit_length() - 1]
+        mask ^= low
+    return found
 
 
 @dataclass
@@ -467,9 +495,10 @@ class _Run:
         if not wide:
             self._keep_pace(now)
             bucket = self._cheapest(bucket, BEAM_DOMINANCE_FACTOR * self.narrow)
+        most = self.width if wide else self.narrow
         if len(bucket) > MIN_LABELS_TO_FILTER:
-            bucket = _unbeaten(bucket)
-        if len(bucket) > (self.width if wide else self.narrow):
+            bucket = _unbeaten(bucket, most + 1)
+        if len(bucket) > most:
             bucket = self._cheapest(bucket, self.narrow)
         self.labels += len(bucket)
         self.bytes += len(bucket) * (self.bits // 8 + LABEL_OVERHEAD_BYTES)
@@ -493,7 +522,7 @@ class _Run:
         if not self.drops:
             raise TimeoutError
         self.whole = False
-        return dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
+        return {mask: bucket[mask] for mask in sorted(bucket, key=lambda mask: bucket[mask][0])[:most]}
 
 
 def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
@@ -502,41 +531,69 @@ def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequenc
     `at`: buckets by bit length.
     """
     inside = piece.groups[b]
-    alone = inside == 1 << b
-    moves = piece.moves(inside) if alone else []
-    for mask, (cost, _, _) in bucket.items():
-        if alone:
+    if inside == 1 << b:
+        ways = [(move[0], move[1], move) for move in piece.moves(inside)]
+        for mask, (cost, _, _) in bucket.items():
             rest = mask ^ inside
-        else:
-            needed = mask & inside
-            rest = mask ^ needed
-            moves = piece.moves(needed)
-        for move in moves:
+            for price, reads, move in ways:
+                new = rest | reads
+                target = at[new.bit_length()]
+                known = target.get(new)
+                total = cost + price
+                if known is None or total < known[0]:
+                    target[new] = (total, mask, move)
+        return
+    for mask, (cost, _, _) in bucket.items():
+        needed = mask & inside
+        rest = mask ^ needed
+        for move in piece.moves(needed):
             new = rest | move[1]
-            total = cost + move[0]
             target = at[new.bit_length()]
             known = target.get(new)
+            total = cost + move[0]
             if known is None or total < known[0]:
                 target[new] = (total, mask, move)
 
 
-def _unbeaten(bucket: dict[int, Label]) -> dict[int, Label]:
-    """Labels that are not dominated: no other label is at most as expensive and needs a subset."""
-    masks = sorted(bucket, key=lambda mask: bucket[mask][0])
-    varying = bits_of(reduce(or_, masks) ^ reduce(and_, masks))
-    if len(varying) > 64:
+def _unbeaten(bucket: dict[int, Label], most: int) -> dict[int, Label]:
+    """Labels that are not dominated: no other label is at most as expensive and needs a subset.
+
+    Only the `most` cheapest of them where that is at most MAX_DOMINATING_LABELS; all labels where they differ in more than 64 bits.
+    """
+    varies = reduce(or_, bucket) ^ reduce(and_, bucket)
+    if varies.bit_count() > 64:
         return bucket
-    bits = _packed(masks, varying)
+    masks = sorted(bucket, key=lambda mask: bucket[mask][0])
+    if most <= FEW_LABELS:
+        return _first_unbeaten(bucket, masks, most)
+    bits = _packed(masks, bits_of(varies))
     kept = np.ones(len(masks), bool)
     champions = 0
     for n in range(len(masks)):
         if kept[n]:
             champions += 1
-            if champions > MAX_DOMINATING_LABELS:
+            if champions == most:
+                kept[n + 1 :] = False
+            if champions >= min(most, MAX_DOMINATING_LABELS + 1):
                 break
             beaten = (bits[n] & ~bits[n + 1 :]) == 0
             kept[n + 1 :] &= ~beaten
     return {masks[n]: bucket[masks[n]] for n in np.flatnonzero(kept).tolist()}
+
+
+def _first_unbeaten(bucket: dict[int, Label], masks: Iterable[int], most: int) -> dict[int, Label]:
+    """The first `most` labels, in the order of `masks`, that need no superset of an earlier one of them."""
+    kept: dict[int, Label] = {}
+    for mask in masks:
+        free = ~mask
+        for other in kept:
+            if not other & free:
+                break
+        else:
+            kept[mask] = bucket[mask]
+            if len(kept) == most:
+                break
+    return kept
 
 
 def _packed(masks: Iterable[int], varying: Sequence[int]) -> npt.NDArray[np.uint64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
 
 import pytest
@@ -219,3 +220,14 @@ def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.Mon
     nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
     problem = Problem.build([*nodes, (22, tuple(range(8, 22)), 0.0)], [22])
     assert solve(problem).optimal and len(sizes) == len(set(sizes)) and sizes
+
+
+@pytest.mark.parametrize("most", [1, 3, 11, 64, 65, 100])
+def test_a_beam_finds_only_the_undominated_labels_that_it_keeps(most: int) -> None:
+    rng = random.Random(most)
+    for bits in (4, 8, 20):
+        bucket: dict[int, module.Label] = {
+            sum({1 << rng.randrange(bits) for _ in range(6)}): (rng.randrange(20), 0, None) for _ in range(300)
+        }
+        whole = list(module._unbeaten(bucket, module.MAX_EXACT_WIDTH).items())
+        assert list(module._unbeaten(bucket, most).items()) == whole[:most]

@@ -7,6 +7,9 @@ import random
 
 import pytest
 
+from tensor_graphs.extract.candidates.hypergraph import Hypergraph, NumberedHypergraph
+from tensor_graphs.extract.model.kernel import Vertex
+from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.solve import structures as module
 from tensor_graphs.extract.solve.problem import NodeSpec, Problem
 from tensor_graphs.extract.solve.solve import solve
@@ -44,3 +47,24 @@ def test_rows_of_infinite_cost_are_another_structure() -> None:
         assert solve(layers(costs), structures=kept).cost == solve(layers(costs)).cost
     solve(layers([1.0, 2.0, 3.0, 4.0], count=3), structures=kept)
     assert len(kept._kept) == MOST
+
+
+def test_a_problem_has_the_first_cheapest_candidate_of_each_group() -> None:
+    rng = random.Random(1)
+    for size in (0, 1, 2, 40, 200):
+        graph = Hypergraph(None, [None] * size, {}, [])  # type: ignore[arg-type, list-item]
+        needs = [tuple(sorted({rng.randrange(3) for _ in range(rng.randrange(3))})) for _ in range(size)]
+        made = [rng.randrange(3, 6) for _ in range(size)]
+        vertices = {Vertex(n, ()): n for n in range(6)}
+        graph.__dict__["numbered"] = NumberedHypergraph(vertices, made, needs, [5], [])
+        cost = [rng.choice([1.0, 2.0, 0.5, math.inf]) for _ in range(size)]
+        best: dict[int, int] = {}
+        for i, group in enumerate(graph.alike):
+            if cost[i] < cost[best.setdefault(group, i)]:
+                best[group] = i
+        wanted = [i for i in best.values() if cost[i] < math.inf]
+        rows = EncodedHypergraph(graph, cost)
+        plain = Problem.build([(made[i], needs[i], cost[i]) for i in wanted], [5], n_classes=6)
+        assert rows.candidate == wanted
+        for name in ("cls", "off", "kid", "cost"):
+            assert (getattr(rows.problem, name) == getattr(plain, name)).all(), name
