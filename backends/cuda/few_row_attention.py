@@ -84,7 +84,7 @@ class FewRowAttentionSchedule(Schedule):
 
 def positions_of(shape: Shape) -> Axis | None:
     """The axis of the positions (keys): the longest axis that is reduced by a product whose operand is another product;
-    None without one."""
+    None if there is no such product."""
     around = [e.axis for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
     return max(around, key=lambda a: a.size, default=None)
 

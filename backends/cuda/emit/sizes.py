@@ -14,8 +14,11 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """(launch statement with the grid as an argument and `SIZES_<kernel name>` in place of the size arguments,
-    definitions that the statement needs)."""
+    """(launch statement, definitions) of a kernel for free sizes, made from those of a kernel for fixed sizes.
+
+    `definitions`: name -> source. The grid becomes an argument of the statement; `SIZES_<kernel name>` in it is a
+    placeholder for the size arguments.
+    """
     head = f'CudaKernel("{launch.name}", {launch.grid}, '
     own = definitions[launch.name].replace(head, f'SizedCudaKernel("{launch.name}", ', 1)
     statement = re.sub(

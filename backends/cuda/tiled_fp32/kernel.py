@@ -98,7 +98,7 @@ class TiledOperand:
     """Operand of a tiled GEMM in global memory.
 
     `place`: text of the tile's base address. `step`: stride of the non-contiguous dimension, in elements. `along`:
-    whether the operand is contiguous along K. `words`: elements that one copy may have.
+    whether the operand is contiguous along K. `words`: number of elements in one cp.async copy.
     """
 
     place: str
@@ -108,7 +108,10 @@ class TiledOperand:
 
 
 def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> CudaLaunch:
-    """The launch of a GEMM with given tiles. Raises Unfusable unless its operands are plain float32 matrices."""
+    """The launch of a GEMM with given tiles; `name` is that of the emitted function.
+
+    Raises Unfusable unless its operands are plain float32 matrices.
+    """
     if tiles.scratch_parts == 1:
         return TiledGemm(TiledFrame(kernel, shape, tiles, name), tiles).tiles()
     axes = {e.axis for e in shape.dots}
