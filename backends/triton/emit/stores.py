@@ -28,7 +28,7 @@ class TileStores(TritonPart):
     values: TileValues
 
     def results(self) -> None:
-        """Emit all results of the program's tile."""
+        """Emit the computation and the stores of all results of the program's tile."""
         if self.frame.walked or self.frame.n_loop:
             self.write_all(self.kernel.stores)
             return

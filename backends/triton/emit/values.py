@@ -29,7 +29,7 @@ class TileValues(TritonPart):
     makers: dict[str, Callable[[Expr], Tile]] = field(default_factory=dict, init=False)
 
     def value(self, e: Expr) -> Tile:
-        """Tile of an expression, computed in the outermost possible scope."""
+        """Tile of an expression; if it is not known yet, it is emitted in the outermost scope that can compute it."""
         frame = self.frame
         found = frame.scope.find(e)
         if found is not None:
@@ -75,7 +75,8 @@ class TileValues(TritonPart):
         return moved if e.op == "load" or moved in frame.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
-        """A tile, assigned to a new variable."""
+        """Emit the assignment of a tile to a new variable; returns the tile of the variable. `stem`: what its name
+        begins with."""
         if tile.text.isidentifier():
             return tile
         name = self.fresh(stem)

@@ -50,7 +50,8 @@ class AttentionLoops(TileLoops):
     factor: Tile | None = field(default=None, init=False)  # per-row factor of the scores, left out of their product
 
     def whole(self, e: Expr) -> Tile:
-        """Tile of an expression; per-row results are converted to the layout of score rows."""
+        """Tile of a reduction whose axis one tile holds whole; per-row results are converted to the layout of score
+        rows."""
         tile = super().whole(e)
         if tile.dims != ("m",):
             return tile
