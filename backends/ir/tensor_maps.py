@@ -26,9 +26,9 @@ def padded_row(size: int, dtype: str) -> int:
 
 
 def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:
-    """Whether a tensor map can encode an operand with these strides and, if given, this box.
+    """Whether a tensor map can encode an operand with these strides and boxes of the shape `block` (if given).
 
-    Strides are in elements, outermost axis first.
+    Strides and box shape are in elements, outermost axis first.
     """
     *slow, fast = strides
     fits = 1 <= len(slow) < MOST_AXES and fast == 1 and all(s > 0 and s * itemsize % BYTES == 0 for s in slow)
@@ -124,8 +124,8 @@ def edged_box(
 
 
 def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
-    """The index with the axis `one` in place of a group of axes, if it traverses the group contiguously, as one
-    flattened axis; else None."""
+    """The index rewritten to one flattened axis: `one` takes the place of the axes `group`. None if the index does not
+    traverse these axes contiguously."""
     step = at.coefficient(group[-1])
     rest, size = at, 1
     for a in reversed(group):
