@@ -47,8 +47,9 @@ def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> li
     """The reductions among `ready`, all along one axis, that one loop can compute, in the same order (inner ones
     first).
 
-    These depend on no other reduction in `ready`, except a sum on its running maximum, if one loop computes that too
-    (online softmax). `maximum` returns the running maximum of a sum, None for other reductions.
+    `maximum` returns the running maximum that a sum is relative to (online softmax), None for other reductions. A
+    reduction that depends on others in `ready` is left out, unless it is a sum that depends only on its running
+    maximum.
     """
     chosen: list[Expr] = []
     for e in ready:
@@ -88,7 +89,7 @@ Allowed = tuple[Index, Expr, Expr, bool]
 def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
     """Masks of a value, as (index, `where` node, unmasked value, whether the `where` has no other condition).
 
-    The index is nonnegative wherever the value may differ from `lost`.
+    `lost`: value of masked elements. The value may differ from it only where the index is nonnegative.
     """
     if e.op == "add" and lost == -math.inf:
         return [*allowed(e.args[0]), *allowed(e.args[1])]

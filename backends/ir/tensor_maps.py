@@ -58,11 +58,11 @@ class Box:
 def box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str], ends: Set[Axis] = frozenset()
 ) -> Box | None:  # fmt: skip
-    """TMA box of the tile that a load reads, or None if there is none.
+    """TMA box of the tile that a load reads at the index `at`, or None if there is none.
 
-    `tiles` gives the origin text and the size of each axis that the tile spans, `text` the value of every other axis.
-    Tiles may reach beyond the end of the axes in `ends`; the matrix must end where such an axis does, so that TMA fills
-    zeros there. `itemsize` in bytes.
+    `tiles` gives the text of the origin and the size along each axis that the tile spans; `text` returns the text of
+    any other axis' value. Tiles may reach beyond the end of the axes in `ends`; the matrix must end where such an axis
+    does, so that TMA fills zeros there. `itemsize` in bytes.
     """
     steps = dict(at.terms)
     axes = [a for a in steps if isinstance(a, Axis)]

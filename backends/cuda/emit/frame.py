@@ -111,7 +111,7 @@ class ThreadFrame(Writer[CudaScope]):
         return self.extent[dim] % self.along[dim].block != 0
 
     def in_column(self, e: Expr) -> Expr:
-        """An expression with reduction axes that run over columns replaced by the column axes."""
+        """The expression with column axes in place of those reduction axes that run over columns."""
         if not e.axes & self.columns.keys():
             return e
         args = tuple(self.in_column(a) for a in e.args)

@@ -29,7 +29,10 @@ class Reductions(CudaPart):
         return tuple(d for d in self.frame.spans(body) if d != dim)
 
     def begin(self, name: str, kept: Sequence[str], monoid: str) -> None:
-        """Declare the accumulator `name` over the dimensions `kept`, initialized to the monoid's neutral element."""
+        """Declare the accumulator `name` over the dimensions `kept`, initialized to the monoid's neutral element.
+
+        Raises Unfusable if it needs too many registers (`ThreadLoads.check_held`).
+        """
         frame = self.frame
         count = frame.count(kept)
         self.loads.check_held(4 * count)

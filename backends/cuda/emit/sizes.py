@@ -31,10 +31,10 @@ def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tu
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """(kernel text with an integer parameter for each size that occurs in it, the names of these sizes).
+    """(kernel text with an integer parameter for each of `sizes` that occurs in it, the names of these sizes).
 
-    `prefix` comes before the names of sizes in the text. None if a size is used where the compiler needs a
-    constant, such as a template argument, an array length or an assembler operand.
+    A parameter is called `prefix` + size. None if a size is used where the compiler needs a constant, such as a
+    template argument, an array length or an assembler operand.
     """
     found = _spot_at_call(str(text.spelled(lambda value: _spelled(value, prefix))), prefix)
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]

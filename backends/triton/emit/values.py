@@ -60,8 +60,11 @@ class TileValues(TritonPart):
         return tile
 
     def in_columns(self, e: Expr) -> Expr | None:
-        """The expression with reduction axes that run over columns replaced by the column axes, if the kernel computes
-        or loads that expression; else None. A row that one tile holds whole is then loaded and computed once."""
+        """The expression with column axes in place of those reduction axes that run over columns, if it is a load or
+        the kernel computes it anyway; else None.
+
+        A row that one tile holds whole is then loaded and computed once.
+        """
         frame = self.frame
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
         if e.op != "load" and not (several and e not in frame.reducing):

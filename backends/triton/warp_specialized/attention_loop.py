@@ -27,8 +27,9 @@ from .tiles import AttentionLoads, SharedTiles
 
 @dataclass(frozen=True)
 class KeyLoop:
-    """State of an emitted loop over keys: `names`, variables of its results; `scores`, variable of the scores; `keys`,
-    `values`, texts of the tiles of a pipeline slot, by width piece; `narrow`, the operands' dtype."""
+    """State of an emitted loop over keys: `parts`, components of attention; `names`, variables of its results;
+    `scores`, variable of the scores; `keys`, `values`, texts of the tiles of a pipeline slot, by width piece; `narrow`,
+    the operands' dtype."""
 
     parts: AttentionParts
     names: Mapping[Expr, str]
