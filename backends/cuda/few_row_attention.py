@@ -123,7 +123,8 @@ class FewRows:
                     yield s, self.us(s)
 
     def fits(self, s: FewRowAttentionSchedule) -> bool:
-        """Whether a schedule has no idle groups and its values fit into registers and shared memory."""
+        """Whether a schedule splits the positions into equal parts, has no idle groups, and its values fit into
+        registers and shared memory."""
         part, threads = self.room // s.scratch_parts, s.lanes * s.groups
         if self.room % s.scratch_parts or part < min(LEAST, self.room) or not 32 <= threads <= 1024:
             return False

@@ -393,7 +393,8 @@ class Kernel:
         return max(accumulate(change), default=0)
 
     def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
-        """The kernel with other values to store, one for each store; `change`: other fields of the kernel to replace."""
+        """The kernel with `values` stored in place of its stores' values, one for each store; `change`: other fields of
+        the kernel to replace."""
         stores = tuple(replace(s, value=v) for s, v in zip(self.stores, values, strict=True))
         return replace(self, stores=stores, **change)
 

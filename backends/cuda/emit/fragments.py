@@ -52,9 +52,10 @@ def refusal(kernel: Kernel, axis: Axis) -> str:
 
 
 class Fragments(CudaPart):
-    """Emitter part for the main loop of skinny GEMM.
+    """Emitter part for the main loop of skinny GEMM: a kernel's operands as mma fragments, and all its sums along one
+    axis.
 
-    A kernel's operands as mma fragments, and all its sums along one axis.
+    The constructor raises Unfusable where fragments do not apply (`refusal`; float64; more than 32 rows).
     """
 
     frame: FragmentFrame

@@ -153,7 +153,10 @@ class TiledFrame(ThreadFrame):
 
 
 class TiledGemm(CudaPart):
-    """Emitter of a tiled GEMM. `frame` and `stores` emit the epilogue."""
+    """Emitter of a tiled GEMM. `frame` and `stores` emit the epilogue.
+
+    The constructor raises Unfusable for kernels that it cannot write (`emit_tiles`).
+    """
 
     frame: TiledFrame
 
@@ -202,7 +205,7 @@ class TiledGemm(CudaPart):
         return TiledOperand(place, step, along, math.gcd(together, 4))
 
     def tiles(self, last: SimtEmitter | None = None) -> CudaLaunch:
-        """The launch: the function's text and its grid.
+        """The launch: the function's text and its grid. Raises Unfusable if the tiles are too large, or too many.
 
         `last`: emitter of the code that the last block of each tile runs after its own part of split-K.
         """

@@ -59,9 +59,9 @@ def readable(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
 
 
 class Gemm(CudaPart):
-    """Emitter of a warp-specialized GEMM.
+    """Emitter of a warp-specialized GEMM. `frame`, `loads` and `stores` emit the epilogue.
 
-    `frame`, `loads` and `stores` emit the epilogue.
+    The constructor raises Unfusable for kernels and schedules that it cannot write (`emit_gemm`).
     """
 
     frame: GemmFrame

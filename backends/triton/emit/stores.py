@@ -162,7 +162,7 @@ class TileStores(TritonPart):
 
 
 def fresh_in(stores: Sequence[OutputStore]) -> list[list[Expr]]:
-    """Expressions of each store that no earlier store has, operands first."""
+    """For each store, the expressions that no earlier store has, operands first."""
     seen: set[Expr] = set()
     found: list[list[Expr]] = []
     for s in stores:

@@ -37,7 +37,8 @@ def numbered(stem: str, count: int) -> list[str]:
 class AttentionFrame(TileFrame):
     """Frame of a warp-specialized attention program: register layouts, width pieces, operands loaded by TMA.
 
-    `tall` is its number of rows, `groups` its number of consumer warp groups.
+    `tall` is its number of rows, `groups` its number of consumer warp groups. The constructor raises Unfusable unless
+    exactly one axis is looped over, columns are not, and a tile has at most 256 columns.
     """
 
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape, groups: int) -> None:
