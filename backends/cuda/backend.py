@@ -213,7 +213,7 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 
 
 class Cuda(GpuGenerator):
-    """The CUDA C++ backend."""
+    """The CUDA C++ backend: finds, tunes and emits generated kernels (`CudaEmitter`)."""
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

@@ -84,7 +84,7 @@ class FewRowAttentionSchedule(Schedule):
 
 def positions_of(shape: Shape) -> Axis | None:
     """The axis of the positions (keys): the longest axis that is reduced by a product whose operand is another product;
-    None without one."""
+    None if there is no such product."""
     around = [e.axis for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
     return max(around, key=lambda a: a.size, default=None)
 
@@ -123,7 +123,8 @@ class FewRows:
                     yield s, self.us(s)
 
     def fits(self, s: FewRowAttentionSchedule) -> bool:
-        """Whether a schedule has no idle groups and its values fit into registers and shared memory."""
+        """Whether a schedule splits the positions into equal parts, has no idle groups, and its values fit into
+        registers and shared memory."""
         part, threads = self.room // s.scratch_parts, s.lanes * s.groups
         if self.room % s.scratch_parts or part < min(LEAST, self.room) or not 32 <= threads <= 1024:
             return False

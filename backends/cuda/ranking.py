@@ -45,18 +45,18 @@ class Seen(Protocol):
     """Protocol of kernel descriptions that suffice to rank schedules. Hashable: key of the cache of `ranked`."""
 
     def ranked(self) -> Ranked:
-        """Candidate schedules with a rank each; lower is better."""
+        """Yields (schedule in stored form, rank) of candidates; lower ranks are better."""
         ...
 
 
 @per_machine(4096)
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
-    """Candidate schedules for a kernel description, at most `count`, best rank first.
+    """Candidate schedules for a kernel description, in stored form, at most `count`, best rank first.
 
-    About three quarters of them use programmatic dependent launch (`early`); the others are the best schedules
-    without it. Of a product's `early` schedules every second one, from the first on, also prefetches matrices into
-    L2 (`warm`); if matrices along K are large, every fourth one but not the first. A schedule that splits the
-    reduction of a kernel with further reductions has no `warm`.
+    About three quarters of them use programmatic dependent launch (`early`); the others are the best schedules without
+    it. Of a product's `early` schedules every second one, from the first on, also prefetches matrices into L2 (`warm`);
+    if matrices along K are large, every fourth one but not the first. A schedule that splits the reduction of a kernel
+    with further reductions has no `warm`.
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():

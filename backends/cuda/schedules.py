@@ -177,7 +177,7 @@ def _groups(shape: Shape) -> dict[str, tuple[Axis, ...]]:
 
 
 def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
-    """Bytes of global-memory traffic that is contiguous along each dimension: name of the dimension -> bytes."""
+    """For each dimension, the bytes of global-memory traffic that is contiguous along it."""
     found: dict[str, float] = {}
     for dim, group in _groups(shape).items():
         ends = [group[-1], *shape.joined] if dim == "n" and group else group[-1:]
@@ -253,10 +253,10 @@ def _parsed(seen: Few | PackedFew, count: int) -> list[SkinnyGemmSchedule]:
 
 
 def packed_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of two lists of candidate schedules.
+    """Merge of the candidates of earlier strategies (`found`) and of skinny GEMM (`own`).
 
-    Skinny GEMM of quantized weights with packed conversions comes first, then earlier strategies, then other skinny
-    GEMM.
+    First come the schedules of skinny GEMM with packed conversions of quantized weights, then `found`, then the other
+    schedules of skinny GEMM. The last of `found` are dropped so that at most `count` schedules remain.
     """
     first = [s for s in own if isinstance(s, SkinnyGemmSchedule) and s.packed]
     return [*first, *after(found, [s for s in own if s not in first], count - len(first))]

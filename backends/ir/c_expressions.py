@@ -53,7 +53,7 @@ class Spelling:
 
 
 def position(at: Index, name: Callable[[Axis], str]) -> str:
-    """C text of an index, with axes named by `name`.
+    """C text of an index; `name` returns the text of an axis.
 
     C's `/` and `%` are used, since dividends are nonnegative wherever the value is used.
     """

@@ -30,7 +30,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Division:
-    """`index // by`; with `rest`, the remainder `index % by`."""
+    """Quotient `index // by` of an index by a positive constant; if `rest`, the remainder `index % by` instead."""
 
     index: Index
     by: int
@@ -99,7 +99,7 @@ class Index:
         return self.split(by)[1]
 
     def split(self, by: int) -> tuple[Index, Index]:
-        """(quotient, remainder) by a positive constant."""
+        """(quotient, remainder) of the index by a positive constant."""
         if by == 1:
             return self, Index()
         whole = Index(tuple((a, c // by) for a, c in self.terms if c % by == 0), self.const // by)
@@ -135,7 +135,7 @@ class Index:
         return frozenset(x for atom, _ in self.terms for x in ({atom} if isinstance(atom, Axis) else atom.index.axes))
 
     def replaced(self, change: Mapping[Axis, Index]) -> Index:
-        """The index with axes replaced by other indices."""
+        """The index with axes replaced: `change` maps an axis to the index in its place."""
         if not self.axes & change.keys():
             return self
         found = Index((), self.const)
@@ -161,11 +161,11 @@ class Index:
 
     @cached_property
     def atoms(self) -> frozenset[Atom]:
-        """The atoms of the index, and the atoms nested in them."""
+        """The atoms (axes and divisions) of the index, and the atoms nested in them."""
         return frozenset(a for x, _ in self.terms for a in (x, *(() if isinstance(x, Axis) else x.index.atoms)))
 
     def text(self, name: Callable[[Axis], str]) -> str:
-        """Python text of the index, with axes named by a function."""
+        """Python text of the index; `name` returns the text of an axis."""
         parts = []
         for atom, c in self.terms:
             if isinstance(atom, Axis):

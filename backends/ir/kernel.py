@@ -132,7 +132,7 @@ class Builder:
         return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
 
     def index(self, value: Index) -> Expr:
-        """The value of an index expression."""
+        """Expression whose value is that of an index."""
         return self.make("index", (), value, "int") if value.terms else self.const(value.const, "int")
 
     def load(
@@ -140,7 +140,8 @@ class Builder:
     ) -> Expr:
         """Load of an operand's element under `guards`.
 
-        The position is an index plus data-dependent terms with their strides (`parts`).
+        Its position is the index `at` plus `parts`: data-dependent terms, each an expression and the stride by which it
+        is multiplied.
         """
         kind = dtypes.category(dtype)
         steps = tuple(c for _, c in parts)
@@ -214,9 +215,10 @@ class Builder:
         return found
 
     def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
-        """Terms rebuilt bottom-up by `change`.
+        """`roots` rebuilt bottom-up, in their order.
 
-        It maps each expression and its changed operands to a replacement; None keeps the op.
+        `change` is called with each expression and its rebuilt operands, and returns a replacement, or None to keep the
+        op on these operands.
         """
         done: dict[Expr, Expr] = {}
         for e in walk(roots):
@@ -226,7 +228,7 @@ class Builder:
         return [done[r] for r in roots]
 
     def substituted(self, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-        """The roots with free axes replaced by indices."""
+        """The roots with free axes replaced: `change` maps an axis to the index in its place."""
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
             if e.op == "index":
@@ -240,7 +242,8 @@ class Builder:
 
 
 def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
-    """Expressions that must be computed for `root` and are not known yet, operands first.
+    """The expressions that must be computed before `root`, then `root` itself, operands first; those for which `known`
+    is true are left out.
 
     Does not descend into loads and reductions.
     """
@@ -248,9 +251,10 @@ def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
 
 
 def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
-    """The nodes that `root` depends on and `root`, without known ones, each after the nodes that it `reads`.
+    """The nodes that `root` depends on, then `root`, each after its own operands; nodes for which `known` is true are
+    left out.
 
-    Iterative, because chains may have hundreds of nodes.
+    `reads` returns a node's operands. Iterative, because chains may have hundreds of nodes.
     """
     order: list[T] = []
     seen: set[T] = set()
@@ -328,7 +332,8 @@ class OutputStore:
         return (self.value, *self.guards, *(e for e, _ in self.parts))
 
     def moved(self, at: Index, exprs: Sequence[Expr]) -> OutputStore:
-        """The store with another position and other expressions, in the order of `exprs`."""
+        """The store at position `at`, with `exprs` in place of its own expressions (in the order of
+        `OutputStore.exprs`)."""
         value, *more = exprs
         guards, picks = more[: len(self.guards)], more[len(self.guards) :]
         return replace(
@@ -368,12 +373,12 @@ class Kernel:
 
     @cached_property
     def stored_sides(self) -> frozenset[Axis]:
-        """Reduction axes of products along which the products' left operands are stored as results."""
+        """Reduction axes of products whose left operand is also a result: it is stored along that axis."""
         return frozenset(a for s in self.stores for a in s.at.axes if a not in self.axes)
 
     @cached_property
     def work(self) -> int:
-        """Number of operations and loads."""
+        """Number of distinct operations and loads in the kernel's expressions."""
         return sum(e.op not in ("const", "index") for e in self.exprs)
 
     @cached_property
@@ -388,7 +393,8 @@ class Kernel:
         return max(accumulate(change), default=0)
 
     def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
-        """The kernel with other values to store, one for each store; `change`: other fields of the kernel to replace."""
+        """The kernel with `values` stored in place of its stores' values, one for each store; `change`: other fields of
+        the kernel to replace."""
         stores = tuple(replace(s, value=v) for s, v in zip(self.stores, values, strict=True))
         return replace(self, stores=stores, **change)
 

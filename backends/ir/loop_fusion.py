@@ -44,10 +44,12 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
 
 
 def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
-    """Those of the reductions `ready`, all along one axis, that one loop can compute, inner ones first.
+    """The reductions among `ready`, all along one axis, that one loop can compute, in the same order (inner ones
+    first).
 
-    A chosen reduction depends on none of the others, or only on the chosen maximum `maximum(reduction)` that it is
-    relative to (online softmax).
+    `maximum` returns the running maximum that a sum is relative to (online softmax), None for other reductions. A
+    reduction that depends on others in `ready` is left out, unless it is a sum that depends only on its running
+    maximum.
     """
     chosen: list[Expr] = []
     for e in ready:
@@ -64,7 +66,7 @@ def at_least_one(e: Expr) -> bool:
 
 
 def power_of(kernel: Kernel, maximum: Expr) -> str:
-    """Op (exp or exp2) that a kernel applies to differences from a maximum."""
+    """Name of the op (exp or exp2) that a kernel applies to differences from the maximum `maximum`."""
     return next(x.op for x in kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (maximum,))
 
 
@@ -87,7 +89,7 @@ Allowed = tuple[Index, Expr, Expr, bool]
 def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
     """Masks of a value, as (index, `where` node, unmasked value, whether the `where` has no other condition).
 
-    The index is nonnegative wherever the value may differ from `lost`.
+    `lost`: value of masked elements. The value may differ from it only where the index is nonnegative.
     """
     if e.op == "add" and lost == -math.inf:
         return [*allowed(e.args[0]), *allowed(e.args[1])]
@@ -107,10 +109,11 @@ Bound = tuple[Index, Expr, bool]
 
 
 def up_to(e: Expr, *, hiding: bool = False) -> list[Bound]:
-    """Upper bounds on indices at which a maximum's body may differ from -inf: a list of (index, number, strict).
+    """Upper bounds on indices, implied by masks: beyond them the body `e` of a maximum is -inf. A list of (index,
+    number, strict).
 
-    The index is at most (`strict`: less than) the number, an integer read from memory such as a sequence's length.
-    `hiding`: also use conditions that select -inf where they hold, besides those that select it where they do not.
+    The index is at most (`strict`: less than) the number, an integer read from memory such as a sequence's length. The
+    masks are selects of -inf where a condition is false; with `hiding`, also where one is true.
     """
     if e.op == "add":
         return [*up_to(e.args[0], hiding=hiding), *up_to(e.args[1], hiding=hiding)]
@@ -150,9 +153,11 @@ def _reduces(e: Expr) -> bool:
 
 
 def seen_by(e: Expr, one: Expr) -> list[Allowed]:
-    """Masks (see `allowed`) of the body of a maximum or a sum of products; masked elements do not contribute.
+    """Masks of the body of the reduction `e`, as `allowed` gives them; elements that a mask excludes do not contribute.
+    Empty unless `e` is a maximum or a float sum.
 
-    A condition may be a factor; its unmasked value is `one`.
+    In a sum of products, a factor that is a condition cast to a number is a mask too; `one` is given as its unmasked
+    value.
     """
     if e.value[0] == "max":
         return allowed(e.args[0])

@@ -42,6 +42,9 @@ LIBRARY_TF32 = 3e-4  # loss of TF32 products in libraries, which round: Triton t
 
 
 def within(limit: float, offered: Sequence[Precision]) -> tuple[Precision, ...]:
-    """Input precisions to try for a permitted relative error `limit`: a tuple of the fastest offered precision within
-    the limit, or of IEEE if none is. `offered` is sorted by speed, slowest first."""
+    """The input precision to use for a permitted relative error `limit`, as a tuple of one: the fastest of those
+    `offered` within the limit, IEEE if there is none.
+
+    `offered` is sorted by speed, slowest first.
+    """
     return (([p for p in offered if p.loss <= limit] or [IEEE])[-1],)

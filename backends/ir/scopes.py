@@ -35,7 +35,7 @@ class SourceScope(Generic[V]):
             block = block.outside
 
     def find(self, e: Expr) -> V | None:
-        """Known value of an expression, in this scope or an enclosing one; None without one."""
+        """Known value of an expression in this scope or an enclosing one; None if there is none."""
         for block in self.outward():
             if e in block.known:
                 return block.known[e]
@@ -50,18 +50,18 @@ class Writer(Generic[B]):
     counter = 0
 
     def line(self, text: str, scope: B | None = None) -> None:
-        """Write a line into a scope, the open one by default."""
+        """Write a line into `scope`, by default the one that is open."""
         scope = scope or self.scope
         scope.lines.append("    " * scope.indent + text)
 
     def fresh(self, stem: str = "t") -> str:
-        """A new variable name."""
+        """A variable name that is not used yet: `stem` and a number."""
         self.counter += 1
         return f"{stem}{self.counter}"
 
     @contextmanager
     def inside(self, scope: B) -> Iterator[None]:
-        """Write into another scope inside the `with` block."""
+        """Context manager in which `scope` is the open scope."""
         before, self.scope = self.scope, scope
         yield
         self.scope = before

@@ -31,11 +31,11 @@ class ShortErf:
 
     @property
     def scale(self) -> float:
-        """Factor of y * y that maps it to [0, 2]."""
+        """The factor `scale` of the module's formula: maps y * y to [0, 2]."""
         return 2.0 / (self.limit * self.limit)
 
     def horner(self, u: str, times: float = 1.0) -> str:
-        """Source of `times` * p(u) by Horner's scheme; `u` is a variable name."""
+        """Source text of `times` * p(u) by Horner's scheme; `u` is the name of the variable."""
         coefficients = [float(f"{times * c:.9g}") for c in self.coefficients]
         text = repr(coefficients[-1])
         for c in coefficients[-2::-1]:

@@ -22,7 +22,7 @@ def _number(e: Expr) -> Any:
 
 
 def folded(b: Builder, op: str, args: Sequence[Expr], kind: str) -> Expr | None:
-    """Constant result of an operation on constants, if it is finite; else None."""
+    """The constant that an op on float constants gives, if it is finite; else None. `kind`: that of the result."""
     known = OPS.get(op)
     if known is None or known.numpy is None or any(a.op != "const" or a.kind != "float" for a in args):
         return None
@@ -164,7 +164,7 @@ def _neg(b: Builder, x: Expr) -> Expr | None:
 
 
 def as_index(e: Expr) -> Index:
-    """Index that an integer constant or index expression stands for; None for other expressions."""
+    """Index with the value of an integer constant or of an index expression; no other expressions may be given."""
     return e.value if e.op == "index" else index(int(e.value))
 
 

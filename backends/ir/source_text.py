@@ -19,7 +19,7 @@ RESERVED = frozenset(
 
 
 def identifier(text: str, taken: set[str]) -> str:
-    """A Python identifier derived from any text and not in `taken`; adds it to `taken`."""
+    """A Python identifier derived from any text and different from all names in `taken`, a set to which it is added."""
     base = re.sub(r"[^0-9a-zA-Z_]+", "_", text).strip("_")[:60].rstrip("_") or "value"
     base = f"v_{base}" if base[0].isdigit() or base in RESERVED else base
     name, n = base, 2
@@ -69,7 +69,7 @@ _INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as
 
 
 def imports_of(body: str) -> Iterator[str]:
-    """Import lines for the names that the body uses, in formatter order."""
+    """Yields the import lines for the names that a program's text `body` uses, in formatter order."""
     used = {word: module for word, module in _STANDARD.items() if _uses(body, word, r"[\w.]")}
     yield from (f"import {word}" for word, module in used.items() if not module)
     for module in sorted(set(used.values()) - {""}):
@@ -114,6 +114,6 @@ def signature(plan: Plan) -> str:
 
 
 def indented(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Lines of text, indented by `width` spaces."""
+    """Yields lines of text, indented by `width` spaces."""
     for line in lines:
         yield " " * width + line if line else line

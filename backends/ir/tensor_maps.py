@@ -26,9 +26,9 @@ def padded_row(size: int, dtype: str) -> int:
 
 
 def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:
-    """Whether a tensor map can encode an operand with these strides and, if given, this box.
+    """Whether a tensor map can encode an operand with these strides and boxes of the shape `block` (if given).
 
-    Strides are in elements, outermost axis first.
+    Strides and box shape are in elements, outermost axis first.
     """
     *slow, fast = strides
     fits = 1 <= len(slow) < MOST_AXES and fast == 1 and all(s > 0 and s * itemsize % BYTES == 0 for s in slow)
@@ -58,11 +58,11 @@ class Box:
 def box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str], ends: Set[Axis] = frozenset()
 ) -> Box | None:  # fmt: skip
-    """TMA box of the tile that a load reads, or None if there is none.
+    """TMA box of the tile that a load reads at the index `at`, or None if there is none.
 
-    `tiles` gives the origin text and the size of each axis that the tile spans, `text` the value of every other axis.
-    Tiles may reach beyond the end of the axes in `ends`; the matrix must end where such an axis does, so that TMA fills
-    zeros there. `itemsize` in bytes.
+    `tiles` gives the text of the origin and the size along each axis that the tile spans; `text` returns the text of
+    any other axis' value. Tiles may reach beyond the end of the axes in `ends`; the matrix must end where such an axis
+    does, so that TMA fills zeros there. `itemsize` in bytes.
     """
     steps = dict(at.terms)
     axes = [a for a in steps if isinstance(a, Axis)]
@@ -124,8 +124,8 @@ def edged_box(
 
 
 def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
-    """The index with the axis `one` in place of a group of axes, if it traverses the group contiguously, as one
-    flattened axis; else None."""
+    """The index rewritten to one flattened axis: `one` takes the place of the axes `group`. None if the index does not
+    traverse these axes contiguously."""
     step = at.coefficient(group[-1])
     rest, size = at, 1
     for a in reversed(group):

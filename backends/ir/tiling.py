@@ -104,7 +104,7 @@ class Shape:
     `rows` and `cols` are tiled by programs; `batch` axes take one value per program. `joined` maps a reduction axis to
     the column axis whose elements it runs over; `inner` lists the reduction axes in the order of tile dimensions;
     `outer` lists the reduction axes that are not nested in another reduction; `dots` has the sides of each reduction
-    that is a matrix product.
+    that is a matrix product. `walks`: whether a program processes columns tile by tile, after its reductions.
     """
 
     rows: tuple[Axis, ...]
@@ -274,10 +274,10 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
 
 
 def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
-    """Number of recomputed operations with tiles of m rows and n columns.
+    """Number of operations that are computed again, over all tiles of `m` rows and `n` columns.
 
-    Reductions independent of the columns are computed once per column tile; reductions that depend on some of a
-    tile's axes, once per element.
+    Reductions independent of the columns are computed once per column tile; reductions that depend on some of a tile's
+    axes, once per element.
     """
     total = 0.0
     for e in kernel.reductions:
@@ -293,8 +293,9 @@ def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
 class Tiling:
     """Tile sizes of rows (`m`), columns (`n`) and each reduction axis (`k`), and launch options.
 
-    A tile size that is the padded extent of an axis covers the axis whole. `warps`, `stages`: warps of a program
-    and pipeline depth; `group`: rows of tiles rasterized together for L2 reuse.
+    A tile size that is the padded extent of an axis covers the axis whole. `warps`, `stages`: warps of a program and
+    pipeline depth; `group`: rows of tiles rasterized together for L2 reuse; `options`: other schedule parameters by
+    name.
     """
 
     m: int
@@ -307,8 +308,11 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """Divisors of `size` near the `wanted` numbers: for each number n, the largest divisor in (n / 2, n] whose parts
-    keep the vector alignment of the whole. Numbers without such a divisor are left out."""
+    """Divisors of `size` near the `wanted` numbers.
+
+    For each wanted number n, the largest divisor in (n / 2, n] such that `size` divided by it keeps the vector
+    alignment of `size`. Numbers without such a divisor are left out.
+    """
     found: dict[int, None] = {}
     whole = gcd(size, VECTOR)
     for count in wanted:

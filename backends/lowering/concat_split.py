@@ -54,8 +54,9 @@ def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
     return apart if _alike([p.term for p in apart]) else None
 
 
-def written_out(apart: Sequence[ResultPiece]) -> bool:
-    """Whether to unroll the reductions of the pieces `apart`, because they are short and most work is outside of them."""
+def should_unroll(apart: Sequence[ResultPiece]) -> bool:
+    """Whether to unroll the reductions of the result pieces `apart`: they are short, and most work is outside of
+    them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
     if not depths or max(depths) > SHORT or any(t.op == "matmul" for t in nodes):

@@ -31,9 +31,12 @@ class Beside(NamedTuple):
     columns: int = -1
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
-        """Offsets to add to the slices that a result (`space`) of size 1 along the axis reads: slice -> offset; empty
-        for other results. With the offsets, at the common index of another result the result reads the other result's
-        slice, so that both share the load. `by`: the common index relative to the result's own position."""
+        """Offsets of the slices of `whole` that the result `space` reads, if it has size 1 along the axis: slice ->
+        offset; else empty.
+
+        `by`: index along the axis relative to the result's own position. With the offsets added, `space` at another
+        result's index reads the slice of that result, so that both share the load.
+        """
         slices = [t for t in topological([space]) if t.op == "slice"]
         own = [t for t in slices if t.args[0] is self.whole and t.attr("axis") == self.columns]
         width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)
@@ -45,7 +48,8 @@ def side_by_side(
 ) -> Beside | None:
     """Arrangement of results side by side along a common axis; None if there is none.
 
-    `spaces` are the tensors that the roots compute. `operands`: name of each operand, `buffers`: its layout.
+    `spaces`: the tensor that is computed for each of `roots` (the updates, if the root is a scatter). `operands`:
+    buffer name of each operand, `buffers`: its layout.
     """
     shapes = [concrete(x.shape) for x in spaces]
     if len(shapes) < 2 or len({len(s) for s in shapes}) > 1:

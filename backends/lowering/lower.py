@@ -18,7 +18,7 @@ from ..ir.axes import normalized
 from ..ir.index import Axis, Index, index, linear, unravelled
 from ..ir.kernel import Buffer, Builder, Expr, Kernel, OutputStore, Unfusable
 from ..ir.simplify import as_index
-from .concat_split import SHORT, ResultPiece, pieces, written_out
+from .concat_split import SHORT, ResultPiece, pieces, should_unroll
 from .interleaved_outputs import Beside, side_by_side
 from .op_rules import Reader, from_the_start
 from .rotate_half import cut, halved
@@ -137,7 +137,7 @@ def _of_pieces(
     lying = sorted(range(len(shape)), key=lambda n: -strides[n])
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     reader = Reader(Builder(), operands, buffers)
-    reader.written_out = SHORT if written_out(apart) else 0
+    reader.unroll_limit = SHORT if should_unroll(apart) else 0
     stores = []
     for piece, name, part in zip(apart, names, _alike(reader, [p.term for p in apart], axes), strict=True):
         at = tuple(i + start for i, start in zip(part.at, piece.start, strict=True))

@@ -13,7 +13,8 @@ from ..ir.kernel import Expr, Kernel, walk
 
 
 def in_one_pass(kernel: Kernel, axis: Axis) -> Kernel:
-    """The kernel with sums of squared deviations along an axis computed in one pass; unchanged without such sums."""
+    """The kernel with sums of squared deviations along an axis computed in one pass; the kernel itself if there are no
+    such sums."""
     found = {e: total for e in kernel.reductions if (total := _mean_within(e, axis)) is not None}
     if not found:
         return kernel

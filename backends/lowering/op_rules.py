@@ -20,7 +20,10 @@ from ..ir.simplify import as_index, conjuncts
 
 
 class Reader:
-    """Lowering of tensor elements to expressions. Leaves are operands; `of` maps leaf -> buffer name."""
+    """Lowering of tensor elements to expressions of `builder`.
+
+    `of`: leaf, or other tensor in memory -> buffer name; `buffers`: buffer name -> layout.
+    """
 
     def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
         self.b, self.of, self.buffers = builder, of, buffers
@@ -28,10 +31,13 @@ class Reader:
         self.memo: dict[tuple[tuple[Index, ...], tuple[Expr, ...]], dict[Tensor, Expr]] = {}
         self.moved: dict[Tensor, Index] = {}  # offset by which slices start later
         self.maps: dict[Tensor, IndexMap] = {}
-        self.written_out = 0  # number of elements up to which a reduction is unrolled; 0: never
+        self.unroll_limit = 0  # number of elements up to which a reduction is unrolled; 0: never
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
-        """Expression of a tensor's element at an index, loaded only where all `guards` hold."""
+        """Expression of a tensor's element at an index, loaded only where all `guards` hold.
+
+        Raises Unfusable for ops without an index expression.
+        """
         known = self.memo.setdefault((at, guards), {})
         if t not in known:
             for x in self._ahead(t, known):
@@ -75,7 +81,7 @@ class Reader:
         return self.maps[t]
 
     def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-        """Expression of the element of an operand that may broadcast.
+        """Expression of the element of the operand `x`, which may broadcast, at the index `at` of the result.
 
         Guards on an axis along which the operand broadcasts are dropped.
         """
@@ -88,8 +94,11 @@ class Reader:
         return self.value(x, own, tuple(kept) if lost else guards)
 
     def fresh(self, size: int, at: Iterable[Index], guards: Iterable[Expr], stem: str = "r") -> Axis:
-        """Axis of `size` for a reduction: the first such axis that is used in neither the index nor the guards around
-        the reduction."""
+        """Axis of `size` for a reduction: the first that neither the index `at` nor the `guards` around the reduction
+        use.
+
+        `stem`: what its name begins with. Reductions of equal size thus share an axis.
+        """
         used = frozenset().union(*(i.axes for i in at), *(g.axes for g in guards))
         k = 0
         while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
@@ -97,7 +106,8 @@ class Reader:
         return axis
 
     def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
-        """A tensor's element at an index; `fill` where the index is out of bounds along an axis."""
+        """Expression of a tensor's element at an index that may be out of bounds along `axis`; the value is `fill`
+        there."""
         b = self.b
         inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
@@ -166,8 +176,8 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
         return r.value(t.args[0], at, guards)
     if 0 in sizes:
         raise Unfusable("an empty reduction")
-    if math.prod(sizes) <= r.written_out:
-        return _written_out(r, t, at, axes, guards)
+    if math.prod(sizes) <= r.unroll_limit:
+        return _unrolled(r, t, at, axes, guards)
     windows, x = 0, t.args[0]
     while x.op == "windows":
         windows, x = windows + 1, x.args[0]
@@ -186,7 +196,7 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
 REDUCTION = {"add": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
 
 
-def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
+def _unrolled(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
     """Expression of a reduction along `axes`, unrolled."""
     found: Expr | None = None
     for place in product(*(range(concrete(t.args[0].shape)[a]) for a in axes)):
@@ -266,7 +276,7 @@ def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
 
 
 def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
-    """Expression of an index along an axis of `size` with negative values counted from the end."""
+    """Expression of the index `where` along an axis of `size`, where negative values count from the end."""
     if where.op in ("index", "const"):
         return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
     zero = b.const(0, "int")

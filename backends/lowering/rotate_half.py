@@ -17,13 +17,14 @@ from ..ir.kernel import Builder, Expr, Kernel, OutputStore, walk
 
 
 def halved(kernel: Kernel) -> Kernel:
-    """The kernel after `cut`, with its axes normalized; unchanged without axes to split."""
+    """The kernel after `cut`, with its axes in normal form; the kernel itself if there are no axes to split."""
     found = cut(kernel)
     return kernel if found is kernel else normalized(found)
 
 
 def cut(kernel: Kernel) -> Kernel:
-    """The kernel with each axis split in two whose halves read each other's reductions; unchanged without such axes."""
+    """The kernel with every axis split in two whose halves read each other's reductions; the kernel itself if there are
+    none."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
             kernel.builder.ways.add("HALVES")
@@ -60,7 +61,7 @@ def _cut(kernel: Kernel, axis: Axis) -> Kernel:
 
 
 def simplified(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """Terms with indices in place of axes; conditions that become constant are folded."""
+    """Terms with each axis in `change` replaced by its index; conditions that become constant are folded."""
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if e.op == "index":

@@ -102,7 +102,10 @@ def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Exp
 
 
 def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Memory plan of the partial results in one scratch buffer, as ({name: (first byte, bytes)}, total bytes)."""
+    """Layout of the partial results in one scratch buffer: ({buffer name: (offset, size)}, total size), in bytes.
+
+    Of `buffers`, those named `part0`, `part1`, … are placed.
+    """
     found: dict[str, tuple[int, int]] = {}
     total = 0
     for name, b in buffers.items():
@@ -114,7 +117,7 @@ def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], i
 
 
 def counted(programs: int, parts: int) -> int:
-    """Number of tiles that `programs` programs compute in `parts` parts each.
+    """Number of tiles that a grid of `programs` programs computes, with `parts` programs per tile.
 
     Raises Unfusable if there are more than `COUNTERS`.
     """

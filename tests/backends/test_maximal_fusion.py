@@ -16,7 +16,7 @@ from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, r
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.index import Axis, index
-from tensor_graphs.backends.lowering.concat_split import pieces, written_out
+from tensor_graphs.backends.lowering.concat_split import pieces, should_unroll
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton.emit.row_stores import rows
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
@@ -257,7 +257,7 @@ def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
     group = whole.group(part.members)
     assert group is not None
     apart = pieces(expand_all(group.terms))
-    assert apart is not None and not written_out(apart)
+    assert apart is not None and not should_unroll(apart)
 
 
 def test_nothing_starts_or_reads_inside_a_large_part() -> None:

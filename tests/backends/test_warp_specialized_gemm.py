@@ -278,12 +278,12 @@ def test_what_lies_in_shared_memory_has_room_there() -> None:
         for m, n, stages, turns, rights in product((64, 128, 256), COLUMNS, range(2, 9), (1, 2), (1, 2))
     }
     for key, (roles, rights) in asked.items():
-        waiting = roles.waiting(rights)
+        waiting = roles.store_buffers(rights)
         ring = roles.stages * (roles.stage(rights) + 16) + waiting * GROUPS * roles.height * 2 * PIECE + 8 * GROUPS
         assert waiting in (0, 1, 2) and (not waiting or 1024 + ring <= target().shared_per_block), key
     template, call = called("gelu")
     found = template.lower(call)
-    assert found is not None and asked[256, 128, 4, 1, 1][0].waiting(1) > 0
+    assert found is not None and asked[256, 128, 4, 1, 1][0].store_buffers(1) > 0
     assert not BACKEND.emitter.fits(
         found.kernel, found.shape, {**BASE, "m": 256, "n": 128, "stages": 5, "early": 1}, False
     )

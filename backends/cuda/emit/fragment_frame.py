@@ -12,11 +12,11 @@ HEIGHT = 16  # rows of a fragment
 
 
 class FragmentFrame(ThreadFrame):
-    """Frame of mma fragments: a kernel's rows and columns distributed over a block's threads as tensor cores want them.
+    """Frame of mma fragments: distributes a kernel's rows and columns over a block's threads as tensor cores require.
 
-    The main loop uses it; the epilogue has another thread layout. `dim` is the dimension of K, of `size` elements; a
-    loop iteration of all warps covers `step` elements. Of each chunk, a thread holds `span` contiguous elements along K
-    (8, or more with packed weights).
+    The main loop uses it; the epilogue has another thread layout. `dim` names the dimension of K, which has `size`
+    elements; an iteration of the loop, over all warps, covers `step` elements of it. Of each chunk of K, a thread holds
+    `span` contiguous elements (8, or more with packed weights).
     """
 
     def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps, span: int = WIDTH) -> None:

@@ -41,7 +41,8 @@ class Put:
 
 
 def refusal(kernel: Kernel, axis: Axis) -> str:
-    """Why the reductions along an axis cannot be computed from mma fragments; "" if some schedule may do so."""
+    """Why the reductions along an axis cannot be computed from mma fragments, as a noun phrase; "" if some schedule may
+    do so."""
     ready = [e for e in kernel.reductions if e.axis == axis]
     if any(e.value[0] != "sum" or e.kind != "float" for e in ready):
         return "a reduction that is no sum beside a product"
@@ -51,9 +52,10 @@ def refusal(kernel: Kernel, axis: Axis) -> str:
 
 
 class Fragments(CudaPart):
-    """Emitter part for the main loop of skinny GEMM.
+    """Emitter part for the main loop of skinny GEMM: a kernel's operands as mma fragments, and all its sums along one
+    axis.
 
-    A kernel's operands as mma fragments, and all its sums along one axis.
+    The constructor raises Unfusable where fragments do not apply (`refusal`; float64; more than 32 rows).
     """
 
     frame: FragmentFrame
@@ -115,7 +117,7 @@ class Fragments(CudaPart):
         return over[0], over[1]
 
     def read_whole(self, e: Expr) -> bool:
-        """Whether an expression's vectors along K are single loads.
+        """Whether an expression consists of vectors of 8 elements along K, each read by a single load.
 
         A select between loads counts, if its condition is uniform over a vector.
         """
@@ -153,7 +155,11 @@ class Fragments(CudaPart):
         return [x for a in e.args for x in self.sources(a)]
 
     def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
-        """Declare registers for vectors along K of dimensions `dims`; returns the register value."""
+        """Declare registers for a load's vectors of 8 elements along K; returns the register value.
+
+        `dims`: dimensions that the load varies along. Raises Unfusable if K is not among them, or for other dtypes than
+        those of fragments.
+        """
         frame = self.frame
         if frame.dim not in dims or dtype not in FRAGMENT_DTYPES:
             raise Unfusable("a load that is no fragment")
@@ -164,14 +170,15 @@ class Fragments(CudaPart):
         return local
 
     def spot(self, local: Local, at: str) -> str:
-        """Text of the vector at index `at` of a thread's vectors in a register value."""
+        """Text of one vector of a register value; `at` is the text of its index among the thread's vectors."""
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
-        """Emit vector loads of `e` in a loop nest, under `condition` if there is one.
+        """Emit the loads of all vectors of the load `e` in a loop nest; `condition` is the text of a condition for
+        them, "" for none.
 
-        Loads of columns bypass L1, so that L1 keeps the rows. Out-of-bounds vectors are loaded from a valid
-        address and zeroed by a select, because a branch would serialize the loads.
+        Loads of columns bypass L1, so that L1 keeps the rows. Out-of-bounds vectors are loaded from a valid address and
+        zeroed by a select, because a branch would serialize the loads.
         """
         local = self.held[e]
         where, anywhere, conditions = self._source(nest, e)
@@ -204,7 +211,8 @@ class Fragments(CudaPart):
         return where, frame.param[operand], conditions
 
     def read(self, loads: Sequence[Expr], condition: str = "") -> None:
-        """Emit loop nests that load vectors, each predicated by `condition` if there is one."""
+        """Emit loop nests that load the vectors of `loads`; `condition` is the text of a condition for them, "" for
+        none."""
         for dims in dict.fromkeys(self.held[x].dims for x in loads):
             nest = ThreadNest(self.frame, dims, self.frame.dim)
             for x in loads:
@@ -394,7 +402,10 @@ class Fragments(CudaPart):
 
     def put(self, e: Expr, first: int) -> Put:
         """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
-        returns their location."""
+        returns their location.
+
+        Raises Unfusable for a sum over columns that is no product.
+        """
         frame = self.frame
         warps, rows, local = frame.warps, frame.heights * HEIGHT, self.names[e]
         tiles, across = 0, 1

@@ -41,8 +41,9 @@ class ThreadFrame(Writer[CudaScope]):
     """A kernel in a thread layout, and the text emitted so far.
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
-    not cover and that are therefore looped over sequentially. `wide` is the compute dtype. With programmatic dependent
-    launch, operands in `constant` are read before the wait for the previous kernel.
+    not cover and that are therefore looped over sequentially. `wide` is the compute dtype. `constant` names operands
+    that no kernel of the program writes (weights): with programmatic dependent launch they are read before the wait for
+    the previous kernel.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class ThreadFrame(Writer[CudaScope]):
         return self.dims(e.axes)
 
     def loops(self, dims: Iterable[str], lanes: str = "") -> list[tuple[str, str, int]]:
-        """Loops over a thread's elements along dimensions, as (variable, dimension, count).
+        """Loops over a thread's elements along dimensions, as (variable, dimension, number of iterations).
 
-        Loops of one iteration, and the vector loop along `lanes`, are left out.
+        Left out: loops of one iteration, and the loop over the elements of a vector along the dimension `lanes`.
         """
         there = [d for d in self.order if d in set(dims)]
         found = [(f"{d}_i", d, self.along[d].repeat) for d in there]
@@ -102,7 +103,7 @@ class ThreadFrame(Writer[CudaScope]):
         return [x for x in found if x[2] > 1]
 
     def count(self, dims: Iterable[str], lanes: str = "") -> int:
-        """Elements (vectors, with `lanes`) that a thread holds along dimensions."""
+        """Number of elements that a thread holds along dimensions; a vector along `lanes` counts as one."""
         return math.prod(n for *_, n in self.loops(dims, lanes))
 
     def ragged(self, dim: str) -> bool:
@@ -110,7 +111,7 @@ class ThreadFrame(Writer[CudaScope]):
         return self.extent[dim] % self.along[dim].block != 0
 
     def in_column(self, e: Expr) -> Expr:
-        """An expression with reduction axes that run over columns replaced by the column axes."""
+        """The expression with column axes in place of those reduction axes that run over columns."""
         if not e.axes & self.columns.keys():
             return e
         args = tuple(self.in_column(a) for a in e.args)

@@ -53,7 +53,8 @@ def emit(
 ) -> CudaLaunch:
     """The launch of a kernel in a layout. Raises Unfusable if the emitter does not support the kernel.
 
-    With programmatic dependent launch, operands in `constant` are read before the wait for the previous kernel.
+    `name`: of the emitted function. With programmatic dependent launch, the operands named in `constant` (weights) are
+    read before the wait for the previous kernel.
     """
     return SimtEmitter(ThreadFrame(kernel, layout, name, shape, constant)).launch()
 
@@ -180,8 +181,8 @@ class SimtEmitter(CudaPart):
     def as_last(self, programs: int, parts: int, counter: int, shared: int) -> list[str]:
         """The lines with which the last block of a tile combines the tile's partial results.
 
-        `programs`, `parts`: blocks of the grid, and how many of them share a tile. `counter`, `shared`: offsets of the
-        blocks' counter in scratch memory, and of free shared memory.
+        `programs`: number of blocks in the grid; `parts`: how many of them share a tile. `counter`: number from which
+        fresh variable names count. `shared`: offset of free shared memory.
         """
         frame = self.frame
         tiles = counted(programs, parts)

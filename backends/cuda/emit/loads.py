@@ -20,18 +20,20 @@ HELD = 512  # limit in bytes of one value in a thread's registers
 
 
 def no_reduction(e: Expr) -> None:
-    """Raise Unfusable: the `reduce` of emitters that support no reductions besides their products."""
+    """Raises Unfusable. It is the default of `ThreadLoads.reduce`, for emitters whose only reductions are matrix
+    products that they emit themselves."""
     raise Unfusable("a reduction beside products")
 
 
 @dataclass(eq=False)
 class ThreadLoads(CudaPart):
-    """Emitter part for loads and hoisted values. `reduce` computes a reduction into registers."""
+    """Emitter part for loads and hoisted values. `reduce` is called to compute a reduction into registers."""
 
     reduce: Callable[[Expr], None] = field(default=no_reduction, init=False)
 
     def need(self, e: Expr) -> None:
-        """Emit the loads and computations of everything that the loop nest of an expression reads."""
+        """Emit the loads, reductions and hoisted values that the loop nest of an expression reads and that are not
+        known yet."""
         frame, few = self.frame, self._few(e)
         for x in unknown(e, lambda a: frame.scope.find(a) is not None or a.op in ("const", "index")):
             if frame.scope.find(x) is not None:  # computed along with another reduction
@@ -68,7 +70,10 @@ class ThreadLoads(CudaPart):
         )
 
     def load(self, e: Expr) -> Local:
-        """Emit a load of the thread's elements, vectorized where they are contiguous; returns the register value."""
+        """Emit a load of the thread's elements, vectorized where they are contiguous; returns the register value.
+
+        Raises Unfusable if they need too many registers (`check_held`).
+        """
         frame = self.frame
         operand, at, steps, dtype = e.value
         dims = frame.spans(e)
@@ -112,7 +117,10 @@ class ThreadLoads(CudaPart):
 
     def kept(self, e: Expr) -> Local:
         """Emit the computation of an expression into registers, for use in several loop nests; returns the register
-        value."""
+        value.
+
+        Raises Unfusable for integers and bools, and for too many registers (`check_held`).
+        """
         frame = self.frame
         dims = frame.spans(e)
         count = frame.count(dims)
@@ -197,9 +205,9 @@ class ThreadLoads(CudaPart):
             frame.warm += scope.lines
 
     def early_loads(self) -> None:
-        """Issue independent loads of the epilogue before the main loop.
+        """Emit before the main loop the epilogue's loads whose positions depend on nothing computed or loaded.
 
-        Only where they need few registers (at most 8 values).
+        Only where they need few registers (at most 8 values per thread).
         """
         frame = self.frame
         for store in self.kernel.stores:

@@ -23,9 +23,11 @@ class ThreadLoops(CudaPart):
     accumulators: Reductions
 
     def reduction(self, e: Expr) -> None:
-        """Compute a reduction into registers, together with all ready reductions along the same axis.
+        """Compute a reduction into registers, together with all reductions along the same axis whose operands are
+        available.
 
-        The elements are read in a loop if a block does not cover the axis.
+        The elements are read in a loop if a block does not cover the axis. Raises Unfusable inside a loop over the same
+        axis.
         """
         frame = self.frame
         dim = frame.dim_of[e.axis]
@@ -50,7 +52,7 @@ class ThreadLoops(CudaPart):
             self.accumulators.exchange(names, monoid, dim)
 
     def loop(self, wanted: Expr) -> None:
-        """Emit the loop that computes a reduction and all others along its dimension that are ready."""
+        """Emit the loop that computes a reduction, and all others along its dimension whose operands are available."""
         frame = self.frame
         dim = frame.dim_of[wanted.axis]
         ready = self._ready(wanted, dim)
@@ -137,9 +139,9 @@ class ThreadLoops(CudaPart):
     ) -> None:
         """Write the sequential loop over a dimension around the statements of scope `inner`, into scope `outer`.
 
-        `fetched`: (scope before the loop, scope with the loads of one iteration), for loads that are prefetched `ahead`
-        iterations earlier (cp.async); None without prefetching. `end`: text of the index at which the loop ends; empty
-        for the end of the dimension.
+        `fetched`: (scope before the loop, scope with the loads of one iteration) of loads that are prefetched by
+        cp.async as many iterations earlier as the layout says (`ThreadLayout.ahead`); None without prefetching. `end`:
+        text of the index at which the loop ends; "" for the end of the dimension.
         """
         frame = self.frame
         size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead

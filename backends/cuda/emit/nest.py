@@ -36,7 +36,8 @@ class ThreadNest:
 
     # ------------------------------------------------------------ lines
     def depth(self, dims: Iterable[str]) -> int:
-        """Number of loops around a value that varies along dimensions."""
+        """Number of loops of the nest that enclose the computation of a value that varies along the given
+        dimensions."""
         there = set(dims)
         return max((i + 1 for i, (_, d, _) in enumerate(self.loops) if d in there), default=0)
 
@@ -133,7 +134,7 @@ class ThreadNest:
         return " + ".join(terms).replace("+ -", "- ")
 
     def mask(self, dim: str) -> str:
-        """Bounds check of a thread's element along a dimension.
+        """Text of the bounds check of a thread's element along a dimension.
 
         Where vectors divide the axis, one check serves the whole vector.
         """
@@ -142,7 +143,7 @@ class ThreadNest:
         return f"{self.coordinate(dim, whole)} < {e.extent[dim]}"
 
     def masks(self, dims: Iterable[str]) -> list[str]:
-        """Bounds checks along the ragged dimensions."""
+        """Texts of the bounds checks along those of the dimensions whose last block is partial."""
         return [self.mask(d) for d in dims if self.emitter.ragged(d)]
 
     # ------------------------------------------------------------ values
@@ -166,7 +167,11 @@ class ThreadNest:
         return " + ".join(terms) or "0"
 
     def scalar(self, e: Expr, at: int, dtype: str = "") -> str:
-        """Text of an expression inside the loops over `at`; with `dtype`, converted to that storage dtype."""
+        """Text of an expression inside the outermost `at` loops of the nest; with `dtype`, converted to that storage
+        dtype.
+
+        Raises Unfusable for a load or reduction that has not been emitted before.
+        """
         if not self.uses:
             self._count(e)
         if dtype:

@@ -20,13 +20,19 @@ class Reductions(CudaPart):
     loads: ThreadLoads
 
     def kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
-        """The dimensions of a reduction's result. Raises Unfusable for unsupported monoids."""
+        """The dimensions of the result of the reduction `e`: those of its `body` without the reduced one, `dim`.
+
+        Raises Unfusable for unsupported monoids, and for reductions of integers or bools.
+        """
         if e.kind != "float" or e.value[0] not in COMBINE:
             raise Unfusable(f"a reduction by {e.value[0]} of {e.kind}")
         return tuple(d for d in self.frame.spans(body) if d != dim)
 
     def begin(self, name: str, kept: Sequence[str], monoid: str) -> None:
-        """Declare the accumulator `name` over the dimensions `kept`, initialized to the monoid's neutral element."""
+        """Declare the accumulator `name` over the dimensions `kept`, initialized to the monoid's neutral element.
+
+        Raises Unfusable if it needs too many registers (`ThreadLoads.check_held`).
+        """
         frame = self.frame
         count = frame.count(kept)
         self.loads.check_held(4 * count)
@@ -80,7 +86,8 @@ class Reductions(CudaPart):
         self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
-        """Emit one iteration of a running maximum (online softmax) along `dim`, kept in the variable `name`.
+        """Emit one iteration of the running maximum `e` of `body` along `dim`, kept in the variable `name` (online
+        softmax).
 
         Returns the register value of the factor that rescales sums to the new maximum.
         """
@@ -112,10 +119,10 @@ class Reductions(CudaPart):
     def joint(
         self, e: Expr, names: Mapping[Expr, str], sums: Sequence[Expr], dim: str, bodies: Mapping[Expr, Expr]
     ) -> None:
-        """Emit the combination of a running maximum and of the sums that are relative to it across the threads along a
+        """Emit the combination of a running maximum `e`, and of the sums relative to it, across the threads along a
         dimension (online softmax).
 
-        `e`: the maximum. `names`: accumulator of each reduction, `bodies`: its body.
+        `names`: variable of the accumulator of each reduction, `bodies`: its body.
         """
         frame = self.frame
         if frame.along[dim].threads == 1:

@@ -35,7 +35,7 @@ class CudaLaunch:
 
     @property
     def source(self) -> str:
-        """The Python statement that defines the kernel."""
+        """The Python statement that defines the kernel object, with its CUDA source."""
         options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
         options += f", beside=({', '.join(self.beside)},)" if self.beside else ""
         return (
@@ -44,7 +44,7 @@ class CudaLaunch:
 
     @property
     def definitions(self) -> dict[str, str]:
-        """All Python definitions: name -> source."""
+        """All Python definitions that the launch needs, the kernel's last: name -> statement."""
         return {name: f'{name} = r"""{text}"""\n' for name, text in self.beside.items()} | {self.name: self.source}
 
     def call(self, names: Mapping[str, str]) -> str:
@@ -75,7 +75,7 @@ COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 
 def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozenset[str]) -> str:
-    """CUDA text of an elementwise operation over the texts of its operands, in compute dtype `wide`.
+    """CUDA text of an elementwise operation in compute dtype `wide`; `text` returns the text of an operand.
 
     `results` are the storage dtypes of the kernel's results: where all are 16-bit, erf and GELU use polynomials of
     matching accuracy (short_erf.py).
@@ -104,7 +104,10 @@ def byte_of(e: Expr) -> str:
 
 
 def span(at: Index, steps: Sequence[int]) -> int:
-    """Largest position that an index can have; data-dependent strides `steps` force 64 bits."""
+    """Largest absolute value of an index, which decides between 32-bit and 64-bit arithmetic.
+
+    Any data-dependent terms (`steps`: their strides) make it exceed 32 bits, since their values are unknown.
+    """
     return max(abs(at.range[0]), at.range[1]) + sum(abs(s) for s in steps) * WIDE * bool(steps)
 
 
@@ -127,7 +130,7 @@ def plus(text: str) -> str:
 
 
 def spelled(ctype: str) -> str:
-    """Spelling of a C type as a conversion function."""
+    """Text that converts to a C type when parentheses follow: the type, itself in parentheses if it has two words."""
     return f"({ctype})" if " " in ctype else ctype
 
 

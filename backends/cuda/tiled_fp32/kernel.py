@@ -98,7 +98,7 @@ class TiledOperand:
     """Operand of a tiled GEMM in global memory.
 
     `place`: text of the tile's base address. `step`: stride of the non-contiguous dimension, in elements. `along`:
-    whether the operand is contiguous along K. `words`: elements that one copy may have.
+    whether the operand is contiguous along K. `words`: number of elements in one cp.async copy.
     """
 
     place: str
@@ -108,7 +108,10 @@ class TiledOperand:
 
 
 def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> CudaLaunch:
-    """The launch of a GEMM with given tiles. Raises Unfusable unless its operands are plain float32 matrices."""
+    """The launch of a GEMM with given tiles; `name` is that of the emitted function.
+
+    Raises Unfusable unless its operands are plain float32 matrices.
+    """
     if tiles.scratch_parts == 1:
         return TiledGemm(TiledFrame(kernel, shape, tiles, name), tiles).tiles()
     axes = {e.axis for e in shape.dots}
@@ -150,7 +153,10 @@ class TiledFrame(ThreadFrame):
 
 
 class TiledGemm(CudaPart):
-    """Emitter of a tiled GEMM. `frame` and `stores` emit the epilogue."""
+    """Emitter of a tiled GEMM. `frame` and `stores` emit the epilogue.
+
+    The constructor raises Unfusable for kernels that it cannot write (`emit_tiles`).
+    """
 
     frame: TiledFrame
 
@@ -199,7 +205,7 @@ class TiledGemm(CudaPart):
         return TiledOperand(place, step, along, math.gcd(together, 4))
 
     def tiles(self, last: SimtEmitter | None = None) -> CudaLaunch:
-        """The launch: the function's text and its grid.
+        """The launch: the function's text and its grid. Raises Unfusable if the tiles are too large, or too many.
 
         `last`: emitter of the code that the last block of each tile runs after its own part of split-K.
         """

@@ -45,23 +45,23 @@ class GemmOperand:
     along: bool
 
 
-def emit_gemm(kernel: Kernel, shape: Shape, roles: GemmSchedule, name: str) -> CudaLaunch:
-    """The launch of a GEMM with given tiles.
+def emit_gemm(kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> CudaLaunch:
+    """The launch of a GEMM in a schedule; `name` is that of the emitted function.
 
     Raises Unfusable unless its operands are plain 16-bit matrices that TMA can load.
     """
-    return Gemm(GemmFrame(kernel, shape, roles, name), roles).launch()
+    return Gemm(GemmFrame(kernel, shape, schedule, name), schedule).launch()
 
 
-def readable(kernel: Kernel, shape: Shape, roles: GemmSchedule) -> bool:
+def readable(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
     """Whether TMA can load the operands of a product in the tiles of a schedule."""
-    return if_fusable(lambda: Gemm(GemmFrame(kernel, shape, roles, PROBE), roles)) is not None
+    return if_fusable(lambda: Gemm(GemmFrame(kernel, shape, schedule, PROBE), schedule)) is not None
 
 
 class Gemm(CudaPart):
-    """Emitter of a warp-specialized GEMM.
+    """Emitter of a warp-specialized GEMM. `frame`, `loads` and `stores` emit the epilogue.
 
-    `frame`, `loads` and `stores` emit the epilogue.
+    The constructor raises Unfusable for kernels and schedules that it cannot write (`emit_gemm`).
     """
 
     frame: GemmFrame
@@ -83,7 +83,7 @@ class Gemm(CudaPart):
         if len(lefts) != 1 or not shape.rows or not shape.cols:
             raise Unfusable("products of different rows")
         self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
-        if roles.n not in COLUMNS or roles.height % GROUP or not roles.waiting(len(self.rights)):
+        if roles.n not in COLUMNS or roles.height % GROUP or not roles.store_buffers(len(self.rights)):
             raise Unfusable("tiles that groups of warps cannot share, or that leave no room")
         if frame.tiles[0] % roles.down or frame.tiles[1] % roles.across:
             raise Unfusable("an odd number of tiles for pairs of blocks")
@@ -188,8 +188,11 @@ class Gemm(CudaPart):
         boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
         rights = len(self.rights)
         room = 1024 + r.stages * r.stage(rights) + 16 * r.stages + 8 * GROUPS
-        room += r.waiting(rights) * GROUPS * r.height * 2 * PIECE
-        beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{r.taken(rights)}": product_text(r.taken(rights))}
+        room += r.store_buffers(rights) * GROUPS * r.height * 2 * PIECE
+        beside = {
+            "CUDA_ROLES": ROLE_LIBRARY,
+            f"CUDA_ROLES_{r.instruction_columns(rights)}": product_text(r.instruction_columns(rights)),
+        }
         return CudaLaunch(
             frame.name, "\n".join(function), clusters * r.blocks, THREADS, tuple(used), r.early, room, boxes, beside
         )
@@ -233,7 +236,7 @@ class Gemm(CudaPart):
         few, many = REGISTERS
         numbers = (
             CTYPES[self.dtype], r.m, r.n, rights, _truth(r.turns > 1), r.down, r.across, r.parts, r.stages,
-            _truth(self.left.along), _truth(self.right[0].along), r.waiting(rights),
+            _truth(self.left.along), _truth(self.right[0].along), r.store_buffers(rights),
         )  # fmt: skip
         return [
             "ROOM(float, room);",

@@ -53,7 +53,7 @@ class GemmSchedule(Schedule):
         """Accumulators per consumer thread for `rights` right-hand matrices."""
         return rights * self.height * self.wide // 128
 
-    def taken(self, rights: int) -> int:
+    def instruction_columns(self, rights: int) -> int:
         """Columns (N) of one wgmma instruction: the columns of all right-hand matrices together if the matrices are
         adjacent in shared memory and have at most 256 columns, else the columns of one matrix."""
         together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
@@ -64,12 +64,12 @@ class GemmSchedule(Schedule):
         return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
 
     def joining(self, rights: int) -> int:
-        """Bytes of shared memory for the partial sums that the other blocks of a cluster send to one block, which
-        stores them in its ring buffer of tiles. `rights`: number of right-hand matrices."""
+        """Bytes of shared memory that receive the partial sums of the other blocks of a cluster (split-K). They are
+        taken from the ring buffer of tiles. `rights`: number of right-hand matrices."""
         pieces = -(-self.wide // PIECE)
         return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
 
-    def waiting(self, rights: int) -> int:
+    def store_buffers(self, rights: int) -> int:
         """Number of buffers for results of 64 columns that fit into shared memory per consumer group; 0 to 2.
 
         `rights`: number of right-hand matrices.

@@ -96,14 +96,14 @@ def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> I
             or (m > GROUP and rows <= GROUP)
         ):
             continue
-        fits = (s for s in (8, 6, 5, 4, 3) if r.but(stages=s).waiting(rights) >= (2 if s > 4 else 1))
+        fits = (s for s in (8, 6, 5, 4, 3) if r.but(stages=s).store_buffers(rights) >= (2 if s > 4 else 1))
         stages = next(fits, 0)
         if not stages or r.joining(rights) > stages * r.stage(rights):
             continue
         rounds = ceil(programs / target().multiprocessors)
         wide = rights * -(-n // PIECE) * PIECE  # right-hand columns are loaded 64 at a time
         brought = (m + wide) * 2 * DEPTH / BYTES
-        multiplied = 2 * m * n * rights * DEPTH / RATE * (1 + NARROW / r.taken(rights))
+        multiplied = 2 * m * n * rights * DEPTH / RATE * (1 + NARROW / r.instruction_columns(rights))
         pairs = 1.0 if down * across == 1 else LONG_PAIRS if size >= LONG and rounds > 1 else PAIRS
         times = pairs * (SMALL if m == GROUP else 1.0) * (ODD if n % PIECE else 1.0)
         behind = END * r.held(rights) / 2 / parts * (1 if turns == 2 else rounds) + r.joining(rights) / SENT

@@ -81,7 +81,7 @@ class Unrolled:
         self.counter = 0
 
     def launch(self) -> CudaLaunch:
-        """The function's text and its grid."""
+        """The function's text and its grid. Raises Unfusable for more than MOST expressions per thread."""
         tiles = self.schedule.tiles(self.kernel)
         axes = [tiles[a][0] if a in tiles else a for a in self.kernel.axes]
         threads = prod(a.size for a in axes)
@@ -145,7 +145,10 @@ class Unrolled:
         return 1 + sum((d - 1) * s for d, s in zip(found.shape, found.strides))
 
     def place(self, axes: Sequence[Axis], threads: int) -> None:
-        """Emit the coordinates of this thread's box."""
+        """Emit the coordinates of this thread's box along `axes`; `threads` is the number of threads of the whole grid.
+
+        Raises Unfusable if a 32-bit number cannot count them.
+        """
         self.line(f"const int thread = blockIdx.x * {self.schedule.threads} + threadIdx.x;")
         if threads % self.schedule.threads:
             self.line(f"if (thread >= {threads}) return;")
@@ -187,7 +190,7 @@ class Unrolled:
         return f"{stem}{self.counter}"
 
     def text(self, e: Expr) -> str:
-        """Text of an expression."""
+        """Text of an expression; what it needs is emitted before, once."""
         if e not in self.known:
             self.known[e] = self.value(e)
         return self.known[e]

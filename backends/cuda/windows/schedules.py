@@ -25,9 +25,9 @@ ACCESS, OWN, BEGIN = 3, 6, 20  # instructions per access, per result and per thr
 
 
 def window_schedules(kernel: Kernel, count: int) -> list[WindowSchedule]:
-    """At most `count` schedules, best guess first (with `early`, the best quarter also without).
+    """At most `count` schedules, best guess first; empty unless all reductions are over windows.
 
-    Empty unless all reductions are over windows.
+    Three quarters use programmatic dependent launch (`early`); the others are the best ones without it.
     """
     return list(_ranked(WindowWork.of(kernel), count)) if is_windowed(kernel) else []
 

@@ -13,7 +13,8 @@ FOLD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """Terms rebuilt in builder `b` with indices in place of axes; conditions that become constant are folded."""
+    """Terms rebuilt in builder `b` with each axis in `change` replaced by its index; conditions that become constant
+    are folded."""
     known: dict[Index, Index] = {}
 
     def put(at: Index) -> Index:
@@ -37,8 +38,8 @@ def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> li
 
 
 def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
-    """(terms with their reductions unrolled, for each reduction the list of its partial values after one element, two,
-    ...)."""
+    """(`roots` with their reductions unrolled, the partial values of each reduction). The partial values are those
+    after one element, two elements and so on."""
     steps: list[list[Expr]] = []
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr:

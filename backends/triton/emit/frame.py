@@ -94,7 +94,7 @@ class TileFrame(Writer[TritonScope]):
         return axis.name
 
     def sizes(self, dims: Sequence[str]) -> str:
-        """Text of the shape of a tile over `dims`."""
+        """Text of the shape of a tile over `dims`, as a tuple of numbers."""
         inner = ", ".join(str(self.block[d]) for d in dims)
         return f"({inner},)" if len(dims) == 1 else f"({inner})"
 

@@ -47,7 +47,7 @@ class Positions(TritonPart):
         return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
 
     def position(self, index: Index, wide: bool = False) -> Tile:
-        """Triton text of the tile of values of an index expression; `wide` computes in 64 bits."""
+        """Tile of the values of an index expression; `wide` computes them in 64 bits."""
         parts: dict[tuple[str, ...], list[str]] = {}
         for atom, c in index.terms:
             dims, text = self._atom(atom)
@@ -63,9 +63,9 @@ class Positions(TritonPart):
         return Tile(text or "0", all_dims, "int32")
 
     def mask(self, dims: Sequence[str], over: Sequence[str], more: Sequence[Tile] = ()) -> str:
-        """Text of the bounds mask of tiles over the dimensions `over`: checks along `dims`, and the conditions `more`.
+        """Text of the bounds mask of a tile over the dimensions `over`; "" if no check is needed.
 
-        Empty if no check is needed.
+        It combines checks along those of `dims` whose last tile is partial, and the conditions `more`.
         """
         frame = self.frame
         parts = [Tile(f"{d} < {frame.extent[d]}", (d,), "bool") for d in dims if frame.ragged(d)] + list(more)
@@ -76,7 +76,7 @@ class Positions(TritonPart):
         return " & ".join(frame.spread(p, over) if p.dims else p.text for p in joined)
 
     def origin(self, axis: Axis, dim: str) -> str:
-        """Text of the first position of a tile along an axis."""
+        """Text of the position along an axis, which is in dimension `dim`, at which the current tile begins."""
         frame = self.frame
         if axis in frame.walked:
             return f"{axis.name}_"
@@ -86,7 +86,10 @@ class Positions(TritonPart):
         return f"tile_{dim} * {frame.block[dim]}" if tiled else "0"
 
     def extreme(self, at: Index, side: str) -> str:
-        """Text of the minimum or maximum (`side`: "min" or "max") of an index over a tile."""
+        """Text of the minimum or maximum (`side`: "min" or "max") of an index over a tile.
+
+        Raises Unfusable for an index that varies along two dimensions.
+        """
         tile = self.position(at)
         for _ in tile.dims[1:]:
             raise Unfusable("a bound over two dimensions")

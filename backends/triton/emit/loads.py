@@ -36,7 +36,8 @@ class TileLoads(TritonPart):
     def load(self, e: Expr, moving: str = "") -> Tile:
         """Tile of a load: a TMA box if possible, else a masked pointer load.
 
-        `moving` is the text of a 0 to be added to the address.
+        `moving`: text of an expression that is 0 but seems loop-dependent, added to the address so that the load stays
+        in the loop (`read_inside`).
         """
         frame = self.frame
         operand, at, steps, dtype = e.value
@@ -67,7 +68,8 @@ class TileLoads(TritonPart):
         return Tile(text, dims, dtype)
 
     def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
-        """The tile of a TMA load of an operand at an index; None if it is loaded into registers."""
+        """The tile of a TMA load of an operand at an index; None if TMA cannot load it, or outside of loops, where
+        pointer loads are faster."""
         frame = self.frame
         if frame.fresh_loads or not at.axes & (frame.walked.union(self.shape.cols) if frame.n_loop else frame.walked):
             return None  # loads outside of loops go to registers: shared memory takes longer and more space
@@ -81,7 +83,8 @@ class TileLoads(TritonPart):
         return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """Name of the tensor map, and the TMA box, of a load of an operand at an index; None if TMA cannot load it."""
+        """(name of the tensor map, TMA box) of a load of an operand at an index; None if TMA cannot load it. `dtype`:
+        of the operand."""
         frame = self.frame
         if dtype not in ITEMSIZE:
             return None

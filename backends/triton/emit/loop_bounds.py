@@ -24,7 +24,8 @@ class LoopBounds(TritonPart):
         """Ranges of the loops over an axis, as (start, end, masks that are redundant there -> their replacements).
 
         `ready`: reductions that the loops compute. Where a mask makes every reduction's body neutral beyond a bound,
-        the loop ends at the bound. A causal mask is applied only in the last tiles.
+        the loop ends at the bound. With a causal mask there are two ranges, and only the second, over the last tiles,
+        applies the mask.
         """
         own = [e for e in ready if rolled(e, axis) not in ready]
         found = [self.axis_masks(e, axis) for e in own if axis not in self.frame.single]

@@ -39,7 +39,8 @@ class TileLoops(TritonPart):
         return self.whole(e)
 
     def neutral(self, e: Expr, body: Tile, dim: str) -> str:
-        """Text of a reduction's body, masked. Positions of a tile beyond the end of the axis hold the neutral element."""
+        """Text of the tile `body` of the reduction `e`, with the neutral element at positions beyond the end of the
+        axis (`dim`)."""
         frame = self.frame
         if not frame.ragged(dim) or (e.value[0] == "sum" and vanishes(e.args[0], e.axis)):
             return f"{body.atom} + 0.0" if _as_product(e, body) else body.text
@@ -47,7 +48,7 @@ class TileLoops(TritonPart):
         return f"tl.where({mask}, {body.text}, {_neutral(e, body.dtype)})"
 
     def whole(self, e: Expr) -> Tile:
-        """Tile of a reduction whose axis one tile holds whole."""
+        """Tile of a reduction whose axis one tile holds whole. Raises Unfusable for unsupported monoids."""
         dot = self.shape.dots.get(e)
         if dot is not None and (tile := self.products.dot(e, dot, None)) is not None:
             return tile
@@ -126,7 +127,8 @@ class TileLoops(TritonPart):
                         self.values.value(x)
 
     def together(self, wanted: Expr) -> list[Expr]:
-        """Ready reductions along the same axis that can share one loop, inner ones first."""
+        """Reductions along the same axis as `wanted` that can share one loop and whose operands are available, inner
+        ones first."""
         axis = wanted.axis
         same = [
             e for e in self.kernel.reductions

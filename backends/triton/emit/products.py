@@ -27,7 +27,8 @@ class Products(TritonPart):
     loads: TileLoads
 
     def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
-        """Tile of a matrix product on tensor cores; None if its tiles are too small.
+        """Tile of the reduction `e`, a matrix product with sides `dot`, on tensor cores; None if its tiles are too
+        small.
 
         `acc`: variable of the accumulator that the product is added to; None for a product that starts at zero.
         """
@@ -60,14 +61,13 @@ class Products(TritonPart):
     def must_wait(self, dot: Dot, rows: str, scaled: bool) -> bool:
         """Whether a loop must wait for a product in each iteration, to avoid an async-copy race.
 
-        `rows` is the dimension of the product's rows. `scaled`: the accumulator is rescaled in each iteration,
-        which waits for the product too, but only in the next iteration. A computed left operand is in
-        registers. Triton's loop continues while wgmma reads them, and the next tile is written into the same
-        registers: 9 % of the elements of a product after a ReLU came out wrong on an H200, different ones at
-        each run (triton-lang/triton issue 9433; ptxas before 13.3). A loaded tile comes through shared memory.
-        If something besides products reads the tile as well, as the statistics of a norm do, Triton 3.6
-        allocates as many buffers as it prefetches, without one for the tile that wgmma still reads: the copy
-        for a later iteration overwrites that tile.
+        `rows` is the dimension of the product's rows. `scaled`: the accumulator is rescaled in each iteration, which
+        waits for the product too, but only in the next iteration. There are two races. A computed left operand is in
+        registers: Triton's loop continues while wgmma reads them, and writes the next tile into the same registers (9 %
+        of the elements of a product after a ReLU came out wrong on an H200, different ones at each run;
+        triton-lang/triton issue 9433; ptxas before 13.3). A loaded tile is in shared memory: if something besides
+        products reads it as well, as the statistics of a norm do, Triton 3.6 allocates one buffer too few, and the copy
+        for a later iteration overwrites the tile that wgmma still reads.
         """
         left, right = (
             (dot.left, dot.right) if rows in {self.frame.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
@@ -115,10 +115,11 @@ class Products(TritonPart):
         return next(iter(sorted(floats & inputs)), self.frame.wide)
 
     def row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
-        """Tiles of the two factors of a row-wise sum of products, if tensor cores should compute the sum; else None.
+        """Tiles of the two factors of a row-wise sum of products `e` along an axis, if tensor cores should compute the
+        sum; else None.
 
-        One factor must also be the operand of a matrix product, since its tile is then already in shared
-        memory; for few rows a second product costs next to nothing.
+        One factor must also be the operand of a matrix product, since its tile is then already in shared memory; for
+        few rows a second product costs next to nothing.
         """
         frame = self.frame
         over, under = factors(e.args[0])
@@ -133,9 +134,11 @@ class Products(TritonPart):
         return (a, b) if 16 <= frame.block["m"] <= FEW and frame.block[frame.dim_of(axis)] >= 16 else None
 
     def on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: TritonScope | None) -> Callable[[], Tile]:
-        """Emit row-wise sums of products as the diagonal of a matrix product, accumulated in the variable `name`.
+        """Emit row-wise sums of the products of tiles `a` and `b` as the diagonal of a matrix product, accumulated in
+        the variable `name`.
 
-        Returns a function that emits the extraction of the diagonal after the loop and returns its tile.
+        `outer`: scope that initializes the variable; None if it is initialized already. Returns a function that emits
+        the extraction of the diagonal after the loop and returns its tile.
         """
         size = self.frame.block["m"]
         self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")

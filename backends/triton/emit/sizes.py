@@ -26,10 +26,10 @@ def sized_launch(launch: Any, statement: str) -> str:
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """(kernel text with an integer parameter for each size that occurs in it, the names of these sizes).
+    """(kernel text with an integer parameter for each of `sizes` that occurs in it, the names of these sizes).
 
-    `prefix` comes before the names of sizes in the text. None if a size is used where Triton needs a constant (in
-    the shape of a tile, or as a keyword argument), or if the text has several functions.
+    A parameter is called `prefix` + size. None if a size is used where Triton needs a constant (in the shape of a tile,
+    or as a keyword argument), or if the text has several functions.
     """
     found = str(text.spelled(lambda value: _spelled(value, prefix)))
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]

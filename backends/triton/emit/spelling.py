@@ -77,11 +77,12 @@ TRITON = {
 
 
 def widest(kinds: Iterable[str]) -> str:
-    """Compute dtype that holds integers of all given dtypes."""
+    """Compute dtype of integer arithmetic on operands of the given dtypes: int64 if one is, else that of the first
+    operand with an integer dtype."""
     found = [k for k in kinds if k not in ("const", "bool")]
     return "int64" if "int64" in found else found[0] if found else "int32"
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether source contains a variable."""
+    """Whether source text contains a variable of this name."""
     return re.search(rf"\b{name}\b", text) is not None

@@ -28,7 +28,7 @@ class TileStores(TritonPart):
     values: TileValues
 
     def results(self) -> None:
-        """Emit all results of the program's tile."""
+        """Emit the computation and the stores of all results of the program's tile."""
         if self.frame.walked or self.frame.n_loop:
             self.write_all(self.kernel.stores)
             return
@@ -162,7 +162,7 @@ class TileStores(TritonPart):
 
 
 def fresh_in(stores: Sequence[OutputStore]) -> list[list[Expr]]:
-    """Expressions of each store that no earlier store has, operands first."""
+    """For each store, the expressions that no earlier store has, operands first."""
     seen: set[Expr] = set()
     found: list[list[Expr]] = []
     for s in stores:

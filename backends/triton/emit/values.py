@@ -29,7 +29,7 @@ class TileValues(TritonPart):
     makers: dict[str, Callable[[Expr], Tile]] = field(default_factory=dict, init=False)
 
     def value(self, e: Expr) -> Tile:
-        """Tile of an expression, computed in the outermost possible scope."""
+        """Tile of an expression; if it is not known yet, it is emitted in the outermost scope that can compute it."""
         frame = self.frame
         found = frame.scope.find(e)
         if found is not None:
@@ -60,8 +60,11 @@ class TileValues(TritonPart):
         return tile
 
     def in_columns(self, e: Expr) -> Expr | None:
-        """The expression with reduction axes that run over columns replaced by the column axes, if the kernel computes
-        or loads that expression; else None. A row that one tile holds whole is then loaded and computed once."""
+        """The expression with column axes in place of those reduction axes that run over columns, if it is a load or
+        the kernel computes it anyway; else None.
+
+        A row that one tile holds whole is then loaded and computed once.
+        """
         frame = self.frame
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
         if e.op != "load" and not (several and e not in frame.reducing):
@@ -75,7 +78,8 @@ class TileValues(TritonPart):
         return moved if e.op == "load" or moved in frame.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
-        """A tile, assigned to a new variable."""
+        """Emit the assignment of a tile to a new variable; returns the tile of the variable. `stem`: what its name
+        begins with."""
         if tile.text.isidentifier():
             return tile
         name = self.fresh(stem)

@@ -345,7 +345,7 @@ def _attention(facts: KernelFacts) -> Ranked:
     short = facts.short
     depths = (16, 32, 64, 128, 256) if short else (32, 64, 128, 256)
     for m, k, warps, stages in product(rows, _blocks(facts.size, depths, 16), (4, 8), (2, 3, 4)):
-        own = tuple(facts.rest.get(i, k) for i in range(len(facts.inner)))
+        own = tuple(facts.other_tiles.get(i, k) for i in range(len(facts.inner)))
         schedule = TileSchedule(m, n, warps, stages, own, boxes=facts.boxed)
         if not tiles_fit(facts, schedule):
             continue

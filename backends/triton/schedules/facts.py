@@ -25,8 +25,8 @@ HEAVY = 64  # operations per element beyond which small programs may pay
 
 @dataclass(frozen=True)
 class Load:
-    """Footprint of a load in a tile: whether it varies along rows and along columns, the indices (in `Shape.inner`) of
-    the reduction axes that it varies along, bytes per element."""
+    """Footprint of a load in a tile: whether it varies along `rows` and along `cols`, which reduction axes it varies
+    along (`inner`: indices in `Shape.inner`), bytes per element."""
 
     rows: bool
     cols: bool
@@ -89,7 +89,7 @@ class KernelFacts:
 
     @property
     def few(self) -> bool:
-        """Whether the product is a skinny GEMM, bound by reading its right side."""
+        """Whether the kernel has few rows: its product is a skinny GEMM, bound by reading the right operand."""
         return self.m <= FEW
 
     @cached_property
@@ -98,28 +98,30 @@ class KernelFacts:
         return max(16, padded(self.n)) if self.n <= 512 else 128
 
     @cached_property
-    def rest(self) -> Mapping[int, int]:
-        """Tile sizes of attention's reduction axes besides the looped one, by index in `inner`: the whole padded axes."""
+    def other_tiles(self) -> Mapping[int, int]:
+        """Tile sizes of the reduction axes of attention that are not looped over, by index in `inner`: the whole padded
+        axes."""
         return {i: max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property
     def head(self) -> int:
-        """Width of the widest side of attention's tiles, except along the loop."""
-        return max([self.columns, *self.rest.values()])
+        """Largest tile size of attention along any axis but rows and the looped one (head sizes, columns)."""
+        return max([self.columns, *self.other_tiles.values()])
 
     def programs(self, s: TileSchedule) -> int:
-        """Number of programs without split-K."""
+        """Number of programs that a schedule launches, without split-K."""
         return -(-self.m // s.m) * -(-self.n // s.n) * self.batch
 
     def depths(self, k: int) -> tuple[int, ...]:
-        """Tile size of each reduction axis of a product: `k` for the main axis, the whole axis for the short ones."""
+        """Tile size of each reduction axis of a product: `k` for the main axis and axes longer than 256, the whole axis
+        for the others."""
         return tuple(
             min(k, padded(size)) if i == self.main or size > 256 else max(16 if self.rows else 1, padded(size))
             for i, size in enumerate(self.inner)
         )
 
     def staged(self, s: TileSchedule) -> int:
-        """Bytes of shared memory per pipeline stage, of the loop that needs most."""
+        """Bytes of shared memory per pipeline stage: the loads of the loop that needs most."""
         tiles = self._tiles(s)
         walked = [i for i, size in enumerate(self.inner) if s.k[i] < size]
         return max((sum(nbytes for nbytes, x in tiles if i in x.inner) for i in walked), default=0)

@@ -21,12 +21,13 @@ ABREAST = 64  # maximum elements per thread of interleaved results
 
 
 def each(elements: float, warps: int) -> float:
-    """Elements per thread of a tile of `elements` elements in a program of `warps` warps."""
+    """Elements per thread of a tile of `elements` elements, in a program of `warps` warps."""
     return elements / (32 * warps)
 
 
 def within(value: int, size: int, least: int = 1) -> bool:
-    """Whether a tile size is legal along an axis: from `least` to the padded size, or `least` if that is larger."""
+    """Whether the tile size `value` is legal along an axis of `size` elements: at least `least`, at most the padded
+    size, or `least` if that is larger."""
     return least <= value <= max(padded(size), least)
 
 
@@ -122,7 +123,7 @@ def _behind(facts: KernelFacts, s: TileSchedule) -> bool:
 def _attention(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of attention."""
     k = s.k[facts.main]
-    if any(s.k[i] != size for i, size in facts.rest.items()) or s.n != facts.columns or s.group is not None:
+    if any(s.k[i] != size for i, size in facts.other_tiles.items()) or s.n != facts.columns or s.group is not None:
         return False
     if s.inside and (not s.boxes or s.m > LITTLE or k * s.scratch_parts >= facts.size):
         return False

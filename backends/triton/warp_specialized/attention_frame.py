@@ -37,7 +37,8 @@ def numbered(stem: str, count: int) -> list[str]:
 class AttentionFrame(TileFrame):
     """Frame of a warp-specialized attention program: register layouts, width pieces, operands loaded by TMA.
 
-    `tall` is its number of rows, `groups` its number of consumer warp groups.
+    `tall` is its number of rows, `groups` its number of consumer warp groups. The constructor raises Unfusable unless
+    exactly one axis is looped over, columns are not, and a tile has at most 256 columns.
     """
 
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape, groups: int) -> None:
@@ -65,7 +66,7 @@ class AttentionFrame(TileFrame):
         return super().ragged(dim) and (self.edge or dim not in {a.name for a in self.walked})
 
     def parent(self, dims: Sequence[str]) -> str:
-        """Variable of the Gluon register layout of tiles over two dimensions."""
+        """Name of the variable that holds the Gluon register layout of tiles over two dimensions."""
         return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
@@ -84,7 +85,8 @@ class AttentionFrame(TileFrame):
 
     @contextmanager
     def resized(self, dim: str, size: int, begin: int) -> Iterator[None]:
-        """Context manager in which a dimension means a piece of its tile: `size` elements from `begin` on."""
+        """Context manager in which the tile along a dimension is only one piece of it: `size` elements from `begin`
+        on."""
         before, self.block[dim] = self.block[dim], size
         if size != before:
             self.first[dim] = begin

@@ -27,8 +27,9 @@ from .tiles import AttentionLoads, SharedTiles
 
 @dataclass(frozen=True)
 class KeyLoop:
-    """State of an emitted loop over keys: `names`, variables of its results; `scores`, variable of the scores; `keys`,
-    `values`, texts of the tiles of a pipeline slot, by width piece; `narrow`, the operands' dtype."""
+    """State of an emitted loop over keys: `parts`, components of attention; `names`, variables of its results;
+    `scores`, variable of the scores; `keys`, `values`, texts of the tiles of a pipeline slot, by width piece; `narrow`,
+    the operands' dtype."""
 
     parts: AttentionParts
     names: Mapping[Expr, str]
@@ -50,7 +51,8 @@ class AttentionLoops(TileLoops):
     factor: Tile | None = field(default=None, init=False)  # per-row factor of the scores, left out of their product
 
     def whole(self, e: Expr) -> Tile:
-        """Tile of an expression; per-row results are converted to the layout of score rows."""
+        """Tile of a reduction whose axis one tile holds whole; per-row results are converted to the layout of score
+        rows."""
         tile = super().whole(e)
         if tile.dims != ("m",):
             return tile

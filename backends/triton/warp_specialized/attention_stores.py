@@ -24,7 +24,10 @@ class AttentionStores(TileStores):
     loops: AttentionLoops
 
     def in_pieces(self) -> None:
-        """Emit all results by column piece; values that do not depend on columns are computed once."""
+        """Emit all results by column piece; values that do not depend on columns are computed once.
+
+        Raises Unfusable unless exactly one product has columns.
+        """
         frame = self.frame
         products = [e for e, d in self.shape.dots.items() if e.axis == frame.axis and d.cols]
         if len(products) != 1:
@@ -45,7 +48,10 @@ class AttentionStores(TileStores):
             frame.top.lines += inner.lines
 
     def store(self, store: OutputStore) -> None:
-        """Emit the store of a result: rounded, converted to a memory-friendly layout, written."""
+        """Emit the store of a result: rounded, converted to a memory-friendly layout, written.
+
+        Raises Unfusable for a result that is no tile of rows and columns.
+        """
         frame = self.frame
         spot = self.kernel.buffers[store.buffer]
         tile = self.values.floated(store.value)
@@ -75,7 +81,8 @@ class AttentionStores(TileStores):
     def column_indices(self, across: str, size: int) -> None:
         """Emit the column indices of results, and the row and column indices of stores.
 
-        `across`: text of the first column, with a plus sign. `size`: number of columns.
+        `across`: text to prefix to indices within a piece ("64 + " for a piece that begins at column 64, "" at 0).
+        `size`: number of columns of the piece.
         """
         frame = self.frame
         out, base = frame.layouts["m", "n"], f"tile_m * {frame.tall} + " if self.shape.m > frame.tall else ""

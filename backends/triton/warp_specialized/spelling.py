@@ -35,5 +35,5 @@ def matrix_layout(columns: int) -> str:
 
 
 def in_gluon(lines: Iterable[str]) -> str:
-    """Text of Gluon functions, from lines in which the Triton emitter has written `tl.` names."""
+    """Text of Gluon functions from lines of the Triton emitter: the prefix `tl.` of names is replaced by `gl.`."""
     return re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(lines)) + "\n"

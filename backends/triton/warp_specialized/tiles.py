@@ -118,7 +118,7 @@ class SharedTiles(TritonPart):
         return "turn // 2 & 1" if self.slots == 2 else f"{self.turn} & 1"
 
     def queries(self, group: str) -> list[str]:
-        """Texts of a group's query tiles, by width piece."""
+        """Texts of the query tiles of a consumer group, one per width piece. `group`: text of the group's number."""
         place = f"{f'turn % 2 * {self.frame.groups} + ' if self.slots == 2 else ''}{group}"
         return [f"{name}.index({place})" for name in numbered("queries", max(1, len(self.frame.asked)))]
 
@@ -129,7 +129,8 @@ class SharedTiles(TritonPart):
         return [self.seen(tile, name) for tile, name in zip(tiles, self.frame.asked)] if self.frame.asked else tiles
 
     def shared(self, slots: int) -> int:
-        """Bytes of shared memory of a kernel: `slots` tiles of queries, rings, and results in transposition."""
+        """Bytes of shared memory that a kernel needs: `slots` tiles of queries, the rings of keys and values, and
+        results in transposition."""
         frame = self.frame
         keys, n, width = frame.block[frame.axis.name], sum(w for _, w in frame.piece("n")), self.width
         if frame.pieces and frame.asked:
@@ -145,8 +146,8 @@ class SharedTiles(TritonPart):
         return len(frame.asked) == 1 and frame.block["n"] > WIDE_RESULT and self.width == frame.block["n"]
 
     def seen(self, tile: str, name: str) -> str:
-        """Text of a shared-memory tile loaded through the tensor map `name`, reinterpreted as a matrix if that map has
-        more than two axes."""
+        """Text of the shared-memory tile with text `tile`, reinterpreted as a matrix if its tensor map `name` has more
+        than two axes."""
         found = self.frame.described[name][1]
         if not found.strides:
             return tile
@@ -158,8 +159,9 @@ class SharedTiles(TritonPart):
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
         """Register the keys or values for loading by the producer, in pieces along the dimension `wide`.
 
-        Returns (texts of the pieces with a placeholder `{}` for the slot, dtype). Raises Unfusable unless
-        `parts` is one 16-bit load that TMA can load.
+        `parts`: factors of this side of the product; `dims`: dimensions in the order that the product wants. Returns
+        (texts of the pieces with a placeholder `{}` for the slot, dtype). Raises Unfusable unless `parts` is one 16-bit
+        load that TMA can load.
         """
         frame = self.frame
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
@@ -181,4 +183,6 @@ class SharedTiles(TritonPart):
         return texts, dtype
 
     def done_with_queries(self) -> list[str]:
+        """Lines that signal the producer that the current tile's queries may be overwritten; none if TMA does not load
+        queries."""
         return [f"mbarrier.arrive(queries_empty.index({self.slot}))"] if self.frame.asked else []
