@@ -46,7 +46,7 @@ class Target(Backend, Protocol):
 
     @property
     def measured(self) -> Measuring:
-        """Kind of measuring process for the backend's kernels on this machine."""
+        """Kind of process in which the backend's kernels are measured: "host" or "gpu"; "": not on this machine."""
         ...
 
     def machine(self) -> MachineKey:
@@ -71,9 +71,9 @@ class Target(Backend, Protocol):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`).
+        """The generated kernel of the terms `roots` over inputs.
 
-        `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: name
+        The parameters are also fields of tuning jobs (`Template.job_fields`). `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: name
         of the input precision of float32 matrix products. Raises UsageError if the backend generates no kernels.
         """
         ...

@@ -109,7 +109,10 @@ def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
 
 
 def facts() -> dict[str, str]:
-    """Name, memory and driver of the GPU for a bug report, as texts by label; only "gpu", with the reason, without one."""
+    """Facts of the GPUs for a bug report, label -> text: names, memory, CUDA version.
+
+    Without a usable GPU the only label is "gpu", and its text says why.
+    """
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()
@@ -131,7 +134,7 @@ def facts() -> dict[str, str]:
 def keep_compiled() -> None:
     """Set Triton's compile cache to a folder that only this user can write, because Triton loads code from there.
 
-    TRITON_CACHE_DIR is kept if it names such a folder.
+    A TRITON_CACHE_DIR that is set already is kept if it names such a folder; else a warning says why it is not used.
     """
     given = os.environ.get("TRITON_CACHE_DIR")
     if given is not None:
