@@ -82,7 +82,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """Namespace of the module in a kernel text, executed."""
+    """The module of a kernel text, executed."""
     module = ModuleType(f"kernel_{found.digest}")
     execute(found.text, f"<{module.__name__}>", vars(module))
     return module

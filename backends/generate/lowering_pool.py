@@ -118,8 +118,8 @@ class Batch:
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
-    def there(self) -> Reply:
-        """The worker's reply to the next job if it has arrived, else an empty reply. Does not wait."""
+    def take_arrived(self) -> Reply:
+        """As `take`, without waiting: an empty reply if none has arrived for the next job."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 

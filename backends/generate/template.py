@@ -176,7 +176,7 @@ class GeneratedKernel(KernelBase):
         return self.lower(self.written(call)) is not None
 
     def flops(self, call: Call) -> float:
-        """Flops of a call, including recomputation due to its schedule."""
+        """Flops of a call, as `effort` (`Template.flops`)."""
         return self.effort(call)
 
     def scratch(self, call: Call) -> int:
