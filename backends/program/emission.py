@@ -48,9 +48,9 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
 
 
 def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
-    """Namespace of executed source; with compiled kernels, without importing their compiler.
+    """Namespace of executed source; with the compiled kernels `binaries`, without importing their compiler.
 
-    Its compiled C library is unloaded once the namespace is garbage. Raises DeviceUnavailableError if C kernels cannot
+    `name`: the program's name or path, for messages and tracebacks. The namespace's C library is unloaded once the namespace is garbage. Raises DeviceUnavailableError if C kernels cannot
     be compiled, or an import fails.
     """
     if binaries is None and "triton" in source:

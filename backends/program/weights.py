@@ -45,8 +45,8 @@ class KeyedWeights(Mapping[str, Array]):
 class EvaluatedWeights(KeyedWeights):
     """Weights of a program as terms over params, evaluated on each read; nothing is cached.
 
-    A matrix that is only prepacked (not in `plain`) may be returned as the transpose of a row-major array, which saves
-    a copy: packing changes the layout anyway.
+    `plain`: keys of weights that must be row-major. Another matrix may be returned as the transpose of a row-major
+    array, which saves a copy: it is only packed, and packing changes the layout anyway.
     """
 
     def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
@@ -87,7 +87,8 @@ class EvaluatedWeights(KeyedWeights):
     def preparing_s(self, keys: Iterable[str], device: str = "") -> float:
         """Estimated seconds of preparing some weights for pooling (`SharedWeights`) on a Torch device; "" for arrays.
 
-        Weights that the device computes count at its rates, after their params are copied there.
+        Weights that the device computes itself (`is_computed_on`) count as a copy of their params to the device and a
+        computation at its rates.
         """
         terms = [self.terms[k] for k in keys]
         there = [t for t in terms if is_computed_on(device, t)]
@@ -101,7 +102,7 @@ class EvaluatedWeights(KeyedWeights):
         )
 
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
-        """Weights that the program with the weights `around` has too: name here -> name there."""
+        """Weights that are equal to a weight of `around`, another program: key in this program -> key in `around`."""
         there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
         found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
         return {name: known for name, known in found.items() if known is not None}
