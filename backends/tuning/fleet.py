@@ -36,7 +36,7 @@ LOCAL = "local"
 
 @dataclass
 class RowList(SinkBase):
-    """Sink that keeps rows in memory. `snapshot`: no earlier measurements."""
+    """Sink that keeps rows in memory. Its `snapshot` of earlier measurements is empty."""
 
     rows: list[Row] = field(default_factory=list)
     snapshot: Snapshot | None = field(default_factory=Snapshot)
@@ -97,7 +97,7 @@ def measure_on_fleet(
 
     `address`: that of a running cluster ("auto": the cluster of this machine), or "local" for a cluster of this
     machine's cores and GPUs that ends with the call. tensor_graphs must be importable on the cluster's machines.
-    `device`, `workers`, `schedules`: as for `measure_jobs`. Rows are checked before they are written. Raises
+    `device`, `workers`, `schedules`, `say`, `stop`: as for `measure_jobs`. Rows are checked before they are written. Raises
     DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
     """
     have = known(Path(root))

@@ -144,9 +144,9 @@ class LocalMeasurers:
     def measure(
         self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
     ) -> None:
-        """Measure candidates into the sink.
+        """Measure the candidates `found` into the sink, first those of the GPU.
 
-        `taken` wraps the sequence of candidates and may end it early. Raises DeviceUnavailableError for GPU
+        `taken`: function from candidates to those of them to measure, which may end early. Raises DeviceUnavailableError for GPU
         candidates if there is no GPU.
         """
         gpu = [c for c in found if on_gpu(c)]

@@ -47,8 +47,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut; on a GPU also
-    emit-error, resources or spills. `stage`: the step that failed, such as compile."""
+    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut (the time was up; never
+    stored); on a GPU also emit-error, resources or spills. `stage`: the step that failed, such as compile."""
 
     status: str
     message: str
@@ -349,7 +349,7 @@ class CpuMeasurer:
     def compile(
         self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0, programs: Iterable[str] = ()
     ) -> bool:  # fmt: skip
-        """No-op: programs compile their kernels at once."""
+        """Do nothing, since programs compile C kernels when they are made; returns True (`Measurer.compile`)."""
         return True
 
     def pause(self) -> None:

@@ -91,8 +91,8 @@ class GpuMeasurer(TrialPipeline):
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
-        Returns the candidates whose measurement continues in the background: none unless `leave`, or `keeps` once time is
-        up. The rows of all others are durable when the call returns.
+        Returns the candidates whose measurement continues in the background: none without `leave`, unless the attribute
+        `keeps` is set and time is up. The rows of all others are durable when the call returns.
         Candidates are drawn from the iterable slightly ahead of measuring.
         `progress`: called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
         which measuring is useless; called repeatedly. `look`: searches end with their first guesses. `later`:
@@ -268,9 +268,9 @@ class GpuMeasurer(TrialPipeline):
         return self.searches.unfinished(candidate)
 
     def further(self, candidate: Candidate) -> bool:
-        """Extend an exhausted search by as many schedules again; returns whether any are left.
+        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
 
-        Searches that ended early are left alone.
+        False, without a change, for a search that has not used up its number of schedules.
         """
         return self.searches.further(candidate)
 
