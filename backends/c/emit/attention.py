@@ -58,7 +58,10 @@ class FewRowAttention:
 
 
 def few_row_attention(kernel: Kernel, shape: Shape | None = None) -> FewRowAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows; None for other kernels."""
+    """The parts of a kernel that is attention of at most `ROWS` rows; None for other kernels.
+
+    `shape`: the kernel's shape, by default computed here.
+    """
     shape = if_fusable(shape_of, kernel) if shape is None else shape
     if shape is None or shape.kind != "attention" or shape.walks or shape.joined or len(kernel.stores) != 1:
         return None
