@@ -31,7 +31,8 @@ Compute = Callable[[Sequence[Any]], Any]
 class Disturbed:
     """Rounding sensitivity of a graph's outputs on given values (arrays, or tensors on `device`); refined by each run.
 
-    `poll` is called between operations, and may raise to interrupt a run.
+    `kept`: params already on the device, by name; newly copied ones are added. `poll` is called between operations, and
+    may raise to interrupt a run. `runs`: number of runs so far.
     """
 
     graph: Graph

@@ -127,7 +127,7 @@ class SliceSums:
         return self.by_row[k][0]
 
     def slices(self, dtype: str, allowed: float) -> Worst:
-        """The slice with the worst norm."""
+        """The slice whose error norm is nearest to its limit, or farthest beyond; `allowed`: relative error in `dtype`."""
         found = Worst()
         for first, axis, count in self.flat.axes():
             gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
