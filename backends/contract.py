@@ -62,9 +62,9 @@ class Target(Backend, Protocol):
         ...
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
-        """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared).
+        """The backend for one optimization, with mutable state; a backend without such state returns itself.
 
-        A backend without such state returns itself.
+        `lowerings`: holds the states of all backends of the optimization. None: a new state, which nothing else uses.
         """
         ...
 
@@ -73,8 +73,9 @@ class Target(Backend, Protocol):
     ) -> Template:
         """The generated kernel of the terms `roots` over inputs.
 
-        The parameters are also fields of tuning jobs (`Template.job_fields`). `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: name
-        of the input precision of float32 matrix products. Raises UsageError if the backend generates no kernels.
+        The parameters are also fields of tuning jobs (`Template.job_fields`). `transposed`: weights whose layout
+        changes at load time. `last`: the output is channels-last. `precision`: name of the input precision of float32
+        matrix products. Raises UsageError if the backend generates no kernels.
         """
         ...
 

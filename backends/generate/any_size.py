@@ -102,10 +102,10 @@ class SizedKernel(KernelBase):
         return f"any_size[{self.origin.identity}]"
 
     def alike(self, call: Call) -> None:
-        """None, because only the kernel at the generic sizes is tuned."""
+        """None, no key for tuning (`GeneratedKernel.alike`): only the kernel at the generic sizes is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
-        """No fields: tuning jobs name the kernel at the generic sizes, `origin`."""
+        """Empty, because tuning jobs are written for the kernel at the generic sizes, `origin`."""
         return {}
 
     # ------------------------------------------------------------ code
@@ -233,7 +233,8 @@ class SizedKernel(KernelBase):
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
         """Form of one schedule for sizes within bounds, or for a part of these sizes (`Form.bounds`).
 
-        `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the schedule's texts have no common form.
+        `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the schedule's texts have
+        no common form.
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]

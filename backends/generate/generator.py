@@ -164,8 +164,8 @@ class Lowering:
         Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
         found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
         templates with the fewest flops, then the smallest kernels, are kept. Maximal groups come first, multi-output
-        groups last. `given`: classes in memory before any kernel runs. `types`: type of each class. Once `enough` returns true, no more groups are grown; kernels of
-        groups grown before are still yielded.
+        groups last. `given`: classes in memory before any kernel runs. `types`: type of each class. Once `enough`
+        returns true, no more groups are grown; kernels of groups grown before are still yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
         images = image_classes(view) - given  # given values are row-major

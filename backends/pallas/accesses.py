@@ -50,8 +50,8 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
-    """Dimension along which an access reads or writes the whole buffer, element i at index i of `axis`; None if there is
-    none. `parts`: the access (`parts_of`); None if it is no box."""
+    """Dimension along which an access reads or writes the whole buffer, element i at index i of `axis`; None if there
+    is none. `parts`: the access (`parts_of`); None if it is no box."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d

@@ -50,8 +50,8 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
 def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
     """Namespace of executed source; with the compiled kernels `binaries`, without importing their compiler.
 
-    `name`: the program's name or path, for messages and tracebacks. The namespace's C library is unloaded once the namespace is garbage. Raises DeviceUnavailableError if C kernels cannot
-    be compiled, or an import fails.
+    `name`: the program's name or path, for messages and tracebacks. The namespace's C library is unloaded once the
+    namespace is garbage. Raises DeviceUnavailableError if C kernels cannot be compiled, or an import fails.
     """
     if binaries is None and "triton" in source:
         gpu.keep_compiled()

@@ -97,8 +97,8 @@ def measure_on_fleet(
 
     `address`: that of a running cluster ("auto": the cluster of this machine), or "local" for a cluster of this
     machine's cores and GPUs that ends with the call. tensor_graphs must be importable on the cluster's machines.
-    `device`, `workers`, `schedules`, `say`, `stop`: as for `measure_jobs`. Rows are checked before they are written. Raises
-    DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
+    `device`, `workers`, `schedules`, `say`, `stop`: as for `measure_jobs`. Rows are checked before they are written.
+    Raises DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
     """
     have = known(Path(root))
     pending, old, bad = deque[tuple[int, Job, bool]](), 0, dict[int, str]()

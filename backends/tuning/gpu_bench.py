@@ -87,7 +87,11 @@ class Arguments:
 
 
 class Bench:
-    """Test bench of one kernel: operands, float64 reference, and the trials of its schedules."""
+    """Test bench of one kernel: operands, float64 reference, and the trials of its schedules.
+
+    `pattern`: the kernel's meaning, as text. `call`: a call of it. `loss`: relative error that the kernel may add by
+    rounding its operands.
+    """
 
     def __init__(self, device: MeasuringDevice, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call

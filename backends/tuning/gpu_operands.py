@@ -223,7 +223,7 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
 
 
 def intact(raw: Any) -> Any:
-    """Whether the guard zones on both sides of an output are unchanged, as a scalar tensor."""
+    """Whether the guard zones at both ends of poisoned memory (`room`) are unchanged, as a scalar tensor."""
     return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
 
 

@@ -146,8 +146,8 @@ class LocalMeasurers:
     ) -> None:
         """Measure the candidates `found` into the sink, first those of the GPU.
 
-        `taken`: function from candidates to those of them to measure, which may end early. Raises DeviceUnavailableError for GPU
-        candidates if there is no GPU.
+        `taken`: function from candidates to those of them to measure, which may end early. Raises
+        DeviceUnavailableError for GPU candidates if there is no GPU.
         """
         gpu = [c for c in found if on_gpu(c)]
         if gpu:

@@ -49,7 +49,8 @@ class KernelSearches:
     def wanted(self, kernel: Measured, search: ScheduleSearch, worth: Cutoff | None) -> list[Schedule]:
         """Tell a kernel's search the times of the last round of trials; returns the schedules that it proposes next.
 
-        `worth`: function from a candidate to its cost cutoff in µs, None for no cutoffs. If the kernel is given up, its remaining schedules are recorded as failures.
+        `worth`: function from a candidate to its cost cutoff in µs, None for no cutoffs. If the kernel is given up, its
+        remaining schedules are recorded as failures.
         """
         for one in kernel.trials:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
