@@ -126,7 +126,7 @@ class Emitter(Protocol):
         ...
 
     def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
-        """The launches of a schedule, in execution order; the names of their kernels begin with `name`.
+        """The launches of a lowered kernel in a schedule, in execution order; names of their kernels begin with `name`.
 
         Raises Unfusable if the kernel cannot be emitted.
         """
@@ -211,7 +211,7 @@ class Lowered:
         return can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The two kernels of a split reduction: (kernel of partial results, combining kernel)."""
+        """The two kernels of a reduction split into `parts` parts: (kernel of partial results, combining kernel)."""
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]

@@ -230,7 +230,10 @@ class LowerPool:
         return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
-        """Send jobs to workers and collect replies; with `wait`, for up to 50 ms."""
+        """Send jobs of `batch` to workers that can take some, and collect replies of all batches.
+
+        With `wait`, wait for a reply for up to 50 ms.
+        """
         self.pumped = time.monotonic()
         for p in [*self._processes]:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
