@@ -125,7 +125,7 @@ class AttentionWriter(CValues):
     sums: set[Expr] = set()  # scores and what is summed over positions
 
     def body(self, parts: FewRowAttention, top: LoopScope) -> None:
-        """Write the loops of attention into the function's block `top`."""
+        """Write the loops of the attention with these parts into the function's block `top`."""
         self.parts, self.kept, self.columns = parts, {}, False
         self.count_of_rows = prod(a.size for a in parts.rows)
         self.widths = padded(parts.head.size), padded(parts.column.size)
