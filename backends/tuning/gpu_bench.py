@@ -362,9 +362,9 @@ def _steady(samples: list[float]) -> bool:
 
 
 def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite: keys as for `result_check.accuracy`.
+    """Error norms of the result `got` against the reference `want`, over elements where both are finite.
 
-    Raises Wrong if NaN or infinity differ.
+    Keys as for `result_check.accuracy`. Raises Wrong if NaN or infinity differ.
     """
     import torch
 

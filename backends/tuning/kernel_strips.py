@@ -54,7 +54,10 @@ class KernelStrip:
 
 
 def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[KernelStrip] | None:
-    """The strips of each output to compare; None if no operand is large, or some output cannot be divided."""
+    """The strips of each output to compare; None if no operand is large, or some output cannot be divided.
+
+    `params`: operands by name, in the dtypes of the terms' leaves.
+    """
     largest = max((a.size for a in params.values()), default=0)
     cuts = [axes_of(root) for root in roots] if largest >= LARGE else [None]
     if any(axes is None or max(_sliced(axes, params)) < largest for axes in cuts):

@@ -215,7 +215,8 @@ def started(
 ) -> subprocess.Popen[str]:
     """A worker process that runs a module of this package, with line-based pipes.
 
-    It has the memory limit of one of `count` workers. Raises WorkerError if it cannot be started.
+    `environment`: further environment variables. `arguments`: of the command line. The process has the memory limit of
+    one of `count` workers. Raises WorkerError if it cannot be started.
     """
     keep_compiled()
     more = {**_thread_environment(), **limited_environment(count), **(environment or {})}

@@ -285,8 +285,9 @@ class GpuMeasurer(TrialPipeline):
     ) -> bool:  # fmt: skip
         """Compile kernels of a program in parallel before its first run, which would compile them one by one.
 
-        `programs`: sources of programs, whose CUDA C++ kernels are compiled together as in their first run. Takes at most
-        `seconds`; returns whether all were done. Compilation errors are reported when a kernel runs.
+        `wanted`: the kernels with their calls. `programs`: sources of programs, whose CUDA C++ kernels are compiled
+        together as in their first run. Takes at most `seconds`; returns whether all were done. Compilation errors are
+        reported when a kernel runs.
         """
         empty = Call({}, Operand(Type((1,), "float32"), (1,)), {})
         found = (KernelText(source, (), (), False, 0, True) for source in programs if "CudaKernel(" in source)
