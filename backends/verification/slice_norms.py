@@ -98,7 +98,7 @@ class SliceSums:
         self.by_column: list[Any] = [None, None, None, None]
 
     def add(self, gap: Any, reference: Any, lost: Any | None) -> None:
-        """Add the errors, reference values and baseline errors (None: zeros) of further rows."""
+        """Add further rows: their errors (`gap`), reference values, and the baseline's errors (`lost`; None: zeros)."""
         inexact = None if lost is None else (lost != 0) * self.xp.ones_like(lost)
         for k, x in enumerate((gap, reference, lost, inexact)):
             if x is None:
