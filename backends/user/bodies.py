@@ -22,9 +22,10 @@ SETUP = {
 
 
 def launch_of(kernel: Kernel, known: Mapping[str, Any]) -> Launch:
-    """The `Launch` that a kernel's function returns for values of its parameters.
+    """The `Launch` that a kernel's function returns; one of a source text alone if it returns a text.
 
-    Raises KernelError for any other result.
+    `known`: values of the function's parameters by name. Raises KernelError if the function fails, or for any other
+    result.
     """
     try:
         found = kernel.body(**{n: known[n] for n in kernel.parameters})
