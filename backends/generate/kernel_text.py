@@ -29,7 +29,7 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source text of the module, and how to call `run`."""
+    """Source text of a kernel's module, and what a caller of its `run` must know."""
 
     text: str
     operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch

@@ -200,7 +200,7 @@ class GeneratedKernel(KernelBase):
         return found.space if found is not None else ()
 
     def write(self, call: Call) -> str:
-        """The statements of a call (see `_code`)."""
+        """The statements of a call: copies of the operands whose elements scatters keep, then the launches."""
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
