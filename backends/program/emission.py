@@ -43,7 +43,7 @@ def programs_of(name: str) -> DevicePrograms:
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emitted program of a plan, for the plan's device."""
+    """Emitted program of a plan, for the plan's device. `reuse_outputs`: as for `DevicePrograms.emit`."""
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 

@@ -104,7 +104,7 @@ class Source:
     shift: int = 0
 
     def of(self, shapes: Sequence[Sequence[int]]) -> int:
-        """The size, read from input shapes."""
+        """The size, read from the shapes of all inputs."""
         return (shapes[self.leaf][self.axis] - self.shift) // self.scale
 
 

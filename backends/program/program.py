@@ -505,7 +505,7 @@ class Program(Unpicklable):
 
     # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
-        """Bytes per device: the sum of `memory_by_kind`."""
+        """Bytes by device name: for the program's device, the sum of `memory_by_kind`."""
         return {self.manifest.device: sum(self.memory_by_kind().values())}
 
     def memory_by_kind(self) -> dict[str, int]:

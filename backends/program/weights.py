@@ -219,7 +219,10 @@ class _PooledWeights(Mapping[str, Any]):
 
 
 class StoredWeights(KeyedWeights):
-    """Weights in a safetensors file, read on demand."""
+    """Weights in a safetensors file, read on demand; `specs`: (key, shape, dtype) of each.
+
+    Raises BadWeightsError if the file is missing or cannot be read.
+    """
 
     def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
         self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
@@ -276,8 +279,8 @@ class StoredWeights(KeyedWeights):
 
 class BorrowedWeights(KeyedWeights):
     """Weights of a plan for some sizes in a saved program: the plan's own, and those that it borrows from the whole
-    program. `names`: name here -> name in `around`. Raises BadWeightsError if a borrowed weight has another shape or
-    dtype."""
+    program. `names`: key here -> key in `around`. `specs`: (key, shape, dtype) of each weight here. Raises
+    BadWeightsError if a borrowed weight has another shape or dtype."""
 
     def __init__(
         self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]
