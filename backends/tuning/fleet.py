@@ -47,7 +47,10 @@ class RowList(SinkBase):
 
 
 class FleetWorker:
-    """The measuring side: an actor's object, alive for many jobs."""
+    """Object of a Ray actor, which measures one job after another on the actor's machine.
+
+    Parameters as for `measure_jobs`.
+    """
 
     def __init__(self, device: str, workers: int | None, schedules: int) -> None:
         self.schedules = schedules

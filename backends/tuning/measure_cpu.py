@@ -33,7 +33,8 @@ from .keys import key_of
 
 @dataclass(frozen=True)
 class Timing:
-    """Result of measuring a kernel: samples in µs, error norms, and the precision of the reference."""
+    """Result of measuring a kernel: samples in µs, error norms (`result_check.accuracy`), and the reference's
+    precision."""
 
     samples_us: tuple[float, ...]
     accuracy: dict[str, float]
@@ -92,16 +93,19 @@ class SinkBase:
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """Make all added rows durable (`Sink.flush`)."""
+        """Do nothing: added rows are as durable as they get (`Sink.flush`)."""
         return None
 
     def calibrated(self, device: str) -> bool:
-        """Whether the limits of a device are known, or need not be measured (`Sink.calibrated`)."""
+        """True: the limits of a device need not be measured (`Sink.calibrated`)."""
         return True
 
 
 class CpuWorkerProcess:
-    """A worker process; starts on first use and restarts after it has died."""
+    """A worker process that runs `module`; starts on first use and restarts after it has died.
+
+    `timeout`: seconds for a job. `environment`: further environment variables of the process.
+    """
 
     def __init__(
         self, module: str = "tensor_graphs.backends.tuning.cpu_worker", timeout: float = 30.0,

@@ -76,7 +76,7 @@ class GpuMeasurer(TrialPipeline):
 
     # ------------------------------------------------------------ the interface of measurers
     def pause(self) -> None:
-        """No-op: the processes take long to start."""
+        """Do nothing: the processes are kept, because they take long to start."""
 
     def start(self) -> None:
         """Start the processes without waiting for them, or for the driver's answer on the compute capability."""
