@@ -162,8 +162,8 @@ class SharedWeights:
         """A program's weights on its device, looked up in the pool first. Weights without sharing keys (other than
         `KeyedWeights`) are returned unchanged.
 
-        `exchange`: marshalling by which other weights get there. `device`: the Torch device of the program's tensors,
-        "" for arrays.
+        `exchange`: marshalling that moves other weights to the device. `device`: the Torch device of the program's
+        tensors, "" for arrays.
         """
         return _PooledWeights(self._known, weights, exchange, device) if isinstance(weights, KeyedWeights) else weights
 

@@ -83,9 +83,9 @@ class KernelSearches:
         return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
     def beginnings(self, later: Iterable[tuple[Candidate, bool]]) -> Iterator[tuple[Measured, Schedule]]:
-        """Yields (kernel, schedule) pairs with which the searches of candidates that are not yet started would begin.
+        """Yields (kernel, schedule) for the first schedules that searches of further candidates would propose.
 
-        `later`: (candidate, whether it is a first look).
+        `later`: (candidate, whether it is a first look) of candidates that are not yet started.
         """
         for candidate, look in later:
             if not candidate.is_view:

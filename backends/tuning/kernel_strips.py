@@ -28,7 +28,8 @@ READ = 1 << 22  # elements of the largest operand that the strips of an output r
 class KernelStrip:
     """Indices `start` to `stop` of an axis of output number `output`.
 
-    `params`: all operands, in the dtypes of the terms' leaves.
+    `axes`: that axis, and those of the operands that it corresponds to. `params`: all operands by name, in the dtypes
+    of the terms' leaves.
     """
 
     output: int

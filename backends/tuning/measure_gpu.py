@@ -247,10 +247,11 @@ class GpuMeasurer(TrialPipeline):
 
     @property
     def spent(self) -> dict[str, float]:
-        """Breakdown of measuring time, and counts.
+        """Time spent on measuring, and counts of kernels and schedules, by name.
 
-        "ACTIVITY_s": wall-clock seconds of an activity, summed over the calling process and the device processes, which
-        overlap; `compile_s` sums over compilers, `pool_s` is the compilers' total available time. Other keys are counts.
+        A key that ends in `_s` has the seconds of an activity, summed over the calling process and the device
+        processes, which overlap. `compile_s` also has the time of all compilers, `pool_s` is the measuring time times
+        their number. Other keys are counts.
         """
         seconds = Counter({f"{name}_s": seconds for name, seconds in self.clock.seconds.items()})
         for process in self.processes:
