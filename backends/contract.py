@@ -46,7 +46,7 @@ class Target(Backend, Protocol):
 
     @property
     def measured(self) -> Measuring:
-        """Kind of measuring process for the backend's kernels on this machine."""
+        """Kind of process in which the backend's kernels are measured: "host" or "gpu"; "": not on this machine."""
         ...
 
     def machine(self) -> MachineKey:
@@ -62,19 +62,20 @@ class Target(Backend, Protocol):
         ...
 
     def opened(self, lowerings: Lowerings | None = None) -> Backend:
-        """The backend with mutable state of one optimization, kept in `lowerings` (None: unshared).
+        """The backend for one optimization, with mutable state; a backend without such state returns itself.
 
-        A backend without such state returns itself.
+        `lowerings`: holds the states of all backends of the optimization. None: a new state, which nothing else uses.
         """
         ...
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """The generated kernel of terms over inputs, from the fields of a job (`Template.job_fields`).
+        """The generated kernel of the terms `roots` over inputs.
 
-        `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: name
-        of the input precision of float32 matrix products. Raises UsageError if the backend generates no kernels.
+        The parameters are also fields of tuning jobs (`Template.job_fields`). `transposed`: weights whose layout
+        changes at load time. `last`: the output is channels-last. `precision`: name of the input precision of float32
+        matrix products. Raises UsageError if the backend generates no kernels.
         """
         ...
 

@@ -67,7 +67,7 @@ def check_room(device: str, wanted: int) -> None:
     try:
         free, total = torch.cuda.mem_get_info(device)
     except RuntimeError as error:  # the error of an earlier kernel
-        raise named(error, "its memory was asked for") or error from None
+        raise device_error(error, "its memory was asked for") or error from None
     # Torch's cached memory, which can be reused
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if wanted > free + idle:
@@ -91,12 +91,12 @@ def wait(device: str, what: str) -> None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        raise named(error, what) or error from None
+        raise device_error(error, what) or error from None
 
 
-def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
-    """The error of this package to raise for a Torch error of a failed GPU during the operation `what`; None for other
-    errors."""
+def device_error(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
+    """The error of this package to raise for a Torch error of a failed GPU during the operation `what`:
+    DeviceMemoryError or DeviceFaultError; None for other errors."""
     text = str(error).strip().partition("\n")[0]
     if type(error).__name__ == "OutOfMemoryError":
         return DeviceMemoryError(f"{what}: {text}", hint="free memory, use smaller dims, or optimize for the CPU")
@@ -109,7 +109,10 @@ def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
 
 
 def facts() -> dict[str, str]:
-    """Name, memory and driver of the GPU for a bug report, as texts by label; only "gpu", with the reason, without one."""
+    """Facts of the GPUs for a bug report, label -> text: names, memory, CUDA version.
+
+    Without a usable GPU the only label is "gpu", and its text says why.
+    """
     from .registry import backend
 
     why = backend("torch_cuda").unavailable()
@@ -131,7 +134,7 @@ def facts() -> dict[str, str]:
 def keep_compiled() -> None:
     """Set Triton's compile cache to a folder that only this user can write, because Triton loads code from there.
 
-    TRITON_CACHE_DIR is kept if it names such a folder.
+    A TRITON_CACHE_DIR that is set already is kept if it names such a folder; else a warning says why it is not used.
     """
     given = os.environ.get("TRITON_CACHE_DIR")
     if given is not None:
@@ -146,11 +149,11 @@ __all__ = [
     "GPU",
     "check_hardware",
     "check_room",
+    "device_error",
     "facts",
     "hardware",
     "is_gpu",
     "keep_compiled",
-    "named",
     "planned_for",
     "wait",
 ]

@@ -174,8 +174,11 @@ def _one_float(call: Call) -> bool:
 
 def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
     """The CPU backends adapted to plans that store values in a 16-bit float while the compute dtype is float32
-    (extract/model/storage_dtypes.py): every NumPy kernel except views, copies and casts requires float operands and
-    outputs of one dtype, and a cast between equal dtypes is a view."""
+    (extract/model/storage_dtypes.py).
+
+    NumPy kernels except views, copies and casts then apply only to float operands and outputs of one dtype, and a cast
+    between equal dtypes is a view. Other backends are returned unchanged.
+    """
     return [_of_one_float(b) if b.name == "numpy" else b for b in chosen]
 
 
@@ -201,7 +204,10 @@ def on_gpu(chosen: Iterable[Backend]) -> bool:
 
 
 def eager(chosen: Sequence[Backend]) -> list[Backend]:
-    """Backends with which the graph as written runs node by node, given the backends of a choice: libraries first."""
+    """Backends that run the graph as written, one library kernel per node, in order of preference.
+
+    `chosen`: the backends of a choice (`select`). On a GPU the result is Torch's GPU library alone.
+    """
     return [backend("torch_cuda")] if on_gpu(chosen) else list(reversed(chosen))
 
 

@@ -78,7 +78,7 @@ class AdmissionVerdict:
 
 
 class Refused(Exception):
-    """Raised by a failed check; `status` as in `AdmissionVerdict`."""
+    """Raised by a failed check; `status`, `error` and `index` as in `AdmissionVerdict`."""
 
     def __init__(self, status: str, message: str, error: float | None = None, index: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -92,7 +92,7 @@ class RunnerProcess(CpuWorkerProcess):
         super().__init__("tensor_graphs.backends.admission.runner", RUN_S, environment)
 
     def close(self) -> None:
-        """Kill the process and its group."""
+        """Kill the process and all processes that it started."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)

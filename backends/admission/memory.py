@@ -72,7 +72,7 @@ class SharedMemory:
         os.close(number)
 
     def fill(self, call: Call, places: Mapping[str, OperandSpot], values: Mapping[str, Array]) -> None:
-        """Fill the file with poison bytes and the inputs with their values."""
+        """Fill the file with poison bytes, then the inputs with their values. `places`: of all operands and outputs."""
         raw = np.frombuffer(self.raw, np.uint8)
         for name, place in places.items():
             content = POISON if name in call.operands else OTHER_POISON
@@ -85,12 +85,13 @@ class SharedMemory:
                 view_of(self.raw, places[name], call.operands[name])[...] = array
 
     def poison(self, places: Sequence[OperandSpot], content: int) -> None:
-        """Fill every byte of outputs with one value."""
+        """Fill the operands at `places` with one byte, `content`."""
         for place in places:
             np.frombuffer(self.raw, np.uint8)[place.start : place.start + place.size] = content
 
     def outside(self, places: Mapping[str, OperandSpot]) -> int | None:
-        """Offset of the first changed byte outside of all operands; None if there is none."""
+        """Offset of the first byte outside of all operands (`places`) that has changed since `fill`; None if none
+        has."""
         changed = np.frombuffer(self.raw, np.uint8) != self.filled
         for place in places.values():
             changed[place.start : place.start + place.size] = False

@@ -94,7 +94,8 @@ def verdicts_of(
 ) -> list[AdmissionVerdict]:
     """The verdicts on a file's kernels, from the cache if the file's content, this version's checks and the machine are
     the same. `interpret`: run Triton kernels in Triton's interpreter if there is no GPU. `again`: check even if there
-    are stored verdicts. The file is executed in a child process only."""
+    are stored verdicts. `say` receives the name of each kernel that is checked. The file is executed in a child process
+    only."""
     usable = _usable(interpret)
     key = sha256(repr((FORMAT, file.digest, usable, _machines(usable))).encode()).hexdigest()
     if not again and (kept := _kept(key)) is not None:

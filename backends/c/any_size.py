@@ -70,8 +70,8 @@ def sized(
 ) -> Sized | None:
     """Form for every size of a C kernel generated at generic sizes; None if the kernel has no such form.
 
-    `numbers`: number of the generic sizes -> its size expression. `searched`: the sizes at which the kernel is
-    priced. `probes`: sizes at which the kernel is generated again as a check.
+    `numbers`: the generic sizes -> size expressions. `searched`: the sizes at which the kernel is priced. `probes`:
+    sizes at which the kernel is generated again as a check.
     """
     if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None

@@ -131,7 +131,7 @@ class C(KernelGenerator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`generate.free_terms.Sized`) (`Target.any_size`)."""
+        """Form for every size of a generated kernel (`Target.any_size`); None for kernels that scatter, too."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         if template.bases:
             return None
@@ -139,7 +139,8 @@ class C(KernelGenerator):
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
         """Fusion policies for a view: policies with products only if the view has products of few rows, policies with
-        two products only if it has attention of few rows. Policies with `spread_bare` are left out."""
+        two products only if it has attention of few rows. Never policies in which statistics are read from memory
+        (`FusionPolicy.spread_bare`)."""
         products = 0
         for n, op in enumerate(view.op):
             if op in ("matmul", "linear") and len(view.types[view.kids(n)[1]].shape) == 2:

@@ -81,7 +81,10 @@ class SizedKernel(KernelBase):
 
     @property
     def layout(self) -> Layout | None:
-        """Function from a call to the strides of a channels-last output, that of the generic kernel; None if row-major."""
+        """Function from a call to the strides of a channels-last output; None for a row-major output.
+
+        It is that of `origin`.
+        """
         return self.origin.layout
 
     @property
@@ -99,15 +102,15 @@ class SizedKernel(KernelBase):
         return f"any_size[{self.origin.identity}]"
 
     def alike(self, call: Call) -> None:
-        """None, because only the kernel at the generic sizes is tuned."""
+        """None, no key for tuning (`GeneratedKernel.alike`): only the kernel at the generic sizes is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
-        """No fields: tuning jobs name the kernel at the generic sizes, `origin`."""
+        """Empty, because tuning jobs are written for the kernel at the generic sizes, `origin`."""
         return {}
 
     # ------------------------------------------------------------ code
     def write(self, call: Call) -> str:
-        """Statements of a call; they choose at run time the first form whose bounds the sizes are in."""
+        """Statements of a call; at run time they choose the first form within whose bounds the sizes are."""
         names = {n: literal(call.attrs[n]) for n in self.ranges}
         found = self.all_forms(call)
         if len(found) == 1:
@@ -228,9 +231,10 @@ class SizedKernel(KernelBase):
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
-        """Form of one schedule for sizes within bounds, or for a part of these sizes.
+        """Form of one schedule for sizes within bounds, or for a part of these sizes (`Form.bounds`).
 
-        Raises NoForm if the schedule's texts have no common form.
+        `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the schedule's texts have
+        no common form.
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
@@ -386,7 +390,7 @@ class SizedKernel(KernelBase):
                 raise NoForm(f"its text at {dict(sizes)} is not the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted | str:
-        """Texts that a schedule emits at some sizes, or the reason why there are none."""
+        """Texts that a schedule of `emitter` emits at some sizes, or the reason why there are none. Cached."""
         key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
         if key not in self._emitted:
             try:
@@ -427,8 +431,9 @@ def sized_kernel(
 ) -> Sized | None:
     """Form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
 
-    Whether a schedule's text has a common form is only found out by `SizedKernel.forms_of`. `others`: emitters whose
-    schedules may be used for sizes for which the chosen schedule has no form.
+    Whether a schedule's text has a common form is only found out by `SizedKernel.forms_of`. `numbers`: the generic
+    sizes -> size expressions. `others`: emitters whose schedules may be used for sizes for which the chosen schedule
+    has no form.
     """
     ranges = {n: (atom.min, atom.max) for n, atom in sorted(numbers.graph.free_dims.items())}
     try:

@@ -126,7 +126,10 @@ class Emitter(Protocol):
         ...
 
     def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
-        """The launches of a schedule, in execution order. Raises Unfusable if the kernel cannot be emitted."""
+        """The launches of a lowered kernel in a schedule, in execution order; names of their kernels begin with `name`.
+
+        Raises Unfusable if the kernel cannot be emitted.
+        """
         ...
 
     def masked(self, schedule: Numbers) -> bool:
@@ -135,7 +138,7 @@ class Emitter(Protocol):
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """(launch statement, the launch's definitions) for free sizes.
+        """(launch statement, definitions of the launch) for free sizes, from those for one choice of sizes.
 
         The grid is an argument of the statement, since it may depend on sizes; `SIZES_<launch name>` is a
         placeholder for the size arguments.
@@ -208,7 +211,7 @@ class Lowered:
         return can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The two kernels of a split reduction: (kernel of partial results, combining kernel)."""
+        """The two kernels of a reduction split into `parts` parts: (kernel of partial results, combining kernel)."""
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]

@@ -15,7 +15,10 @@ __all__ = ["Sized", "free_call", "free_terms"]
 
 @dataclass(frozen=True)
 class Sized:
-    """A generated kernel for every size, its call at the priced sizes, and its call in free sizes."""
+    """A generated kernel for every size (`free_template`) with its call in free sizes (`free_call`).
+
+    `template`, `call`: the kernel and call whose measured time is its price.
+    """
 
     template: Template
     call: Call
@@ -24,7 +27,10 @@ class Sized:
 
 
 def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
-    """Terms of a kernel in free sizes. Raises ShapeError if a term holds at one size only."""
+    """Terms at generic sizes rewritten in free sizes, by `numbers` (generic sizes -> size expressions).
+
+    Raises ShapeError if a term holds at one size only.
+    """
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         if node.op == "full" and numbers.fill(node.attr("value")) is not None:
@@ -38,7 +44,7 @@ def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
 
 
 def free_call(call: Call, numbers: Numbers) -> Call:
-    """Kernel call in free sizes, without a schedule."""
+    """Call at generic sizes rewritten in free sizes, without its schedule; `numbers` as for `free_terms`."""
 
     def operand(o: Operand) -> Operand:
         kind = numbers.type(o.type)

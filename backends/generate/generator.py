@@ -126,7 +126,7 @@ class GpuGenerator(KernelGenerator, GpuBackend):
 class Lowering:
     """Kernels that one optimization generates with one backend, and its cache of lowered fusion groups.
 
-    An opened `Backend`. Not thread-safe.
+    A `Backend` for one optimization, made by `KernelGenerator.opened`. Not thread-safe.
     """
 
     generates = True
@@ -164,8 +164,8 @@ class Lowering:
         Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
         found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
         templates with the fewest flops, then the smallest kernels, are kept. Maximal groups come first, multi-output
-        groups last. `given`: classes that are inputs. Once `enough` returns true, no more groups are grown; kernels of
-        groups grown before are still yielded.
+        groups last. `given`: classes in memory before any kernel runs. `types`: type of each class. Once `enough`
+        returns true, no more groups are grown; kernels of groups grown before are still yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
         images = image_classes(view) - given  # given values are row-major
@@ -269,7 +269,7 @@ class Lowering:
         for one, first in asked:
             late, key = late or enough(), one.key
             if first:
-                self.owner.take_in(one.group.terms, batch.there() if late else batch.take(), key)
+                self.owner.take_in(one.group.terms, batch.take_arrived() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
             elif first:  # not lowered: a later call may submit it again
@@ -281,7 +281,10 @@ class Lowering:
         return target() if self.device.on_gpu else None
 
     def answers(self, asked: LoweringRequest) -> Sequence[Answer]:
-        """Templates that compute a fusion group; cached, because repeated layers give equal requests."""
+        """(template, flops, number of expressions) of each template that computes a fusion group.
+
+        Cached, because repeated layers give equal requests.
+        """
         key = asked.key
         found = self.answered.get(key)
         if found is None:
@@ -291,7 +294,7 @@ class Lowering:
         return found
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of templates in worker processes; yields after each template."""
+        """Lower the calls of `asked`, (template, call) pairs, in worker processes; yields after each template."""
         by_template: dict[GeneratedKernel, list[Call]] = {}
         for template, call in asked:
             assert isinstance(template, GeneratedKernel)  # a lowering's own

@@ -29,7 +29,7 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source text of the module, and how to call `run`."""
+    """Source text of a kernel's module, and what a caller of its `run` must know."""
 
     text: str
     operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch
@@ -82,7 +82,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """Namespace of the module in a kernel text, executed."""
+    """The module of a kernel text, executed."""
     module = ModuleType(f"kernel_{found.digest}")
     execute(found.text, f"<{module.__name__}>", vars(module))
     return module

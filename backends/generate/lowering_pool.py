@@ -118,8 +118,8 @@ class Batch:
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
-    def there(self) -> Reply:
-        """The worker's reply to the next job if it has arrived, else an empty reply. Does not wait."""
+    def take_arrived(self) -> Reply:
+        """As `take`, without waiting: an empty reply if none has arrived for the next job."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
@@ -230,7 +230,10 @@ class LowerPool:
         return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
-        """Send jobs to workers and collect replies; with `wait`, for up to 50 ms."""
+        """Send jobs of `batch` to workers that can take some, and collect replies of all batches.
+
+        With `wait`, wait for a reply for up to 50 ms.
+        """
         self.pumped = time.monotonic()
         for p in [*self._processes]:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):

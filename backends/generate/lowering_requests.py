@@ -38,7 +38,7 @@ class LoweringRequest(NamedTuple):
 def request_of(
     group: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], images: frozenset[int]
 ) -> LoweringRequest:
-    """The request for a fusion group of a view. `images`: classes that are images."""
+    """The request for a fusion group of a view. `types`: type of each class. `images`: classes that are images."""
     weights = [str(t.attr("name")) for t, c in group.leaves if view.weight[c] and t.type.rank >= 2]
     first, *more = (_operand(types[c]) for c in group.classes)
     reads = {str(t.attr("name")): _operand(types[c]) for t, c in group.leaves}
@@ -49,7 +49,7 @@ def request_of(
 
 def with_slices_given(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
     """The fusion groups with sequence slices (single positions of a sequence) as inputs, so that every step of a
-    recurrence has the same kernel."""
+    recurrence has the same kernel; `groups` itself without such slices. `types`: type of each class."""
     places = sequence_slice_classes(groups.view, groups.given, types)
     if not places:
         return groups

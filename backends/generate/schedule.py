@@ -231,7 +231,7 @@ class Schedule:
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of a program's tile in a kernel of this shape, from which recomputation is estimated.
 
-        The fields `m` and `n`, 1 without them.
+        By default the fields `m` and `n`, or 1 where the schedule has no such field.
         """
         return self.__dict__.get("m", 1), self.__dict__.get("n", 1)
 

@@ -164,7 +164,7 @@ class StrategyEmitter(EmitterBase):
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The launches of a stored schedule.
+        """The launches of a lowered kernel in a stored schedule (`Emitter.launches`).
 
         Raises UsageError if no strategy has its parameters, Unfusable if the kernel cannot be emitted.
         """

@@ -176,7 +176,7 @@ class GeneratedKernel(KernelBase):
         return self.lower(self.written(call)) is not None
 
     def flops(self, call: Call) -> float:
-        """Flops of a call, including recomputation due to its schedule."""
+        """Flops of a call, as `effort` (`Template.flops`)."""
         return self.effort(call)
 
     def scratch(self, call: Call) -> int:
@@ -200,7 +200,7 @@ class GeneratedKernel(KernelBase):
         return found.space if found is not None else ()
 
     def write(self, call: Call) -> str:
-        """The statements of a call (see `_code`)."""
+        """The statements of a call: copies of the operands whose elements scatters keep, then the launches."""
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
@@ -271,7 +271,7 @@ class GeneratedKernel(KernelBase):
         return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def scheduled(self, call: Call, found: Lowered) -> Schedule:
-        """The typed schedule of a call, or the best guess if the call has none.
+        """The typed schedule of a call; if the call has none, the best guess of its lowered kernel `found`.
 
         Raises UsageError for parameters that no strategy has.
         """
@@ -361,7 +361,7 @@ _deepening = Lock()
 
 
 def across(found: Lowered) -> bool:
-    """Whether the right operand of a kernel's matrix product is not contiguous along K."""
+    """Whether the right operand of a lowered kernel's matrix product is not contiguous along K."""
     return any(
         e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
         for dot, d in found.shape.dots.items()
@@ -390,7 +390,7 @@ def _read(
 
 
 def stored(found: Lowered, call: Call) -> Numbers:
-    """Stored form of a call's schedule, or of the best guess if the call has none."""
+    """Stored form of a call's schedule; if the call has none, that of the best guess of its lowered kernel `found`."""
     return dict(call.schedule) or found.space[0]
 
 

@@ -47,12 +47,12 @@ def laid_out(weight: Buffer, call: Call) -> Buffer:
 
 
 def turned(name: str) -> Callable[[Call], str]:
-    """Code generator, from a call to text, that transposes a matrix of weights in a NumPy array at load time."""
+    """Function from a call to the expression that transposes the weight `name`, a NumPy matrix, at load time."""
     return identify(lambda call: f"np.ascontiguousarray({call.names[name]}.T)", "images.turned.<locals>.text")
 
 
 def prepared(name: str) -> Callable[[Call], str]:
-    """Code generator, from a call to text, that changes a weight's layout at load time."""
+    """Function from a call to the expression that gives the weight `name`, a tensor, the layout of `laid_out`."""
 
     def text(call: Call) -> str:
         kind, weight = call.operands[name].type, call.names[name]

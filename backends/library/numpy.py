@@ -55,7 +55,8 @@ def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
 
 
 def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
-    """Code of a kernel from a format string whose attributes become literals (including infinities)."""
+    """Code of a kernel from a format string with fields for a call's operands, attributes (as literals, including
+    infinities) and `functions`: field -> function from the call to its text."""
 
     def code(call: Call) -> str:
         attrs = {k: literal(v) for k, v in call.attrs.items()}
@@ -169,7 +170,8 @@ _DTYPES: dict[str, Applies | None] = {"any": None, "number": _NUMBER, "bits": _i
 
 
 def out_call(op: Op) -> tuple[str, str, tuple[str, ...]]:
-    """Parts of the template of an elementwise op: its pattern, the operands in its code, the operands it may overwrite."""
+    """Parts of the template of an elementwise op: (pattern, format string of its operands, operands that its result may
+    overwrite)."""
     names = ("x", "y", "z")[: op.arity]
     name = f"{op.name}_" if iskeyword(op.name) else op.name
     keeps_dtype = op.law != "compare" or op.name == "not"
@@ -432,7 +434,7 @@ def _copied_pattern(op: str) -> str:
 
 
 def concats() -> Iterator[tuple[int, str, str]]:
-    """Patterns of concatenations of 2 to 4 values, as (number of operands, pattern, format fields)."""
+    """Concatenations of 2 to 4 values: (number of values, pattern, format string that lists the values)."""
     pattern, names = "x0", ["x0"]
     for n in range(1, 4):
         names.append(f"x{n}")

@@ -42,7 +42,10 @@ def work(call: Call) -> Room | str:
 
 
 def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
-    """Placement of a kernel's scratch buffers: (buffer name -> (offset, buffer), total bytes), without aliases."""
+    """Placement of a kernel's scratch buffers: (buffer name -> (offset, buffer), total bytes).
+
+    Buffers that use another buffer's memory are left out.
+    """
     found, end = {}, 0
     for name, room in rooms.items():
         if not isinstance(room, str):

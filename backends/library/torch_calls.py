@@ -76,7 +76,8 @@ def two_d(call: Call) -> bool:
 
 
 def flat_code(text: str) -> Callable[[Call], str]:
-    """Code of a kernel over operands viewed as matrices: `x2`, `r2`, `out2`."""
+    """Code of a kernel from a format string, in which `{x2}`, `{r2}` and `{out2}` are the operands x and r and the
+    output as matrices, with all axes but the last merged."""
 
     def code(call: Call) -> str:
         matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
@@ -128,7 +129,8 @@ def residual_fits(call: Call) -> bool:
 
 
 def batched_code(text: str) -> Callable[[Call], str]:
-    """Code of a kernel over operands viewed as batches of matrices."""
+    """Code of a kernel from a format string, in which the names of operands and `{out}` stand for these values as
+    batches of matrices: rank 3, with all axes but the last two merged."""
 
     def code(call: Call) -> str:
         def flat(name: str) -> str:

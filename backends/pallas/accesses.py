@@ -30,7 +30,10 @@ class DimensionSlice:
 
 
 def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
-    """Access to a row-major buffer as one `DimensionSlice` per dimension; None if the access is no box of the buffer."""
+    """Access to a row-major buffer at the flat index `at`, as one `DimensionSlice` per dimension.
+
+    None if the accessed elements are no box of the buffer.
+    """
     found = []
     for place, size in zip(unravelled(at, buffer.shape), buffer.shape, strict=True):
         low, high = place.range
@@ -47,8 +50,8 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
-    """Dimension of a buffer of which an access reads or writes element i at index i of the axis, for all i; None
-    without one. `parts`: slice of each dimension that the access reads or writes."""
+    """Dimension along which an access reads or writes the whole buffer, element i at index i of `axis`; None if there
+    is none. `parts`: the access (`parts_of`); None if it is no box."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d
@@ -86,9 +89,9 @@ def buffer_shape(buffer: Buffer) -> tuple[int, ...]:
 
 
 def last_index(buffer: Buffer, step: int) -> int:
-    """Last valid index of the axis of a buffer that an index read from memory addresses.
+    """Last valid index of a buffer's axis with stride `step`, to which an index read from memory is limited.
 
-    `step`: stride of the axis in elements. Raises Unfusable if several axes have this stride.
+    `step` is in elements. Raises Unfusable if several axes have this stride.
     """
     sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
     if len(sizes) > 1 or not step:

@@ -39,7 +39,7 @@ SCHEDULES = 4  # candidate block sizes
 
 @dataclass(frozen=True)
 class PallasLaunch(LaunchBase):
-    """Call of an emitted Pallas function, from operands, in the order `operands`, to the result."""
+    """Launch of an emitted Pallas function. `operands`: names of its arguments in order. It returns the result."""
 
     name: str
     source: str

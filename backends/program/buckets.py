@@ -79,11 +79,11 @@ class BucketForm(Protocol):
     """Executor of the calls in a bucket: a program, or the caller's own function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """Fast marshalling function for calls with these inputs (`Exchange.quick`); None without one."""
+        """Fast marshalling function for inputs of types `specs` (`Exchange.quick`); None if there is none."""
         ...
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """The results of a call with arguments that `quick` returned."""
+        """The results of a call. `taken`: the arguments that the function of `quick` made of the inputs."""
         ...
 
 

@@ -38,7 +38,8 @@ class DevicePrograms:
     ) -> Run:
         """Callable program on the device `place`: the result of the emitted function `bind`.
 
-        `way`: how calls launch kernels, where a device has several ways; "" chooses by timing the first calls.
+        `weights`: values by key. `states`: memory by name, which calls read and overwrite. `way`: how calls launch
+        kernels, where a device has several ways; "" chooses by timing the first calls.
         """
         loops_shared()
         return bind(*([weights, states] if states else [weights]))

@@ -43,15 +43,15 @@ def programs_of(name: str) -> DevicePrograms:
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emitted program of a plan, for the plan's device."""
+    """Emitted program of a plan, for the plan's device. `reuse_outputs`: as for `DevicePrograms.emit`."""
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 
 def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
-    """Namespace of executed source; with compiled kernels, without importing their compiler.
+    """Namespace of executed source; with the compiled kernels `binaries`, without importing their compiler.
 
-    Its compiled C library is unloaded once the namespace is garbage. Raises DeviceUnavailableError if C kernels cannot
-    be compiled, or an import fails.
+    `name`: the program's name or path, for messages and tracebacks. The namespace's C library is unloaded once the
+    namespace is garbage. Raises DeviceUnavailableError if C kernels cannot be compiled, or an import fails.
     """
     if binaries is None and "triton" in source:
         gpu.keep_compiled()

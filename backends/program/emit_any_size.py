@@ -104,7 +104,7 @@ class Source:
     shift: int = 0
 
     def of(self, shapes: Sequence[Sequence[int]]) -> int:
-        """The size, read from input shapes."""
+        """The size, read from the shapes of all inputs."""
         return (shapes[self.leaf][self.axis] - self.shift) // self.scale
 
 
@@ -338,8 +338,8 @@ def atoms_of(plan: Plan) -> dict[str, Atom]:
 
 
 def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
-    """Call of a template that computes exactly the node's op, without weight preparation and scratch memory; None if
-    the template is another."""
+    """Call of a template on operands, for the node; None unless the template's pattern is the node's op alone, without
+    conditions, weight preparation and scratch memory."""
     term = template.term
     if not isinstance(term, PatternCall) or term.op != node.op or template.prep or template.when or template.scratch:
         return None
@@ -351,7 +351,7 @@ def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) ->
 
 
 def along_axis(node: Tensor) -> tuple[str, str]:
-    """Source texts of (an iota's size along its axis, the shape that is -1 along this axis and 1 along the others)."""
+    """(size, shape) of an iota as source texts: its size along its axis; the shape with -1 at this axis, else 1."""
     axis = node.attr("axis")
     return literal(node.shape[axis]), literal(tuple(-1 if i == axis else 1 for i in range(node.rank)))
 

@@ -86,7 +86,7 @@ class GpuPrograms(DevicePrograms):
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
         """The error of this package to raise for a RuntimeError of the device (`DevicePrograms.fault`)."""
-        return gpu.named(error, what)
+        return gpu.device_error(error, what)
 
 
 PROGRAMS = GpuPrograms()

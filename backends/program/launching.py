@@ -22,9 +22,13 @@ WAYS = ("", HELD, OVERLAPPING)
 
 
 def launched(plan: Plan) -> Plan:
-    """The plan with its kernels' schedules and constant operands changed as its way of launching (`Plan.launching`)
-    demands. Where kernels read weights before they wait, the first generated kernel is without programmatic dependent
-    launch. So work before the program, which may write weights, has ended when the second kernel reads its weights."""
+    """The plan with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
+    `Plan.launching`.
+
+    If kernels read weights before they wait for their predecessor, the first generated kernel is launched without
+    programmatic dependent launch. So work before the program, which may write weights, has ended when the second kernel
+    reads its weights.
+    """
     if plan.launching not in (HELD, OVERLAPPING) or plan.sizes:
         return plan
     root, steps, first = roots(plan), [], True

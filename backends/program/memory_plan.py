@@ -84,6 +84,7 @@ class Layout:
     root that used the buffer first; the two differ after in-place reuse. `offsets`: buffer -> offset in the workspace.
     `scratch`: first output of a step -> (offset, bytes) of its scratch memory. `pinned`: new state value -> state whose
     memory the value is written to. `last`: root -> last step that reads its memory. `size`: bytes of the workspace.
+    `record`: buffer -> (bytes as text, first step, last step).
     """
 
     root: Mapping[int, int]
@@ -93,7 +94,6 @@ class Layout:
     last: Mapping[int, int]
     size: int
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    # buffer -> (bytes as text, first step, last step)
     record: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
 
 

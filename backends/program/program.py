@@ -186,8 +186,8 @@ class Program(Unpicklable):
         return self
 
     def missing_bytes(self) -> int:
-        """Bytes that binding the program allocates on its device, without shared states and weights that are there
-        already."""
+        """Bytes that binding the program allocates on its device: all of `memory`, except shared states and those
+        weights that the pool holds already."""
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
         there += 0 if self._pool is None else self._pool.held(self._weights)
         return sum(self._own_memory().values()) - there
@@ -391,7 +391,7 @@ class Program(Unpicklable):
         return program.called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """Fast marshalling function for calls with these inputs (`BucketForm.quick`); None without one."""
+        """Fast marshalling function for inputs of types `specs` (`BucketForm.quick`); None if there is none."""
         return self._exchange.quick(specs, lambda: None if self._run is None else self._tensors)
 
     def _tensor_calls(self, space: Mapping[str, Any]) -> TensorCalls:
@@ -402,9 +402,10 @@ class Program(Unpicklable):
         return TensorCalls(bool(space.get("TENSORS")), [outputs[i] for i in own], len(own) == len(outputs))
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """Flat outputs of a call with arguments that the function of `quick` returned (`BucketForm.called`).
+        """Flat outputs of a call. `taken`: the arguments that the function of `quick` made of the inputs.
 
-        Device faults and sizes that the program does not accept raise errors of this package.
+        Raises ShapeError for sizes that the program does not accept, UsageError for a write past the end of an axis,
+        and an error of the device if a kernel fails (`DevicePrograms.fault`).
         """
         return self._called(taken)
 
@@ -504,7 +505,7 @@ class Program(Unpicklable):
 
     # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
-        """Bytes per device: the sum of `memory_by_kind`."""
+        """Bytes by device name: for the program's device, the sum of `memory_by_kind`."""
         return {self.manifest.device: sum(self.memory_by_kind().values())}
 
     def memory_by_kind(self) -> dict[str, int]:

@@ -45,8 +45,8 @@ class KeyedWeights(Mapping[str, Array]):
 class EvaluatedWeights(KeyedWeights):
     """Weights of a program as terms over params, evaluated on each read; nothing is cached.
 
-    A matrix that is only prepacked (not in `plain`) may be returned as the transpose of a row-major array, which saves
-    a copy: packing changes the layout anyway.
+    `plain`: keys of weights that must be row-major. Another matrix may be returned as the transpose of a row-major
+    array, which saves a copy: it is only packed, and packing changes the layout anyway.
     """
 
     def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
@@ -87,7 +87,8 @@ class EvaluatedWeights(KeyedWeights):
     def preparing_s(self, keys: Iterable[str], device: str = "") -> float:
         """Estimated seconds of preparing some weights for pooling (`SharedWeights`) on a Torch device; "" for arrays.
 
-        Weights that the device computes count at its rates, after their params are copied there.
+        Weights that the device computes itself (`is_computed_on`) count as a copy of their params to the device and a
+        computation at its rates.
         """
         terms = [self.terms[k] for k in keys]
         there = [t for t in terms if is_computed_on(device, t)]
@@ -101,7 +102,7 @@ class EvaluatedWeights(KeyedWeights):
         )
 
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
-        """Weights that the program with the weights `around` has too: name here -> name there."""
+        """Weights that are equal to a weight of `around`, another program: key in this program -> key in `around`."""
         there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
         found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
         return {name: known for name, known in found.items() if known is not None}
@@ -161,7 +162,8 @@ class SharedWeights:
         """A program's weights on its device, looked up in the pool first. Weights without sharing keys (other than
         `KeyedWeights`) are returned unchanged.
 
-        `device`: the Torch device of the program's tensors, "" for arrays.
+        `exchange`: marshalling that moves other weights to the device. `device`: the Torch device of the program's
+        tensors, "" for arrays.
         """
         return _PooledWeights(self._known, weights, exchange, device) if isinstance(weights, KeyedWeights) else weights
 
@@ -217,7 +219,10 @@ class _PooledWeights(Mapping[str, Any]):
 
 
 class StoredWeights(KeyedWeights):
-    """Weights in a safetensors file, read on demand."""
+    """Weights in a safetensors file, read on demand; `specs`: (key, shape, dtype) of each.
+
+    Raises BadWeightsError if the file is missing or cannot be read.
+    """
 
     def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
         self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
@@ -274,8 +279,8 @@ class StoredWeights(KeyedWeights):
 
 class BorrowedWeights(KeyedWeights):
     """Weights of a plan for some sizes in a saved program: the plan's own, and those that it borrows from the whole
-    program. `names`: name here -> name in `around`. Raises BadWeightsError if a borrowed weight has another shape or
-    dtype."""
+    program. `names`: key here -> key in `around`. `specs`: (key, shape, dtype) of each weight here. Raises
+    BadWeightsError if a borrowed weight has another shape or dtype."""
 
     def __init__(
         self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]

@@ -17,7 +17,7 @@ EXACT_OPS = frozenset(
 
 
 def is_computed_on(device: str, term: Tensor) -> bool:
-    """Whether a Torch device computes a weight, if its memory suffices (`computed_weight`)."""
+    """Whether `computed_weight` computes a weight on a Torch device, provided that the device's memory suffices."""
     if not device.startswith(GPU_KIND) or term.type.nbytes < LEAST_BYTES:
         return False
     nodes = topological(expand_all([term]))
@@ -29,9 +29,9 @@ def is_computed_on(device: str, term: Tensor) -> bool:
 def computed_weight(term: Tensor, params: Mapping[str, Data], device: str) -> Any | None:
     """The value of a weight as a tensor on a GPU, computed there; None if NumPy has to compute it.
 
-    The result has the same bits as NumPy's: operations other than views are elementwise and correctly rounded, in
-    float32 or less. None for other operations, small weights, params without computation, devices other than GPUs, and
-    if the device's memory does not suffice.
+    The result has the same bits as NumPy's, because only views and correctly rounded elementwise operations in at most
+    float32 are computed. None for terms with other operations or without any, small weights, devices other than GPUs,
+    and if the device's memory does not suffice.
     """
     if not is_computed_on(device, term):
         return None

@@ -110,8 +110,11 @@ def as_arrays(given: Sequence[Any]) -> Taken:
 
 
 def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
-    """Function from input tensors to a program's arguments: the tensors themselves, then fresh tensors for the results
-    that the program writes; and the function that converts other results to tensors, None if there are none."""
+    """Function from input tensors to (a program's arguments, function that converts the program's results to tensors).
+
+    The arguments are the tensors themselves, then fresh tensors for results that the program writes. The second item is
+    None if these are all results.
+    """
     torch, guards = sys.modules["torch"], _dynamo_guards("_empty_strided_cpu")
     slow: Callable[..., Any] = lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype, device="cpu"

@@ -47,11 +47,14 @@ class Exchange(Protocol):
         ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form. Raises ShapeError for another shape or dtype."""
+        """The input `x`, whose declared type is `spec`, in the program's form.
+
+        Raises ShapeError for another shape or dtype, and UsageError for data that cannot be converted.
+        """
         ...
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Results in the form of the inputs `given`."""
+        """A program's results as arrays or tensors, after the kinds of the call's inputs `given`."""
         ...
 
     def near(self, x: Any) -> Any:
@@ -109,7 +112,7 @@ class OnCpu:
         return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """An input in the program's form. Raises ShapeError for another shape or dtype."""
+        """An input in the program's form (`Exchange.accept`)."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if x.__class__ is not np.ndarray:
@@ -119,7 +122,7 @@ class OnCpu:
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Results in the form of the inputs `given`."""
+        """CPU tensors if any input is a tensor, else the results themselves (`Exchange.hand_out`)."""
         return handed_out(results) if any(map(is_torch, given)) else results
 
     def near(self, x: Any) -> Array:
@@ -167,7 +170,7 @@ class OnTensors:
         return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form. Raises ShapeError for another shape or dtype."""
+        """An input in the program's form (`Exchange.accept`)."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))
@@ -177,7 +180,7 @@ class OnTensors:
         return x.detach()
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Results in the form of the inputs `given`."""
+        """Tensors on the program's device or the CPU, or arrays, as the inputs are (`Exchange.hand_out`)."""
         tensors = [x for x in given if is_torch(x)]
         if any(x.device.type == self.kind for x in tensors):
             return results

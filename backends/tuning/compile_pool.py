@@ -60,7 +60,9 @@ class CompilePool:
         return len(self._waiting)
 
     def submit(self, text: KernelText, call: Call) -> Future[Reply]:
-        """Compile a text; returns a future of its resource use."""
+        """Compile the text of a kernel for a call. Returns the future reply: resource use, as of
+        `compile_worker.compile_text`, or status and message of a failure.
+        """
         found: Future[Reply] = Future()
         job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability, "timeout": self.timeout}
         with self._lock:

@@ -32,7 +32,7 @@ Job = Mapping[str, Any]
 
 @dataclass
 class Lines:
-    """Splitter of received bytes into lines."""
+    """Splitter of received bytes into lines; `rest`: the bytes of an incomplete line."""
 
     rest: bytes = b""
 

@@ -70,7 +70,7 @@ class Race(Exception):
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
-    """Compile every kernel that a text launches.
+    """Compile every kernel that a text launches for a call. `capability`: compute capability (90 is sm_90).
 
     Returns the number of `kernels`; maxima over them: `shared` memory (bytes), `registers` and `spills` per thread; `fits`:
     whether the shared memory suffices; `digest` of binaries and parameters: equal digests mean equal programs.
@@ -127,8 +127,8 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job (text, call, architecture), with the seconds it took: the result of `compile_text`, or status
-    and message of a failure.
+    """The reply to one job (text, call, compute capability), with the seconds it took: the result of `compile_text`, or
+    status and message of a failure.
     """
     began = time.monotonic()
     try:

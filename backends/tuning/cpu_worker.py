@@ -70,7 +70,10 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
 
 
 def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
-    """The template and call of a job. The template is found by name in the registry or regenerated from its pattern."""
+    """The template and call of a job. The template is found by name in the registry or regenerated from its pattern.
+
+    Raises ValueError if this process has another version of the kernel.
+    """
     from ..registry import add_kernels, backend, template
 
     if "leaves" in job:
@@ -194,7 +197,7 @@ def timed(
 ) -> tuple[list[float], list[float]]:  # fmt: skip
     """Times of calls in µs, as (accepted samples, all samples).
 
-    Operand sets rotate; short kernels repeat within a sample.
+    `runs`: the kernel bound to each operand set, called in turn; short kernels repeat within a sample.
 
     Samples without disturbance by other processes are accepted. If these are too few, sampling takes up to four times
     `seconds`, and the faster half of all samples is accepted, since disturbance only adds time. `watch` starts the
@@ -307,7 +310,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preload() -> None:
-    """Import the library that PRELOAD names; an error is reported by the first job that needs it."""
+    """Import Torch if the environment variable `PRELOAD` asks for it; the first job that needs Torch reports errors."""
     if os.environ.get(PRELOAD) == "torch":
         with suppress(ImportError):
             import torch  # noqa: F401

@@ -18,7 +18,7 @@ CALIBRATE_S = 0.7
 
 class DeviceCalibration:
     """Calibration of a device while kernels are measured: at most once, and only if the sink lacks the limits of the
-    device. With `wanted` False, `begin` never calibrates."""
+    device (bandwidths, peak rates, launch gap). With `wanted` False, `begin` never calibrates."""
 
     def __init__(self, sink: Sink, *, wanted: bool) -> None:
         self.sink = sink
@@ -34,7 +34,7 @@ class DeviceCalibration:
             self.running = process.ask_later({"job": "calibrate", "seconds": CALIBRATE_S}, START_S)
 
     def take(self) -> None:
-        """Store finished results. Raises WorkerError if calibration failed."""
+        """Store the limits if their measurement has ended; does not wait. Raises WorkerError if it failed."""
         if self.running is None or not self.running.done():
             return
         reply, self.running = self.running.result(), None

@@ -36,7 +36,7 @@ LOCAL = "local"
 
 @dataclass
 class RowList(SinkBase):
-    """Sink that keeps rows in memory. `snapshot`: no earlier measurements."""
+    """Sink that keeps rows in memory. Its `snapshot` of earlier measurements is empty."""
 
     rows: list[Row] = field(default_factory=list)
     snapshot: Snapshot | None = field(default_factory=Snapshot)
@@ -47,7 +47,10 @@ class RowList(SinkBase):
 
 
 class FleetWorker:
-    """The measuring side: an actor's object, alive for many jobs."""
+    """Object of a Ray actor, which measures one job after another on the actor's machine.
+
+    Parameters as for `measure_jobs`.
+    """
 
     def __init__(self, device: str, workers: int | None, schedules: int) -> None:
         self.schedules = schedules
@@ -97,8 +100,8 @@ def measure_on_fleet(
 
     `address`: that of a running cluster ("auto": the cluster of this machine), or "local" for a cluster of this
     machine's cores and GPUs that ends with the call. tensor_graphs must be importable on the cluster's machines.
-    `device`, `workers`, `schedules`: as for `measure_jobs`. Rows are checked before they are written. Raises
-    DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
+    `device`, `workers`, `schedules`, `say`, `stop`: as for `measure_jobs`. Rows are checked before they are written.
+    Raises DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
     """
     have = known(Path(root))
     pending, old, bad = deque[tuple[int, Job, bool]](), 0, dict[int, str]()

@@ -51,7 +51,10 @@ ENOUGH, STEADY = 7, 0.005
 
 @dataclass
 class Tried:
-    """A tuning trial that gave the correct result."""
+    """The kernel of a tuning trial, loaded from its text. `run`, `prepare`: functions of the text's module.
+
+    `scratch`: scratch memory between guard zones. `us`: rough time of a call. Both are set when the kernel first runs.
+    """
 
     text: KernelText
     run: Callable[..., Any]
@@ -84,7 +87,11 @@ class Arguments:
 
 
 class Bench:
-    """Test bench of one kernel: operands, float64 reference, and the trials of its schedules."""
+    """Test bench of one kernel: operands, float64 reference, and the trials of its schedules.
+
+    `pattern`: the kernel's meaning, as text. `call`: a call of it. `loss`: relative error that the kernel may add by
+    rounding its operands.
+    """
 
     def __init__(self, device: MeasuringDevice, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call
@@ -147,7 +154,7 @@ class Bench:
 
     # ------------------------------------------------------------ one schedule
     def loaded(self, text: KernelText) -> Tried:
-        """A trial whose kernels are loaded on the device but not launched, because another process may be timing."""
+        """The loaded kernel of a text. Nothing is launched, because another process may be timing."""
         import torch
 
         if text.generated:
@@ -230,7 +237,10 @@ class Bench:
         return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
 
     def check(self, tried: Tried, result: Any) -> dict[str, float]:
-        """Error norms (`accuracy`) of a result, maximum over outputs. Raises Wrong if it is incorrect, or wrote outside its outputs."""
+        """Error norms (`accuracy`) of a result, maximum over outputs.
+
+        Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
+        """
         answers = [result] if tried.text.fresh else self.sets[0].outputs
         rooms = [raw for raw, _ in self.sets[0].rooms]
         if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
@@ -352,9 +362,9 @@ def _steady(samples: list[float]) -> bool:
 
 
 def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms of a result over elements where result and reference are finite: keys as for `result_check.accuracy`.
+    """Error norms of the result `got` against the reference `want`, over elements where both are finite.
 
-    Raises Wrong if NaN or infinity differ.
+    Keys as for `result_check.accuracy`. Raises Wrong if NaN or infinity differ.
     """
     import torch
 

@@ -21,7 +21,7 @@ class GpuLock:
     """Context manager that holds the GPU lock of the calling process.
 
     For use by one thread. During long work, the thread calls the object repeatedly, which releases the GPU to
-    measuring processes for a moment, unless `hurried`.
+    measuring processes for a moment, unless `hurried` is set because no other process needs the GPU any more.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class GpuLock:
         self._since = time.monotonic()
 
     def __call__(self) -> None:
-        """Release the lock for `PAUSE_S` if it was held for `HOLD_S`."""
+        """Release the lock for `PAUSE_S` seconds if it was held for `HOLD_S` seconds; not if `hurried`."""
         if not self.hurried and time.monotonic() - self._since > HOLD_S:
             self._end()
             time.sleep(PAUSE_S)

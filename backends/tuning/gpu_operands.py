@@ -35,8 +35,8 @@ _HUGE = 1e30  # a factor this large marks a mask, as in attention
 
 @dataclass
 class OperandRole:
-    """Distribution of one operand's values: floats are normal numbers multiplied by `scale`, positive if `positive`, or
-    near one magnitude (`near`); the other fields are for integers."""
+    """Distribution of one operand's values. Floats are normal numbers multiplied by `scale`; positive ones with
+    `positive`; uniform numbers around `near` if that is not 0. The other fields are for integers."""
 
     scale: float = 1.0
     positive: bool = False
@@ -223,7 +223,7 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
 
 
 def intact(raw: Any) -> Any:
-    """Whether the guard zones on both sides of an output are unchanged, as a scalar tensor."""
+    """Whether the guard zones at both ends of poisoned memory (`room`) are unchanged, as a scalar tensor."""
     return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
 
 

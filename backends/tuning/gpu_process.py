@@ -29,7 +29,7 @@ START_S = 180.0  # deadline in seconds for starting the process or opening a ker
 
 
 class GpuProcess:
-    """Worker process on `device` ("cuda", or "cpu" instead), with the parent's thread that runs its jobs.
+    """Worker process on `device` ("cuda", or "cpu" for tests), with the parent's thread that runs its jobs.
 
     `timeout`: seconds per job. `among`: number of device processes; if there are several, each holds the GPU lock while
     it runs a kernel.
@@ -71,7 +71,7 @@ class GpuProcess:
         self._hand.shutdown(wait=False, cancel_futures=True)
 
     def do(self, work: Callable[[], None]) -> Future[None]:
-        """Queue work after earlier jobs."""
+        """Run `work` in the process's thread after earlier jobs; returns a future that ends with it."""
         return self._hand.submit(work)
 
     def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
@@ -93,7 +93,7 @@ class GpuProcess:
             return self._in_context(opening, {"job": "time", "index": index}, text)
 
     def forget(self, kernel: int) -> None:
-        """Free a kernel's memory in the process."""
+        """Close the kernel of this number (`Measured.number`), which frees its memory in the process."""
         if self.opened.pop(kernel, None) is not None and self.worker.alive:
             with self.clock.running("close"):
                 self.ask({"job": "close", "kernel": kernel})
@@ -121,8 +121,9 @@ class GpuProcess:
         return reply
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> Reply:
-        """The reply to a job; the process is killed after a fatal error. `timeout`: seconds for this job, by default
-        that of the process.
+        """The reply to a job, of a failed one with status and message; a reply with `fatal` set kills the process.
+
+        `timeout`: seconds for this job, by default that of the process.
         """
         self.worker.ended = self.ended
         reply = self.worker.ask(job, timeout or (self.timeout if self.worker.alive else START_S))

@@ -41,7 +41,7 @@ class ShardSink(SinkBase):
     last: float = field(default_factory=time.monotonic)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Buffer rows; flush if due."""
+        """Buffer rows, and write the buffer if its last write is some seconds ago."""
         for row in rows:
             self.rows.append(row)
             self.counts[row.kind] = self.counts.get(row.kind, 0) + 1
@@ -126,7 +126,7 @@ def measure_jobs(
 
 class LocalMeasurers:
     """Context manager of one machine's measuring processes for CPU and GPU jobs: started when first needed, closed on
-    exit."""
+    exit. `sink` gets the rows; other parameters as for `measure_jobs`."""
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
@@ -144,10 +144,10 @@ class LocalMeasurers:
     def measure(
         self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
     ) -> None:
-        """Measure candidates into the sink.
+        """Measure the candidates `found` into the sink, first those of the GPU.
 
-        `taken` wraps the sequence of candidates and may end it early. Raises DeviceUnavailableError for GPU
-        candidates if there is no GPU.
+        `taken`: function from candidates to those of them to measure, which may end early. Raises
+        DeviceUnavailableError for GPU candidates if there is no GPU.
         """
         gpu = [c for c in found if on_gpu(c)]
         if gpu:

@@ -49,7 +49,8 @@ class KernelSearches:
     def wanted(self, kernel: Measured, search: ScheduleSearch, worth: Cutoff | None) -> list[Schedule]:
         """Tell a kernel's search the times of the last round of trials; returns the schedules that it proposes next.
 
-        If the kernel is given up, its remaining schedules are recorded as failures.
+        `worth`: function from a candidate to its cost cutoff in µs, None for no cutoffs. If the kernel is given up, its
+        remaining schedules are recorded as failures.
         """
         for one in kernel.trials:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
@@ -67,8 +68,8 @@ class KernelSearches:
     def best(self, kernel: Measured, worth: Cutoff | None) -> list[int]:
         """Indices of trials to measure in full: the fastest ones.
 
-        Empty if they are far above the cutoff `worth`, and after a first look with schedules left, for which
-        the samples of the trials suffice.
+        Empty if they are far above the kernel's cutoff (`worth`, as for `wanted`), and after a first look that did not
+        try all guesses, because the samples of its trials suffice.
         """
         alive = {i: t for i, t in enumerate(kernel.trials) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)
@@ -82,9 +83,9 @@ class KernelSearches:
         return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
     def beginnings(self, later: Iterable[tuple[Candidate, bool]]) -> Iterator[tuple[Measured, Schedule]]:
-        """Yields (kernel, schedule) pairs with which the searches of candidates that are not yet started would begin.
+        """Yields (kernel, schedule) for the first schedules that searches of further candidates would propose.
 
-        `later`: (candidate, whether it is a first look).
+        `later`: (candidate, whether it is a first look) of candidates that are not yet started.
         """
         for candidate, look in later:
             if not candidate.is_view:
@@ -100,9 +101,9 @@ class KernelSearches:
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:
-        """Extend an exhausted search by as many schedules again; returns whether any are left.
+        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
 
-        Searches that ended early are left alone.
+        False, without a change, for a search that has not used up its number of schedules.
         """
         if candidate.is_view or candidate.template.space is None:
             return False

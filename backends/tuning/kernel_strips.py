@@ -28,7 +28,8 @@ READ = 1 << 22  # elements of the largest operand that the strips of an output r
 class KernelStrip:
     """Indices `start` to `stop` of an axis of output number `output`.
 
-    `params`: all operands, in the dtypes of the terms' leaves.
+    `axes`: that axis, and those of the operands that it corresponds to. `params`: all operands by name, in the dtypes
+    of the terms' leaves.
     """
 
     output: int
@@ -54,7 +55,10 @@ class KernelStrip:
 
 
 def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[KernelStrip] | None:
-    """The strips of each output to compare; None if no operand is large, or some output cannot be divided."""
+    """The strips of each output to compare; None if no operand is large, or some output cannot be divided.
+
+    `params`: operands by name, in the dtypes of the terms' leaves.
+    """
     largest = max((a.size for a in params.values()), default=0)
     cuts = [axes_of(root) for root in roots] if largest >= LARGE else [None]
     if any(axes is None or max(_sliced(axes, params)) < largest for axes in cuts):

@@ -33,7 +33,8 @@ from .keys import key_of
 
 @dataclass(frozen=True)
 class Timing:
-    """Result of measuring a kernel: samples in µs, error norms, and the precision of the reference."""
+    """Result of measuring a kernel: samples in µs, error norms (`result_check.accuracy`), and the reference's
+    precision."""
 
     samples_us: tuple[float, ...]
     accuracy: dict[str, float]
@@ -47,8 +48,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut; on a GPU also
-    emit-error, resources or spills. `stage`: the step that failed, such as compile."""
+    """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut (the time was up; never
+    stored); on a GPU also emit-error, resources or spills. `stage`: the step that failed, such as compile."""
 
     status: str
     message: str
@@ -92,16 +93,19 @@ class SinkBase:
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """Make all added rows durable (`Sink.flush`)."""
+        """Do nothing: added rows are as durable as they get (`Sink.flush`)."""
         return None
 
     def calibrated(self, device: str) -> bool:
-        """Whether the limits of a device are known, or need not be measured (`Sink.calibrated`)."""
+        """True: the limits of a device need not be measured (`Sink.calibrated`)."""
         return True
 
 
 class CpuWorkerProcess:
-    """A worker process; starts on first use and restarts after it has died."""
+    """A worker process that runs `module`; starts on first use and restarts after it has died.
+
+    `timeout`: seconds for a job. `environment`: further environment variables of the process.
+    """
 
     def __init__(
         self, module: str = "tensor_graphs.backends.tuning.cpu_worker", timeout: float = 30.0,
@@ -215,7 +219,8 @@ def started(
 ) -> subprocess.Popen[str]:
     """A worker process that runs a module of this package, with line-based pipes.
 
-    It has the memory limit of one of `count` workers. Raises WorkerError if it cannot be started.
+    `environment`: further environment variables. `arguments`: of the command line. The process has the memory limit of
+    one of `count` workers. Raises WorkerError if it cannot be started.
     """
     keep_compiled()
     more = {**_thread_environment(), **limited_environment(count), **(environment or {})}
@@ -349,7 +354,7 @@ class CpuMeasurer:
     def compile(
         self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0, programs: Iterable[str] = ()
     ) -> bool:  # fmt: skip
-        """No-op: programs compile their kernels at once."""
+        """Do nothing, since programs compile C kernels when they are made; returns True (`Measurer.compile`)."""
         return True
 
     def pause(self) -> None:

@@ -76,7 +76,7 @@ class GpuMeasurer(TrialPipeline):
 
     # ------------------------------------------------------------ the interface of measurers
     def pause(self) -> None:
-        """No-op: the processes take long to start."""
+        """Do nothing: the processes are kept, because they take long to start."""
 
     def start(self) -> None:
         """Start the processes without waiting for them, or for the driver's answer on the compute capability."""
@@ -91,8 +91,8 @@ class GpuMeasurer(TrialPipeline):
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
-        Returns the candidates whose measurement continues in the background: none unless `leave`, or `keeps` once time is
-        up. The rows of all others are durable when the call returns.
+        Returns the candidates whose measurement continues in the background: none without `leave`, unless the attribute
+        `keeps` is set and time is up. The rows of all others are durable when the call returns.
         Candidates are drawn from the iterable slightly ahead of measuring.
         `progress`: called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
         which measuring is useless; called repeatedly. `look`: searches end with their first guesses. `later`:
@@ -247,10 +247,11 @@ class GpuMeasurer(TrialPipeline):
 
     @property
     def spent(self) -> dict[str, float]:
-        """Breakdown of measuring time, and counts.
+        """Time spent on measuring, and counts of kernels and schedules, by name.
 
-        "ACTIVITY_s": wall-clock seconds of an activity, summed over the calling process and the device processes, which
-        overlap; `compile_s` sums over compilers, `pool_s` is the compilers' total available time. Other keys are counts.
+        A key that ends in `_s` has the seconds of an activity, summed over the calling process and the device
+        processes, which overlap. `compile_s` also has the time of all compilers, `pool_s` is the measuring time times
+        their number. Other keys are counts.
         """
         seconds = Counter({f"{name}_s": seconds for name, seconds in self.clock.seconds.items()})
         for process in self.processes:
@@ -268,9 +269,9 @@ class GpuMeasurer(TrialPipeline):
         return self.searches.unfinished(candidate)
 
     def further(self, candidate: Candidate) -> bool:
-        """Extend an exhausted search by as many schedules again; returns whether any are left.
+        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
 
-        Searches that ended early are left alone.
+        False, without a change, for a search that has not used up its number of schedules.
         """
         return self.searches.further(candidate)
 
@@ -285,8 +286,9 @@ class GpuMeasurer(TrialPipeline):
     ) -> bool:  # fmt: skip
         """Compile kernels of a program in parallel before its first run, which would compile them one by one.
 
-        `programs`: sources of programs, whose CUDA C++ kernels are compiled together as in their first run. Takes at most
-        `seconds`; returns whether all were done. Compilation errors are reported when a kernel runs.
+        `wanted`: the kernels with their calls. `programs`: sources of programs, whose CUDA C++ kernels are compiled
+        together as in their first run. Takes at most `seconds`; returns whether all were done. Compilation errors are
+        reported when a kernel runs.
         """
         empty = Call({}, Operand(Type((1,), "float32"), (1,)), {})
         found = (KernelText(source, (), (), False, 0, True) for source in programs if "CudaKernel(" in source)

@@ -53,7 +53,7 @@ def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
-    """Error norms (`accuracy`) of output `k` against the reference `want`.
+    """Error norms (`accuracy`) of `got`, output number `k` of a kernel, against the reference `want`.
 
     `allowed`: largest relative error; `disturbed`: sensitivity to rounding. Raises Wrong for another type or layout
     than declared, or a large error overall, in a slice or in an element.
@@ -63,7 +63,7 @@ def check(output: Operand, got: Array, want: Array, k: int, allowed: float, dist
 
 
 def check_layout(output: Operand, got: Array) -> None:
-    """Raise Wrong for another type or layout than declared."""
+    """Raise Wrong if an array has another shape, dtype or strides than the declared output."""
     kind, shape = output.type, concrete(output.type.shape)
     if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
         raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
@@ -75,9 +75,9 @@ def check_layout(output: Operand, got: Array) -> None:
 def check_values(
     kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed
 ) -> dict[str, float]:  # fmt: skip
-    """Error norms (`accuracy`) of output `k`, of type `kind`, or of a part of the output.
+    """As `check` without the layout, also for a part of an output; `kind`: type of the output.
 
-    Other parameters as for `check`. Raises Wrong for a large error.
+    Raises Wrong for a large error.
     """
     if not dtypes.is_float(kind.dtype):
         found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)

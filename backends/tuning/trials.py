@@ -112,9 +112,9 @@ class Measured:
         return self.moves[1]
 
     def judge(self, one: Trial) -> bool:
-        """Whether a compiled trial should run now.
+        """Whether a compiled trial should run now: it has not failed, fits the GPU, and is no duplicate binary.
 
-        Records failures, excess resources, duplicate binaries and spills.
+        A trial with more than a few spilled bytes is set aside (`least_spilling`). Failures and duplicates are recorded.
         """
         reply = one.compiled.result() if one.compiled is not None else None
         if one.failure is not None or reply is None:
@@ -132,7 +132,10 @@ class Measured:
         return False
 
     def least_spilling(self) -> Trial | None:
-        """Trial that spills least, if no trial has run successfully, else None; the other spilling trials fail."""
+        """The trial that spills least, to be run because none has succeeded; None if one has or none spills.
+
+        The other spilling trials are recorded as failures.
+        """
         self.spilling.sort(key=lambda pair: pair[0])
         clean = any(t.us < math.inf for t in self.trials)
         least = None if clean or not self.spilling else self.spilling.pop(0)[1]

@@ -24,8 +24,8 @@ _WEIGHTS = ("param", "constant", "full", "iota")
 def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
     """Unfused plan of a graph: one kernel per node in topological order.
 
-    Views where strides allow, constant folding of weights at load. Takes the first legal template of the first backend.
-    Raises NoPlanError for an op without any.
+    A node's kernel is its first legal template, in the order of the backends. Nodes are views where strides allow that;
+    weights are folded at load. Raises NoPlanError for an op without a legal template.
     """
     return _Builder(graph, [t for b in backends for t in b.templates if not t.loss]).build()
 

@@ -22,9 +22,10 @@ SETUP = {
 
 
 def launch_of(kernel: Kernel, known: Mapping[str, Any]) -> Launch:
-    """The `Launch` that a kernel's function returns for values of its parameters.
+    """The `Launch` that a kernel's function returns; one of a source text alone if it returns a text.
 
-    Raises KernelError for any other result.
+    `known`: values of the function's parameters by name. Raises KernelError if the function fails, or for any other
+    result.
     """
     try:
         found = kernel.body(**{n: known[n] for n in kernel.parameters})
@@ -82,7 +83,7 @@ class Body:
         return f"{self.kernel.name}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
 
     def launch(self, call: Call) -> Launch:
-        """The source and launch of a call."""
+        """The `Launch` of a call: source text and how it is launched. Raises KernelError as `launch_of` does."""
         name = self.name(call)
         if name not in self._launches:
             self._launches[name] = launch_of(self.kernel, self.known(call))

@@ -54,7 +54,10 @@ def bound(
     specs: Mapping[str, OperandSpec], types: Mapping[str, tuple[str, ...]], given: Mapping[str, Type]
 ) -> dict[str, Any] | None:  # fmt: skip
     """Values of the names in specifications, sizes (tuples for starred names) and dtypes, for operands of the types
-    `given`. None if an operand's type does not match its specification, or if a size is not a number."""
+    `given`. None if an operand's type does not match its specification, or if a size is not a number.
+
+    `types`: name -> dtypes that it may stand for.
+    """
     found: dict[str, Any] = {}
     for name, spec in specs.items():
         kind = given.get(name)

@@ -24,7 +24,7 @@ UNTUNED = {"choice": 0}  # the only schedule of a kernel without choices
 
 @dataclass(frozen=True, eq=False)
 class UserKernel(LibraryKernel):
-    """A library kernel that a user's file declares."""
+    """Template of a kernel that a user's file declares, for one form of its reference."""
 
     file: KernelFile = field(kw_only=True)
     kernel: Kernel = field(kw_only=True)

@@ -64,12 +64,15 @@ def equal_bits(x: Any, y: Any, floating: bool) -> Any:
 
 
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:
-    """Worst element or slice of a result; see `MeasuredErrors.worst`."""
+    """Element or slice of a result that is nearest to its limit, or farthest beyond.
+
+    Parameters as for `MeasuredErrors` and `MeasuredErrors.worst`.
+    """
     return MeasuredErrors(y, exact, own, unstable).worst(dtype, allowed)
 
 
 class MeasuredErrors:
-    """Errors of a result `y` against its float64 reference of equal shape, overall and per slice.
+    """Errors of a result `y` against its float64 reference `exact` of equal shape, overall and per slice.
 
     `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each
     element; elements whose error is smaller than that count as exact. Elements where `y` or the reference is not

@@ -159,7 +159,8 @@ def _whole_power(node: Tensor) -> bool:
 
 
 def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
-    """Integer inputs used as indices (through views and casts) -> smallest size of an indexed axis."""
+    """Inputs and states (or leaves of other `kinds`) used as indices, also through views and casts -> smallest size of
+    an indexed axis."""
     source: dict[int, set[str]] = {}
     bounds: dict[str, int] = {}
     for node in graph.nodes():

@@ -31,7 +31,9 @@ Compute = Callable[[Sequence[Any]], Any]
 class Disturbed:
     """Rounding sensitivity of a graph's outputs on given values (arrays, or tensors on `device`); refined by each run.
 
-    `poll` is called between operations, and may raise to interrupt a run.
+    `kept`: params already on the device, by name; newly copied ones are added. `poll` is called between operations, and
+    may raise to interrupt a run. `runs`: number of runs besides the first, whose outputs are `first`. `moved`, for each
+    output: how far rounding may move each element; for integers and bools, whether it changes the element.
     """
 
     graph: Graph
@@ -57,8 +59,7 @@ class Disturbed:
         return True
 
     def refined(self) -> Iterator[list[Any]]:
-        """Yields, per output, how far rounding moves its elements: first as known from earlier runs, if any, then after
-        each further run."""
+        """Yields `moved`: first as known from earlier runs, if any, then after each further run."""
         if self.runs:
             yield self.moved
         while self.further():

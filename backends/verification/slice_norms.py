@@ -82,7 +82,7 @@ class MatrixShape:
                     yield first, axis, self.total // size
 
     def name(self, first: bool, axis: int, index: int) -> str:
-        """Description of a slice, for messages."""
+        """Description of slice number `index` of an axis of the rows (`first`) or of the columns, for messages."""
         if self.stretched:
             return f"in places {index * self.columns} to {(index + 1) * self.columns - 1}"
         return f"at index {index} of axis {axis if first else axis + len(self.leading)}"
@@ -98,7 +98,7 @@ class SliceSums:
         self.by_column: list[Any] = [None, None, None, None]
 
     def add(self, gap: Any, reference: Any, lost: Any | None) -> None:
-        """Add the errors, reference values and baseline errors (None: zeros) of further rows."""
+        """Add further rows: their errors (`gap`), reference values, and the baseline's errors (`lost`; None: zeros)."""
         inexact = None if lost is None else (lost != 0) * self.xp.ones_like(lost)
         for k, x in enumerate((gap, reference, lost, inexact)):
             if x is None:
@@ -127,7 +127,8 @@ class SliceSums:
         return self.by_row[k][0]
 
     def slices(self, dtype: str, allowed: float) -> Worst:
-        """The slice with the worst norm."""
+        """The slice whose error norm is nearest to its limit, or farthest beyond; `allowed`: relative error in
+        `dtype`."""
         found = Worst()
         for first, axis, count in self.flat.axes():
             gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
@@ -153,7 +154,10 @@ class SliceSums:
         return self.xp.where(inexact < LEAST, self.xp.maximum(lost, few), lost)
 
     def limits(self, allowed: float) -> ElementLimits:
-        """Absolute error limits per row and per column. The limit relative to an element's value comes on top."""
+        """Absolute error limits per row and per column, from the relative error `allowed` and the baseline's errors.
+
+        To these, a caller adds the limit that is relative to an element's value.
+        """
         xp, flat = self.xp, self.flat
         total = [x.sum().reshape(1) for x in self.by_column[1:]]
         whole = self._limit(total, flat.total, allowed, least=1)

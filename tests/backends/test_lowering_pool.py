@@ -195,7 +195,7 @@ def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> N
     assert sum(map(bool, replies)) >= 3 * part
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "pump", lambda *given, **more: pytest.fail("it is waited for"))
-        batch.there()
+        batch.take_arrived()
 
 
 def test_what_there_was_no_time_to_read_is_asked_for_again(pool: LowerPool) -> None:

@@ -58,7 +58,10 @@ class FewRowAttention:
 
 
 def few_row_attention(kernel: Kernel, shape: Shape | None = None) -> FewRowAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows; None for other kernels."""
+    """The parts of a kernel that is attention of at most `ROWS` rows; None for other kernels.
+
+    `shape`: the kernel's shape, by default computed here.
+    """
     shape = if_fusable(shape_of, kernel) if shape is None else shape
     if shape is None or shape.kind != "attention" or shape.walks or shape.joined or len(kernel.stores) != 1:
         return None
@@ -122,7 +125,7 @@ class AttentionWriter(CValues):
     sums: set[Expr] = set()  # scores and what is summed over positions
 
     def body(self, parts: FewRowAttention, top: LoopScope) -> None:
-        """Write the loops of attention into the function's block `top`."""
+        """Write the loops of the attention with these parts into the function's block `top`."""
         self.parts, self.kept, self.columns = parts, {}, False
         self.count_of_rows = prod(a.size for a in parts.rows)
         self.widths = padded(parts.head.size), padded(parts.column.size)

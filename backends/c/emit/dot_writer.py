@@ -33,7 +33,7 @@ class SplitRow:
         return SplitRow(planes, blocks, *(fresh(n) for n in ("row", "digits", "steps", "totals", "whole")))
 
     def declared(self, dots: IntegerDots) -> list[str]:
-        """C statements that declare these variables and split the row; `row` must be declared already."""
+        """C statements that declare these variables and split the row for the sum `dots`; `row` is declared before."""
         vectors, groups = len(dots.vectors), len(dots.groups)
         order = ", ".join(str(n) for v in dots.vectors for n in v.chunks)
         of = ", ".join(str(g) for v in range(vectors) for g, own in enumerate(dots.groups) if v in own.vectors)
@@ -49,9 +49,10 @@ class SplitRow:
         self, dots: IntegerDots, block: Axis, sums: str, value: Callable[[Expr], str], at: Callable[[Index], str],
         fresh: Callable[[str], str],
     ) -> list[str]:  # fmt: skip
-        """C statements that add the products of one block to the variable `sums`.
+        """C statements that add the products of one block of the sum `dots` to the variable `sums`.
 
-        `value`: text of a scale or offset; `at`: text of an index; `fresh`: a new variable name from a stem.
+        `block`: the axis over blocks. `value`: text of a scale or offset; `at`: text of an index; `fresh`: a new
+        variable name from a stem.
         """
         lines: list[str] = []
         read: dict[tuple[str, Index, int], str] = {}

@@ -37,7 +37,8 @@ class LoopScope:
         return outer | ({self.axis} if self.axis is not None else set())
 
     def opened(self, axis: Axis | None, *head: str) -> LoopScope:
-        """New nested block, inserted by `close` only, so that hoisted statements come first."""
+        """New nested block, with the lines `head` before it. `close` inserts it, so that hoisted statements come
+        first."""
         return LoopScope(self, axis, list(head))
 
     def close(self) -> None:
@@ -161,8 +162,8 @@ class LoopNest:
 
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
-    """An expression with indices substituted for free axes; the axis of a nested reduction is not substituted in its
-    body. `done`: results so far."""
+    """An expression with the indices `change` in place of free axes; the axis of a nested reduction is not replaced in
+    its body. `done`: results so far."""
     if e.axes.isdisjoint(change):
         return e
     if e not in done:
