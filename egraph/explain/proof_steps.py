@@ -107,9 +107,9 @@ class Unfolding:
             chain.push(reason, term)
 
     def lift(self, a: Tensor, b: Tensor, chain: Chain) -> None:
-        """Rewrite the operands of a term one by one.
+        """Extend a chain that ends in `a` to the congruent term `b`, by rewriting the operands one by one.
 
-        A pair of subterms that occurs several times is rewritten at all occurrences.
+        A pair of subterms that occurs several times is rewritten at all occurrences in one step.
         """
         self.proofs.closure.add(a)
         inner, order = _parts(self.proofs, a, b)

@@ -353,7 +353,10 @@ _ATTENTION_IS = (
 @composite("attention", 3, "attention", _ATTENTION, _ATTENTION_DEFAULTS, fused_as="product", work=op_flops.attention, onnx=("Attention",),
            aten=("scaled_dot_product_attention",), definition=_ATTENTION_IS)  # fmt: skip
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float) -> Tensor:
-    """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)"""
+    """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)
+
+    `causal`: a query sees no later positions. `window`, `softcap`: as for `masked_attention`.
+    """
     return _attend(q, k, v, None, scale, causal, window, softcap)
 
 
@@ -371,7 +374,8 @@ def masked_attention(
 ) -> Tensor:
     """attention with an additive mask on the scaled scores
 
-    `window`: number of positions that a query sees at most, `softcap`: cap of the scores; 0: none.
+    `window`: number of positions that a query sees at most; 0: no limit. `softcap`: c turns a score s into
+    c * tanh(s / c); 0 leaves scores as they are.
     """
     return _attend(q, k, v, mask, scale, causal, window, softcap)
 

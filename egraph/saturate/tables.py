@@ -30,8 +30,9 @@ class LoweredGraph:
     """A graph as egglog input tables.
 
     `rows[op]` holds (node, *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every
-    node. `leaves` and `weights` are node ids (`weights`: nodes of the graph that depend on weights alone). `equal`
-    holds pairs of node ids with the same value.
+    node; `active` is 0 for a node that depends on weights alone, else 1. `leaves`, `weights` (weight-only nodes of the
+    graph) and `roots` are node ids. `equal` holds pairs of node ids with the same value. `dims`: size vectors by id.
+    `known`: (op, attribute ids) of the graph's nodes -> their attributes.
     """
 
     graph: Graph

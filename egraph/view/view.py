@@ -29,6 +29,7 @@ class EGraphView:
 
     `cls` is the e-class per e-node. `types` and `weight` are per e-class (`weight`: depends on params and constants
     only). `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the original graph to its e-class.
+    `roots`: e-classes of the outputs, then of the state updates.
     """
 
     op: list[str]
