@@ -14,7 +14,8 @@ from ..check.check import Verdict
 class SynthesizedRule:
     """A synthesized rule with its verdict and origin.
 
-    `known`: whether existing rules derive it (None: not compared).
+    `known`: whether existing rules derive it (None: not compared). `size`, `world`: number of ops, and name of the
+    `World`, at which it was found. `free`: it was found with elementwise functions uninterpreted.
     """
 
     rule: Rule
@@ -29,7 +30,8 @@ class SynthesizedRule:
 class Synthesis:
     """The result of a synthesis run.
 
-    `counts` counts terms, equalities, candidates and their outcomes; `reached` is the size completed per world.
+    The arguments of the run are `ops` to `broadcast`. `counts` counts terms, equalities, candidates and their
+    outcomes; `reached` is the size completed per world. `stopped`: "complete", "interrupted" or "out of time".
     """
 
     ops: tuple[str, ...]

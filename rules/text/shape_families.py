@@ -22,7 +22,8 @@ PINNED = 1 << 18  # largest number of elements of a shape that a rule states exp
 class Typing:
     """A family of shapes at which a rule's sides are well typed.
 
-    Typed terms, and the equations between their unknown sizes.
+    Typed terms, and the equations between their unknown sizes (`system`). `inputs`, `attrs`: tensor and parameter
+    variables by name. `at_least`: pairs (expression, least value).
     """
 
     terms: tuple[Typed, ...]  # all sides, left sides first
