@@ -47,7 +47,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class Family:
-    """Options in which rotary decoders of one `model_type` differ from others."""
+    """Options in which rotary decoders of one `model_type` differ from others.
+
+    `qk_norm`: queries and keys are normalized. `tied`, `activation`, `rope_theta`: defaults of the config's fields, the
+    activation's being `activation_field`.
+    """
 
     gain: str = "narrow"  # of RMS norms, see `rms_norm`
     qk_norm: bool = False
@@ -104,7 +108,11 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes and numbers of a rotary decoder, read from a config and checked."""
+    """Sizes and numbers of a rotary decoder, read from a config and checked.
+
+    `hidden`: width of the model. `heads`, `kv`: numbers of query and of key-value heads; `head`: size of one. `inner`:
+    width of the MLP. `positions`: longest sequence. `scale`: factor on scores; `softcap`: their cap (0: none).
+    """
 
     hidden: int
     heads: int

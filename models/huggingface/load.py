@@ -26,7 +26,10 @@ Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Registry entry of a `model_type`: its graph builder and the tensor naming scheme of its checkpoints."""
+    """Registry entry of a `model_type`: its graph builder and the tensor naming scheme of its checkpoints.
+
+    `prefixes`, `aliases`: as for `Weights`.
+    """
 
     build: Builder
     prefixes: Sequence[str]
