@@ -104,10 +104,7 @@ class Congruence:
         return [*forth, *reversed(back)]
 
     def links(self, term: Tensor) -> Iterator[Link]:
-        """All one-step links from a term.
-
-        Equations, congruent terms, and constants equal after rounding to their dtype.
-        """
+        """All links from a term: equations, to congruent terms, and to constants equal once rounded to their dtype."""
         if self._alike is None:
             self._alike = {}
             for node in self._above:

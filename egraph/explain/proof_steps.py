@@ -232,7 +232,7 @@ def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor)
 
 
 def position(old: Tensor, new: Tensor, before: Tensor) -> tuple[int, ...]:
-    """Operand path to the first occurrence of the rewritten subterm at which two terms differ."""
+    """Operand path to the first occurrence of the rewritten subterm `before` at which `old` and `new` differ."""
     path: list[int] = []
     while old is not before:
         step = next((i for i, (p, q) in enumerate(zip(old.args, new.args)) if p is not q), None)

@@ -413,7 +413,10 @@ def _pooled(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any, fil
     aten=("max_pool2d_with_indices", "max_pool2d"),
 )  # fmt: skip
 def max_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
-    """Largest value in each window; padding never wins"""
+    """Largest value in each window; padding never wins
+
+    x[N, C, *S]; one number per spatial axis, but `pads` = all low sides, then all high sides.
+    """
     windows = _pooled(x, kernel, strides, pads, dilations, float("-inf"))
     return t.max(windows, tuple(range(x.rank, windows.rank)))
 
@@ -421,7 +424,10 @@ def max_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) ->
 @composite("avg_pool", 1, "pool", _POOL, fused_as="rows", work=op_flops.pooling, linear=(0,), onnx=("AveragePool",),
            aten=("avg_pool2d",))  # fmt: skip
 def avg_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
-    """Mean of each window, padding counted as zeros"""
+    """Mean of each window, padding counted as zeros
+
+    Operand and attributes as for `max_pool`.
+    """
     windows = _pooled(x, kernel, strides, pads, dilations, 0.0)
     return t.sum(windows, tuple(range(x.rank, windows.rank))) * _inverse(volume(tuple(kernel)))
 

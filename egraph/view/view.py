@@ -232,7 +232,7 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
 
 
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
-    """A graph as an unsaturated view: one e-node per e-class, in topological order."""
+    """A graph as an unsaturated view: one e-node per e-class, in topological order; `report`: the view's report."""
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     fixed = weight_only(nodes)
