@@ -14,8 +14,8 @@ from ..check.check import Verdict
 class SynthesizedRule:
     """A synthesized rule with its verdict and origin.
 
-    `known`: whether existing rules derive it (None: not compared). `size`, `world`: number of ops, and name of the
-    `World`, at which it was found. `free`: it was found with elementwise functions uninterpreted.
+    `known`: whether existing rules derive it (None: not compared). `size`: size of terms at which it was found.
+    `world`, `free`: as for `RuleCandidate`.
     """
 
     rule: Rule

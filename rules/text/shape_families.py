@@ -78,7 +78,7 @@ class Typing:
         return {u: (low[u], high[u]) for u in system.free}
 
     def draw(self, rng: random.Random, largest: int) -> dict[int, int] | None:
-        """Random values for all unknowns; None if the drawn values violate a condition."""
+        """Random values for all unknowns, up to about `largest`; None if the drawn values violate a condition."""
         least, most = self.system.least, self.system.most
         values: dict[int, int] = {}
         for u, (low, high) in self.ranges.items():
