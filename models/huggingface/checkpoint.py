@@ -27,7 +27,7 @@ class UnusedWeightsWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Config:
-    """Fields of a config.json, each validated on access.
+    """The `fields` of a config.json, each validated on access. `where`: path for messages.
 
     Access raises BadModelError, with the name of the field, for a value of another kind.
     """

@@ -136,7 +136,10 @@ class Sizes:
 
 
 def sizes_of(config: Config, family: Family, most_layers: int) -> Sizes:
-    """Sizes of a rotary decoder from its config. Raises BadModelError if heads do not fit."""
+    """Sizes of a rotary decoder from its config.
+
+    Raises BadModelError if heads do not fit, TooLargeError for more than `most_layers` layers.
+    """
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv = config.size("num_key_value_heads", n_heads)
     head = config.size("head_dim", family.head_dim or max(hidden // n_heads, 1), most=MAX_HEAD)
