@@ -74,7 +74,7 @@ class BlockPiece:
     """The nodes of a listing from index `start` up to `end` (exclusive).
 
     `kind` is equal for pieces of equal structure. `inputs` and `weights` are the values that the piece reads from
-    outside, `outputs` those of its values that are used after it.
+    outside, `outputs` those of its values that are used after it or are roots.
     """
 
     start: int

@@ -219,7 +219,7 @@ class Cached:
         return t.reshape(out, (self.batch, 1, -1)) if self._as_rows else joined(out)
 
     def wanted(self, x: Tensor) -> Tensor:
-        """The row of x [B, T, hidden] of each row's last token, [B, hidden], or all (`TokenAccess.wanted`)."""
+        """x [B, T, hidden] at the token `last` of each row, [B, hidden]; with `every` all of x (`TokenAccess.wanted`)."""
         if self.every:
             return x
         if self.last is None:

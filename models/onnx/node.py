@@ -353,6 +353,6 @@ def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def simple(builders: Mapping[str, Callable[..., Tensor]], arity: int) -> None:
-    """Register operators without attributes: `builders` maps an operator's name to a function of `arity` tensors."""
+    """Register operators that need only their operands; `builders`: operator name -> function of `arity` tensors."""
     for name, build in builders.items():
         operator(name)(lambda n, build=build: build(*ranked([n.x(i) for i in range(arity)])))  # type: ignore[misc]
