@@ -169,7 +169,7 @@ def write_bert(
 
 # ---------------------------------------------------------------- graphs
 class Net:
-    """Layer builder that creates its random parameters by name."""
+    """Layer builder that creates its parameters by name: random, of `dtype`, drawn from `seed`."""
 
     def __init__(self, dtype: str = "float32", seed: int = 0) -> None:
         self.dtype, self.seed, self.params = dtype, seed, dict[str, Data]()

@@ -104,10 +104,7 @@ class Congruence:
         return [*forth, *reversed(back)]
 
     def links(self, term: Tensor) -> Iterator[Link]:
-        """All one-step links from a term.
-
-        Equations, congruent terms, and constants equal after rounding to their dtype.
-        """
+        """All links from a term: equations, to congruent terms, and to constants equal once rounded to their dtype."""
         if self._alike is None:
             self._alike = {}
             for node in self._above:
@@ -172,8 +169,8 @@ class ShortProofs:
 
     The proof forest's proof of two terms bounds the length of a shortest one. With these bounds as weights of
     congruence steps, the shortest path through all links of a class is again a proof, and its length is a tighter
-    bound; `rounds` repeats this. A path contains only congruence steps whose operands' bounds are below its own, so
-    unfolding terminates for any number of rounds. After Flatt et al., "Small proofs from congruence closure" (FMCAD
+    bound. This is done `rounds` times. A path contains only congruence steps whose operands' bounds are below its own,
+    so unfolding terminates for any number of rounds. After Flatt et al., "Small proofs from congruence closure" (FMCAD
     2022), without their optimality.
     """
 

@@ -316,7 +316,7 @@ def derive(
     *,
     session: SaturationSession | None = None,
 ) -> Explanation | None:
-    """Steps from one term to another, found by saturating both in one e-graph without pruning.
+    """Steps from the term `start` to `goal`, found by saturating both in one e-graph without pruning.
 
     None if the rules do not connect them within the limits. Raises UsageError if the types differ.
     """

@@ -107,9 +107,9 @@ class Unfolding:
             chain.push(reason, term)
 
     def lift(self, a: Tensor, b: Tensor, chain: Chain) -> None:
-        """Rewrite the operands of a term one by one.
+        """Extend a chain that ends in `a` to the congruent term `b`, by rewriting the operands one by one.
 
-        A pair of subterms that occurs several times is rewritten at all occurrences.
+        A pair of subterms that occurs several times is rewritten at all occurrences in one step.
         """
         self.proofs.closure.add(a)
         inner, order = _parts(self.proofs, a, b)
@@ -232,7 +232,7 @@ def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor)
 
 
 def position(old: Tensor, new: Tensor, before: Tensor) -> tuple[int, ...]:
-    """Operand path to the first occurrence of the rewritten subterm at which two terms differ."""
+    """Operand path to the first occurrence of the rewritten subterm `before` at which `old` and `new` differ."""
     path: list[int] = []
     while old is not before:
         step = next((i for i, (p, q) in enumerate(zip(old.args, new.args)) if p is not q), None)

@@ -32,7 +32,7 @@ def leaf(
     """Register a leaf: an op without operands, such as `input`.
 
     `attrs`: kind of each attribute by name. `doc`: one line for docs/ops.md. `numpy`: its value from its attributes,
-    if it has one. `jax`: its text in JAX.
+    if it has one. `jax`: its text in JAX. `fused_as`: its role in fused kernels (`Op.fused_as`).
     """
     register(Op(name, 0, "leaf", "leaf", attrs, {}, doc, numpy=numpy, text=TargetText(jax=jax), fused_as=fused_as))
 

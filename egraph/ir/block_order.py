@@ -32,9 +32,10 @@ def compute_nodes(graph: Graph) -> list[Tensor]:
 
 @dataclass
 class Listing:
-    """The compute nodes in order, with the index of each definition and its readers.
+    """The compute nodes of a graph in an order in which repeats are intervals, and which nodes read each value.
 
-    Inputs are defined before index 0.
+    `at`: index of each compute node in `order` (inputs and states have none). `readers`: for each value, the ascending
+    indices of the compute nodes that read it. `fixed`: the weight-only nodes. `roots`: outputs and state updates.
     """
 
     order: list[Tensor]
@@ -47,7 +48,10 @@ class Listing:
 
     @staticmethod
     def of(graph: Graph, max_nodes: int) -> Listing:
-        """The listing of a graph, with shared values moved ahead of the repeats."""
+        """The listing of a graph; values that many repeats read are listed before the first repeat.
+
+        `max_nodes`: size limit of a block. Values read over a longer distance are not counted in widths.
+        """
         nodes = graph.nodes()
         fixed = weight_only(nodes)
         depth = _depths(nodes, fixed, ())

@@ -71,7 +71,11 @@ def _widths(listing: Listing, reach: int) -> tuple[list[int], list[int]]:
 
 @dataclass
 class BlockPiece:
-    """An interval of the order. `kind` is equal for equal structure; `inputs` and `weights` are its operands."""
+    """The nodes of a listing from index `start` up to `end` (exclusive).
+
+    `kind` is equal for pieces of equal structure. `inputs` and `weights` are the values that the piece reads from
+    outside, `outputs` those of its values that are used after it or are roots.
+    """
 
     start: int
     end: int

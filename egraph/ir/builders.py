@@ -123,7 +123,10 @@ def with_rank(x: Tensor, rank: int) -> Tensor:
 
 
 def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
-    """Operands as tensors of common rank and dtype; numbers take the tensors' dtype (floats widen ints)."""
+    """Operands as tensors of common rank and dtype; numbers take the tensors' dtype (floats widen ints).
+
+    `dtype`: the common dtype, if it is not to follow from the operands.
+    """
     operands = tuple(map(as_operand, operands))
     tensors = [o for o in operands if isinstance(o, Tensor)]
     common = dtype

@@ -353,7 +353,10 @@ _ATTENTION_IS = (
 @composite("attention", 3, "attention", _ATTENTION, _ATTENTION_DEFAULTS, fused_as="product", work=op_flops.attention, onnx=("Attention",),
            aten=("scaled_dot_product_attention",), definition=_ATTENTION_IS)  # fmt: skip
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float) -> Tensor:
-    """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)"""
+    """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)
+
+    `causal`: a query sees no later positions. `window`, `softcap`: as for `masked_attention`.
+    """
     return _attend(q, k, v, None, scale, causal, window, softcap)
 
 
@@ -371,7 +374,8 @@ def masked_attention(
 ) -> Tensor:
     """attention with an additive mask on the scaled scores
 
-    `window`: number of positions that a query sees at most, `softcap`: cap of the scores; 0: none.
+    `window`: number of positions that a query sees at most; 0: no limit. `softcap`: c turns a score s into
+    c * tanh(s / c); 0 leaves scores as they are.
     """
     return _attend(q, k, v, mask, scale, causal, window, softcap)
 
@@ -409,7 +413,10 @@ def _pooled(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any, fil
     aten=("max_pool2d_with_indices", "max_pool2d"),
 )  # fmt: skip
 def max_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
-    """Largest value in each window; padding never wins"""
+    """Largest value in each window; padding never wins
+
+    x[N, C, *S]; one number per spatial axis, but `pads` = all low sides, then all high sides.
+    """
     windows = _pooled(x, kernel, strides, pads, dilations, float("-inf"))
     return t.max(windows, tuple(range(x.rank, windows.rank)))
 
@@ -417,7 +424,10 @@ def max_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) ->
 @composite("avg_pool", 1, "pool", _POOL, fused_as="rows", work=op_flops.pooling, linear=(0,), onnx=("AveragePool",),
            aten=("avg_pool2d",))  # fmt: skip
 def avg_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
-    """Mean of each window, padding counted as zeros"""
+    """Mean of each window, padding counted as zeros
+
+    Operand and attributes as for `max_pool`.
+    """
     windows = _pooled(x, kernel, strides, pads, dilations, 0.0)
     return t.sum(windows, tuple(range(x.rank, windows.rank))) * _inverse(volume(tuple(kernel)))
 

@@ -17,9 +17,10 @@ Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
 
 
 class LawCase(NamedTuple):
-    """One case of a type law in egglog.
+    """One case of a type law in egglog: `shape` and `dtype` are the egglog texts of the result's.
 
-    `atoms`: additional query atoms. `broadcasts`: pairs of shapes that must be broadcast first.
+    `atoms`: query atoms that must match for the case to apply. `broadcasts`: pairs of shape texts that must be
+    broadcast first.
     """
 
     shape: str

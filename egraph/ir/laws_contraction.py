@@ -43,8 +43,8 @@ LONGEST_STEP = 1 << 31  # strides and dilations are below this, so that offsets 
 def conv_size(size: Dim, kernel: Dim, stride: int, lo: int, hi: int, dilation: int) -> Dim:
     """Number of window positions along one axis (convolution arithmetic), padded by `lo` and `hi` elements.
 
-    Raises ShapeError for a stride, dilation or window below 1, for negative padding, and for steps from LONGEST_STEP
-    on.
+    Raises ShapeError for a stride, dilation or window below 1 or of at least LONGEST_STEP, for negative padding, and
+    for a window that does not fit.
     """
     sizes = {"stride": stride, "dilation": dilation, "window": kernel}
     for name, value in sizes.items():

@@ -94,7 +94,7 @@ _SAME_TEXT = {
 
 
 class OutFunction(NamedTuple):
-    """An elementwise function of NumPy or Torch that writes to given memory (`out=`).
+    """The elementwise function `name` of NumPy or Torch, which can write its result to given memory (`out=`).
 
     `dtypes`: operands of the library's kernel of this op: "any", "number" (not bool), "float" (one float dtype),
     "bits" (bool and integers), or "none" if the function is a reference only. `counted`: Torch lacks the function for
@@ -233,7 +233,8 @@ class Op:
         """Role in fused kernels: "cheap", "rows", "product", "written" or "opaque".
 
         cheap: few operand elements and little arithmetic per element. rows: a reduction. product: a contraction.
-        written: a kernel may end with it, into a tensor in memory. opaque: always a kernel by itself.
+        written: only the last op of a kernel, which writes elements into a tensor in memory. opaque: always a kernel
+        by itself.
         """
         derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
         return self.fused_as or derived

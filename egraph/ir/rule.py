@@ -35,7 +35,8 @@ class Rule:
     side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,
     including NaN, infinities and -0.0; other rules hold over the reals, and their rounding error is checked against the
     plan's tolerance. `growth` classifies how the rule changes the number of operations. `keep` exempts the e-nodes that
-    the left-to-right direction creates from pruning (forms that pay only when shared or rewritten further).
+    the left-to-right direction creates from pruning (forms that pay only when shared or rewritten further). `family`
+    and `phase` name the rule's table and what it is for; rules of the phase "proof" are not applied to models.
     """
 
     name: str
@@ -113,7 +114,10 @@ class Rule:
 
 
 def table(family: str, phase: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Checked rules of one family and phase. `family` and `phase` are filled in for rules that do not set their own."""
+    """The rules, with `family` and `phase` filled in where a rule does not set its own.
+
+    Raises RuleError if one is malformed.
+    """
     found = []
     for rule in rules:
         fields = {k: v for k, v in rule.__dict__.items() if k not in ("lefts", "rights", "guards")}

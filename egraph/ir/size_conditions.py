@@ -31,9 +31,9 @@ NEEDS: dict[str, Callable[[Tensor], Iterator[tuple[Dim, Dim]]]] = {
 
 
 def conditions(graph: Graph) -> list[str]:
-    """Python expressions over the dimension names that must be true, without duplicates.
+    """The conditions under which the graph is valid at given sizes, as Python expressions over the dimension names.
 
-    Conditions that hold for all sizes in the declared ranges are omitted.
+    Each is listed once. Conditions that hold for all sizes in the declared ranges are omitted.
     """
     found: dict[str, None] = {}
     for name, atom in sorted({n: a for i in graph.inputs for d in i.shape for n, a in symbols(d).items()}.items()):

@@ -40,7 +40,7 @@ def field_names(kind: type) -> tuple[str, ...] | None:
 
 
 def tuple_like(like: tuple[Any, ...], parts: Iterable[Any]) -> tuple[Any, ...]:
-    """A tuple of the type of another: plain, named (collections.namedtuple, typing.NamedTuple), or of torch.return_types."""
+    """A tuple of `parts`, of the type of `like`: plain, named (namedtuple, NamedTuple), or of torch.return_types."""
     made: tuple[Any, ...] = type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
     return made
 

@@ -25,9 +25,9 @@ Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op
 
 
 def shapes(rule: Rule) -> list[Shape]:
-    """Op shapes that must occur in an e-graph for a rule to match.
+    """Op shapes that must occur in an e-graph for a rule to match: one for each call in its left sides.
 
-    Each call of its left sides with the ops of its operands.
+    A shape is (op of the call, (operand index, op) of each operand that is itself a call).
     """
     found: dict[Shape, None] = {}
     for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall)):

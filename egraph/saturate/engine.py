@@ -80,11 +80,10 @@ _UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def rule_seconds(report: Any, measured: float) -> dict[str, float]:
-    """Seconds per rule, parsed from the text of the report.
+    """Seconds per rule, parsed from the text of egglog's report on a run.
 
-    The report's numbers are a thousand times too small in egglog 13.2.
-
-    Scaled down in proportion if their sum exceeds the measured time.
+    The report's numbers are a thousand times too small in egglog 13.2. If their sum exceeds `measured`, the wall-clock
+    seconds of the run, all are scaled down in proportion.
     """
     text = str(report).partition("search_and_apply_time_per_rule: {")[2].partition("}")[0]
     found = {name: float(value) * _UNITS[unit] for name, value, unit in _TIME.findall(text)}
@@ -238,7 +237,8 @@ class Engine:
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
         """Apply all rules once; returns (statistics, no arrays).
 
-        The statistics' field `equal` tells whether both handles of every pair are in one e-class.
+        `pairs`: pairs of node ids of the loaded graph. The statistics' field `equal` tells whether both nodes of every
+        pair are in one e-class.
         """
         report = self.run(f"(run-schedule (run {self.every_rule()}) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions
@@ -385,7 +385,10 @@ class Engine:
 
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
-        """Subsume e-nodes, given as rows of the last view. They stay in later views."""
+        """Subsume e-nodes, given as rows of the last view. They stay in later views.
+
+        Returns ({"pruned": number of subsumed e-nodes}, no arrays).
+        """
         self.kills += 1
         named = self._name_classes({v for i in victims for v in self._classes(i)})
         tables: dict[str, list[str]] = {}

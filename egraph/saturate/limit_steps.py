@@ -22,23 +22,23 @@ STEPS: tuple[tuple[int, float], ...] = ((BEAM, SLACK_LAUNCHES), (8, 5), (32, 12)
 
 
 def step_of(limits: Limits) -> int:
-    """Index of the first step whose beam and slack are at least those of the limits."""
+    """Index of the first step whose beam and slack are at least those of the limits; else of the last step."""
     beam = BEAM if limits.beam is None else limits.beam
     wide = (n for n, (b, s) in enumerate(STEPS) if (not b or 0 < beam <= b) and limits.slack <= s)
     return next(wide, len(STEPS) - 1)
 
 
-def narrowed(limits: Limits, more: int) -> list[Narrow]:
+def narrowed(limits: Limits, effort: int) -> list[Narrow]:
     """Filters that reduce the default saturation to limits below the first step, tightest first; empty if it is kept
     whole.
 
-    `more` is the effort step: beam is multiplied by 2**more and slack grows by 2*more.
+    `effort`: the filters' beam is multiplied by 2**effort, and their slack grows by 2*effort.
     """
     beam = BEAM if limits.beam is None else limits.beam
     beams = list(range(1, beam + 1)) if 0 < beam < BEAM else [0]
     slacks = [*range(ceil(limits.slack)), limits.slack] if limits.slack < SLACK_LAUNCHES else [inf]
     pairs = [*((b, slacks[-1]) for b in beams[:-1]), *((beams[-1], s) for s in slacks)]
-    narrow = [Narrow(b << more, s + 2 * more) for b, s in pairs]
+    narrow = [Narrow(b << effort, s + 2 * effort) for b, s in pairs]
     return [] if narrow == [Narrow()] else narrow
 
 

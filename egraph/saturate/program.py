@@ -25,7 +25,8 @@ from .term_cost import CAP, Pricing, cost_program
 class EgglogProgram:
     """An egglog program and the interned ids it uses. `names` lists the one-directional rules.
 
-    `rules`: ruleset of each rule -> its declarations, which the engine runs when the rule can match.
+    `rules`: ruleset of each rule -> its declarations, which the engine runs when the rule can match. `signatures`: op
+    -> letters of its arguments (`language.signature`). `key`: hash of all commands.
     """
 
     commands: tuple[str, ...]
@@ -81,9 +82,9 @@ def make_program(
 ) -> EgglogProgram:
     """The egglog program for some graphs.
 
-    `slack`: e-nodes more expensive than the best of their e-class by more than this are pruned; with None there is no
-    cost pruning, but a `beam` still prunes. `parts`: unite composite ops with their decompositions. Raises RuleError if
-    a rule cannot be expressed in egglog.
+    `slack` (nanoseconds): e-nodes more expensive than the best of their e-class by more than this are pruned; None: no
+    cost pruning. `beam`: number of e-nodes per e-class that beam pruning keeps; 0: no beam. `parts`: unite composite
+    ops with their decompositions. Raises RuleError if a rule cannot be expressed in egglog.
     """
     nodes = [n for g in graphs for n in (with_parts(g)[0] if parts else g.nodes())]
     usable, reachable = applicable(rules, {n.op for n in nodes if n.op not in LEAVES})

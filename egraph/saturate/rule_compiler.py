@@ -410,7 +410,8 @@ def compile_rule(
 ) -> Iterator[tuple[str, str]]:
     """Egglog form of a one-directional rule, as (name, command) pairs: one per rank if vectors must be expanded.
 
-    `guarded`: whether created e-nodes are subject to pruning. Raises RuleError if the rule cannot be expressed.
+    `ranks`: ranks of values that may occur. `guarded`: whether created e-nodes are subject to pruning. `ruleset`: the
+    egglog ruleset that the commands add to. Raises RuleError if the rule cannot be expressed.
     """
     waiting: list[dict[Key, int]] = [{}]
     shared = VectorRanks(rule.lefts)

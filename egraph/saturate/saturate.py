@@ -91,7 +91,7 @@ class SaturationSession(Protocol):
         ...
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of `Engine`; returns (header, arrays).
+        """Call a method of `Engine` with the argument `payload` (JSON; None: none); returns (header, arrays).
 
         Raises Deadline, MemoryLimit, Stopped, WorkerError (the worker died) or EngineError.
         """

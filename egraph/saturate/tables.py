@@ -30,8 +30,9 @@ class LoweredGraph:
     """A graph as egglog input tables.
 
     `rows[op]` holds (node, *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every
-    node. `leaves` and `weights` are node ids (`weights`: nodes of the graph that depend on weights alone). `equal`
-    holds pairs of node ids with the same value.
+    node; `active` is 0 for a node that depends on weights alone, else 1. `leaves`, `weights` (weight-only nodes of the
+    graph) and `roots` are node ids. `equal` holds pairs of node ids with the same value. `dims`: size vectors by id.
+    `known`: (op, attribute ids) of the graph's nodes -> their attributes.
     """
 
     graph: Graph
@@ -178,8 +179,8 @@ def lower(
     """Egglog input tables of a graph.
 
     `interner` holds the ids that rules use and is extended: pass a copy. `constants` are the scalar constants of the
-    rules. `parts`: unite composites with their decompositions. Raises ShapeError if a dimension is symbolic or a size
-    is 0 (type laws do not cover empty values).
+    rules. `pricing` gives the tree costs; None: all are 0. `parts`: unite composites with their decompositions. Raises
+    ShapeError if a dimension is symbolic or a size is 0 (type laws do not cover empty values).
     """
     own = graph.nodes()
     nodes, pairs = with_parts(graph) if parts else (own, [])

@@ -109,7 +109,7 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Default cost model: nanoseconds per launch, femtoseconds per byte and per floating-point operation.
+    """Default cost model: nanoseconds per launch and per view, femtoseconds per byte and per floating-point operation.
 
     The defaults match the order of magnitude of one large GPU; `pipeline` passes values calibrated from the cost store.
     """
@@ -163,7 +163,7 @@ def contraction_flops(op: Op) -> Cost | None:
 
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     """Egglog commands for the least tree cost of each e-class, and for subsuming e-nodes that exceed it by more than
-    `slack`.
+    `slack` nanoseconds.
 
     `r_cost` relaxes `best` downwards to a fixpoint; `r_dom` marks dominated e-nodes, once per round; `r_sub` subsumes
     those that are not protected; `r_reach`, `r_new` and `r_gc` delete new e-nodes that are unreachable from the roots
@@ -233,7 +233,10 @@ class _Prices:
 
 
 def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) -> list[int]:
-    """Tree cost of each node (operands must come first), equal to the cost that `cost_program` computes."""
+    """Tree cost in nanoseconds of each node (operands must come first), equal to that of `cost_program`.
+
+    `weights`: the weight-only nodes, which cost nothing.
+    """
     prices, found = _Prices(pricing), dict[Tensor, int]()
     for node in nodes:
         if node in weights or not node.args:
@@ -247,7 +250,7 @@ def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) 
 
 
 def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
-    """Cost of every e-node of a view; 0 if all its operands depend on weights alone."""
+    """Cost in nanoseconds of every e-node of a view, its operands aside; 0 if these all depend on weights alone."""
     prices, found = _Prices(pricing), []
     weight, types = view.weight.tolist(), view.types
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()

@@ -245,7 +245,7 @@ class SaturationWorker:
 
 
 class Pool:
-    """Up to `size` warm workers, started on first use; each serves one session at a time."""
+    """Up to `size` worker processes, started on first use and kept; each serves one session at a time."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size

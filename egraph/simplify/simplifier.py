@@ -19,7 +19,9 @@ Rule = Callable[["Simplifier", str, tuple[Tensor, ...], dict[str, Any]], Tensor 
 class Simplifier:
     """State of one simplification pass.
 
-    The rules of an op (tried in order), the memo of simplified nodes, and the canonical operand order of commutative ops.
+    `rules` gives the rules of an op, tried in order. `exact`: only bitwise-exact steps are taken. `fold_bytes`: size
+    limit of a folded constant. `done`: node -> its simplified form. `spelling`: the operand order first seen of
+    commutative ops.
     """
 
     rules: Callable[[str], Iterable[Rule]]

@@ -67,7 +67,10 @@ class Matcher:
         return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
-        """All matches of a call pattern whose guards hold, as (e-class, binding), without duplicates."""
+        """All matches of a call pattern whose guards hold, as (e-class, binding), without duplicates.
+
+        A binding maps tensor variables to e-classes, and "@" + attribute variable to the attribute's value.
+        """
         if not isinstance(pattern, PatternCall):
             return
         search = _Search(self, pattern)

@@ -41,7 +41,9 @@ SHOWN_S = 5e-5  # seconds from which a rule without matches is shown in the tabl
 
 
 def rule_table(rules: Mapping[str, tuple[int, float]], count: int = 15) -> str:
-    """Table of rules (matches, seconds): the slowest ones, then the total and the share of rules without matches."""
+    """Table of rules, given as name -> (matches, seconds): the `count` slowest, then the total and the share of rules
+    without matches.
+    """
     ranked = sorted(rules.items(), key=lambda r: (-r[1][1], r[0]))
     lines = [f"{1e3 * s:>9.1f} ms  {m:>7} matches  {name}" for name, (m, s) in ranked[:count] if m or s >= SHOWN_S]
     idle = [s for m, s in rules.values() if not m]

@@ -29,6 +29,7 @@ class EGraphView:
 
     `cls` is the e-class per e-node. `types` and `weight` are per e-class (`weight`: depends on params and constants
     only). `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the original graph to its e-class.
+    `roots`: e-classes of the outputs, then of the state updates.
     """
 
     op: list[str]
@@ -231,7 +232,7 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
 
 
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
-    """A graph as an unsaturated view: one e-node per e-class, in topological order."""
+    """A graph as an unsaturated view: one e-node per e-class, in topological order; `report`: the view's report."""
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     fixed = weight_only(nodes)

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class LazyPart:
-    """A lazy array [shape] of `dtype`, computed from stored arrays when it is loaded."""
+    """A lazy array [shape] of `dtype`: `compute` of the `stored` arrays, called when it is loaded."""
 
     shape: tuple[int, ...]
     dtype: str

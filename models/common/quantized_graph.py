@@ -27,7 +27,7 @@ DESTROYED = 0.5  # relative error from which a weight stays as it is: its scales
 
 @dataclass(frozen=True)
 class Quantization:
-    """Result of a quantization.
+    """What a quantization of a graph to `form` did.
 
     weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of the quantized
     weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are.
@@ -230,7 +230,10 @@ class _EncodedPart(LazyPart):
 
 @contextmanager
 def codes_kept(params: Mapping[str, Data]) -> Iterator[None]:
-    """Context in which codes of weights that `quantized` made stay in memory, so that each weight is encoded once."""
+    """Context in which the codes of quantized weights stay in memory, so that each weight is encoded once.
+
+    `params`: those of a graph of `quantized`; others than quantized weights are left as they are.
+    """
     encodings = {id(d.encoding): d.encoding for d in params.values() if isinstance(d, _EncodedPart)}.values()
     for encoding in encodings:
         encoding.keep_codes(True)

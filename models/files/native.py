@@ -255,8 +255,8 @@ class _Decoder:
 def graph_from_json(value: Any, tensors: Mapping[str, MappedArray | Tensor], where: str = "") -> Graph:
     """The graph that the result of `graph_to_json` describes.
 
-    `tensors`: the data of its constants, or constant leaves, by name. Raises BadModelError for malformed input, and
-    TooLargeError before anything is allocated.
+    `tensors`: the data of its constants, or constant leaves, by name. `where`: path for messages. Raises BadModelError
+    for malformed input, and TooLargeError before anything is allocated.
     """
     try:
         return _graph_in(_need(value, dict, "the graph"), tensors, where)
@@ -362,7 +362,7 @@ def attrs_to_json(op: str, attrs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def attrs_from_json(op: str, value: Any, where: str = "") -> tuple[tuple[str, Any], ...]:
     """An op's attributes in the op table's order, from JSON: the inverse of `attrs_to_json`.
 
-    Raises BadModelError for an unknown op or other attributes.
+    `where`: path for messages. Raises BadModelError for an unknown op or other attributes.
     """
     try:
         if _need(op, str, "an op") not in OPS:

@@ -27,7 +27,7 @@ class UnusedWeightsWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Config:
-    """Fields of a config.json, each validated on access.
+    """The `fields` of a config.json, each validated on access. `where`: path for messages.
 
     Access raises BadModelError, with the name of the field, for a value of another kind.
     """
@@ -182,12 +182,12 @@ class StackedArray:
 
 @dataclass
 class Weights:
-    """Tensors of a checkpoint, requested one by one under their Hugging Face names.
+    """Tensors `data` of a checkpoint, requested one by one under their Hugging Face names.
 
     A tensor that is never requested is an error, or a warning if its name matches a pattern in `unused`. A name may
     have one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With `invented` instead of
-    `data`, every requested tensor exists with that dtype; `taken` then lists the tensors that a checkpoint needs, with
-    shapes.
+    `data`, every requested tensor exists with that dtype. `taken`: shapes of the tensors requested
+    so far, by name. `params`: data of the parameters made so far. `where`: path for messages.
     """
 
     data: Mapping[str, Data]

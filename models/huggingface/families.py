@@ -47,7 +47,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class Family:
-    """Options in which rotary decoders of one `model_type` differ from others."""
+    """Options in which rotary decoders of one `model_type` differ from others.
+
+    `qk_norm`: queries and keys are normalized. `tied`, `activation`, `rope_theta`: defaults of the config's fields, the
+    activation's being `activation_field`.
+    """
 
     gain: str = "narrow"  # of RMS norms, see `rms_norm`
     qk_norm: bool = False
@@ -104,7 +108,11 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes and numbers of a rotary decoder, read from a config and checked."""
+    """Sizes and numbers of a rotary decoder, read from a config and checked.
+
+    `hidden`: width of the model. `heads`, `kv`: numbers of query and of key-value heads; `head`: size of one. `inner`:
+    width of the MLP. `positions`: longest sequence. `scale`: factor on scores; `softcap`: their cap (0: none).
+    """
 
     hidden: int
     heads: int
@@ -128,7 +136,10 @@ class Sizes:
 
 
 def sizes_of(config: Config, family: Family, most_layers: int) -> Sizes:
-    """Sizes of a rotary decoder from its config. Raises BadModelError if heads do not fit."""
+    """Sizes of a rotary decoder from its config.
+
+    Raises BadModelError if heads do not fit, TooLargeError for more than `most_layers` layers.
+    """
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv = config.size("num_key_value_heads", n_heads)
     head = config.size("head_dim", family.head_dim or max(hidden // n_heads, 1), most=MAX_HEAD)

@@ -26,7 +26,10 @@ Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Registry entry of a `model_type`: its graph builder and the tensor naming scheme of its checkpoints."""
+    """Registry entry of a `model_type`: its graph builder and the tensor naming scheme of its checkpoints.
+
+    `prefixes`, `aliases`: as for `Weights`.
+    """
 
     build: Builder
     prefixes: Sequence[str]
@@ -137,6 +140,6 @@ def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[st
 
 
 def weights_of(config: Config, data: Mapping[str, Data], where: str = "") -> Weights:
-    """Return access to a checkpoint's tensors under the names of the config's architecture."""
+    """Return access to a checkpoint's tensors by the names of the config's architecture. `where`: path for messages."""
     entry = architecture(config)
     return Weights(data, entry.prefixes, entry.without(config), entry.aliases, where)

@@ -18,10 +18,10 @@ from .checkpoint import Config
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: radians per position of each pair of a head, and a factor on cos and sin.
+    """Rotary position embedding: `frequencies`, radians per position of each pair of a head's elements.
 
-    Sequences longer than `short` use the frequencies `long` if there are such. Fewer pairs than half of a head leave
-    the rest of the head as it is.
+    `magnitude`: factor on cos and sin. Sequences longer than `short` use the frequencies `long`, unless that is None.
+    With fewer pairs than half of a head's elements, the other elements stay as they are.
     """
 
     frequencies: np.ndarray[Any, Any]

@@ -20,9 +20,8 @@ from .layers import heads, joined
 class Scoring:
     """Options of a layer's attention.
 
-    Factor on scores, window (0: none), cap (0: none), a learned extra score per query head.
-
-    The extra score may be None.
+    `scale`: factor on scores. `window`: number of latest positions that a token sees; 0: all. `softcap`: cap c, which
+    turns a score s into c * tanh(s / c); 0: none. `sinks`: a learned extra score per query head, or None.
     """
 
     scale: float
@@ -145,8 +144,8 @@ class Cached:
     Keys and values are written to caches before they are attended to.
 
     `start` [B] is the position of a row's first token, or None: all rows start at 0. It is limited so that the tokens
-    fit into `capacity` positions. `last` [B]: the token of each row whose logits are wanted; None: the last one, or
-    with `every` each of them. Rows may be padded behind their last token: nothing before a position depends on it, and
+    fit into `capacity` positions. `last` [B]: index of the token of each row whose logits are wanted; None: the last
+    token, or with `every` all tokens. Rows may be padded behind their last token: no token depends on later ones, and
     the row's next tokens overwrite the padding. A layer with a window keeps at least `window + most - 1` positions, a
     ring, if these are fewer than `capacity`; `most` is the largest number of tokens that any program over the same
     caches takes at once. States: `keys.N` and `values.N` [B, kv heads, positions, head size], N the layer.
@@ -220,7 +219,7 @@ class Cached:
         return t.reshape(out, (self.batch, 1, -1)) if self._as_rows else joined(out)
 
     def wanted(self, x: Tensor) -> Tensor:
-        """The row of x [B, T, hidden] of each row's last token, [B, hidden], or all (`TokenAccess.wanted`)."""
+        """x [B, T, hidden] at the token `last` of each row, [B, hidden]; with `every` all of x (`TokenAccess.wanted`)."""
         if self.every:
             return x
         if self.last is None:

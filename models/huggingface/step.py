@@ -49,14 +49,14 @@ def build_step(
 ) -> Graph:  # fmt: skip
     """Graph of one decoder step of `tokens` further tokens of each row.
 
-    Output `logits` [batch, vocabulary] after the last token, or with `wanted="all"` [batch, tokens, vocabulary] after
-    each.
+    Output: `logits` [batch, vocabulary] after one token of each row, or with `wanted="all"` [batch, tokens, vocabulary]
+    after each token.
 
-    Inputs: `input_ids` [batch, tokens] int64; `start` [batch] int64, the position of a row's first token, at most
-    `caches.capacity - tokens`, not with `fresh`, where all rows start at 0 and attend to these tokens only; `last`
-    [batch] int64, the token whose logits are wanted, if there are several and `wanted` is "named"; tokens behind it
-    are padding. `ids` and `start` replace the inputs, by states say. States: `keys.N` and `values.N`, written in
-    place.
+    Inputs, all int64: `input_ids` [batch, tokens]. `start` [batch], the position of each row's first token, at most
+    `caches.capacity - tokens`; with `fresh` there is no such input: all rows start at 0 and attend to these tokens
+    only. `last` [batch], if there are several tokens and `wanted` is "named": index of the token whose logits are
+    wanted; tokens behind it are padding. Given `ids` or `start` (of a state, for example) take the place of the inputs
+    `input_ids` and `start`. States: `keys.N` and `values.N`, N the layer, written in place.
 
     Raises UnsupportedError for models without a language modelling head, UsageError for sizes that do not fit.
     """

@@ -152,7 +152,7 @@ class Context:
         return self._known[id(value)]
 
     def fold(self, value: Value) -> Value:
-        """Value with short vectors and scalars folded that depend only on constants."""
+        """The value, as a constant if it is a scalar or short vector that depends on constants only."""
         if isinstance(value, SymbolicInts | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
             return value
         if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
@@ -171,7 +171,10 @@ def _purity_of(node: Tensor) -> int:
 
 
 class Branch(Protocol):
-    """Builder of a subgraph (of If, Loop, Scan) in the scope of its node, with inputs bound to `given`."""
+    """Builder of a subgraph (of If, Loop, Scan) in the scope of its node: returns the subgraph's outputs.
+
+    `given`: values of the subgraph's inputs.
+    """
 
     def __call__(self, graph: Any, given: Sequence[Value] = ()) -> list[Value]: ...
 
@@ -313,7 +316,7 @@ Build = Callable[[Node], Result]
 
 @dataclass(frozen=True)
 class Operator:
-    """Registry entry of a supported ONNX operator: its builder and a description of unsupported variants."""
+    """Registry entry of the ONNX operator `name`: its builder and, as text, its unsupported variants (`limits`)."""
 
     name: str
     build: Build
@@ -350,6 +353,6 @@ def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def simple(builders: Mapping[str, Callable[..., Tensor]], arity: int) -> None:
-    """Register operators whose builder takes only the operands."""
+    """Register operators that need only their operands; `builders`: operator name -> function of `arity` tensors."""
     for name, build in builders.items():
         operator(name)(lambda n, build=build: build(*ranked([n.x(i) for i in range(arity)])))  # type: ignore[misc]

@@ -58,9 +58,9 @@ def check_tensor(tensor: Any, file: Path) -> None:
 
 
 def stored_data(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[Any, Any]:
-    """Return the data of a tensor stored in the model file.
+    """Return the data of a tensor stored in the model file. `where`: place for messages.
 
-    Raises BadModelError if the count does not match the shape.
+    Raises BadModelError if the data do not match the type or `shape`.
     """
     from onnx import numpy_helper
 
@@ -74,10 +74,10 @@ def stored_data(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[A
 
 
 def external_data(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int, tuple[int, ...]]:
-    """Return (path, offset, identity of the file now) of external data.
+    """Return (path, offset, identity of the file now) of the external data of a tensor of `size` bytes.
 
-    The data must be in a regular file below the model's folder, reached without a link that leaves the folder. Raises
-    BadModelError otherwise.
+    `file`: the model's. `where`: place for messages. The data must be in a regular file below the model's folder,
+    reached without a link that leaves the folder. Raises BadModelError otherwise.
     """
     entries = {e.key: e.value for e in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))

@@ -36,7 +36,7 @@ def seconds_of(budget: float | None) -> float:
 
 @contextmanager
 def bounded(title: str, seconds: float) -> Iterator[None]:
-    """Context manager in which torch traces on this thread, within bounds.
+    """Context manager in which torch traces on this thread, within bounds; `title` names the model in errors.
 
     The caller holds the lock of `export.tracing`.
 

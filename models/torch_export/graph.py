@@ -61,7 +61,10 @@ BY_PLACE: dict[str, Callable[..., Any]] = {
 
 
 class ExportReader:
-    """Reader of an exported program that calls a builder for each node. Unsupported nodes are collected first."""
+    """Reader of an exported program that calls a builder for each node. Unsupported nodes are collected first.
+
+    `sizes`: for each tensor input, axis -> name of its free size. `parts`: name of a free size -> a divisor of it.
+    """
 
     guards_strides = False  # whether inputs have the strides that they were traced with
 

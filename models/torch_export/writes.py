@@ -24,7 +24,7 @@ _RENAMES = ("detach_.default",)
 
 @dataclass(frozen=True)
 class Writes:
-    """In-place writes of an exported program.
+    """In-place writes of an exported program: which nodes write (`names`), and to which buffers.
 
     An origin is the node that created the memory: a buffer's placeholder or an operator.
     """
@@ -47,7 +47,7 @@ def functional(target: Any) -> str:
 
 
 def aliases(op: Any) -> bool:
-    """Return whether results may alias arguments, according to the operator's schema and the list `_QUIET`."""
+    """Return whether results of an operator may alias its arguments, by its schema or although that does not say so."""
     return any(a.alias_info is not None for a in (*op._schema.arguments, *op._schema.returns)) or (
         op._schema.name.removeprefix("aten::") in _QUIET
     )

@@ -208,9 +208,9 @@ def about_cost(guard: Attr) -> bool:
 
 
 def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> Verdict:
-    """Verdict on one instance of a one-way rule, on values of styles `style` and `style + 1`.
+    """Verdict on one instance of a one-way rule, whose guards are not checked.
 
-    The rule's guards are not checked.
+    `style`: index into `trial.STYLES` of the first of the two kinds of values that are compared.
     """
     counts, refuted = _judge(rule, iter((instance,)), seed, style)
     if refuted is not None:

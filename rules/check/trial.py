@@ -116,7 +116,7 @@ class Filled(Protocol):
 
 
 class RuleTrial:
-    """Evaluation of both sides of a rule on one instance. Raises Refuted if their types differ."""
+    """Evaluation of both sides of a rule on the instance `found`. Raises Refuted if their types differ."""
 
     def __init__(self, rule: Rule | TextRule | None, found: Filled, rng: np.random.Generator) -> None:
         self.rule, self.found, self.rng = rule, found, rng

@@ -58,7 +58,7 @@ def table(rules: Sequence[Rule]) -> str:
 def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
     """Check rules and write verdicts.json; returns statuses by rule name.
 
-    `keep`: retain the stored verdicts of other rules.
+    `keep`: retain the stored verdicts of other rules. `say` gets one line of text per rule.
     """
     rules, statuses = list(rules), {}
     found: dict[str, dict[str, str]] = {}

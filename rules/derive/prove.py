@@ -54,7 +54,7 @@ REGROUPED = frozenset({"reshape", "windows"})
 
 
 def for_proofs(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The rules of a set that suit proofs: without profitability guards, and without the rules in `ENDLESS`."""
+    """The rules without their profitability guards, and without those that then never saturate (`ENDLESS`)."""
     return tuple(_free(r) for r in rules if r.name not in ENDLESS)
 
 

@@ -65,7 +65,7 @@ def check_all(
     """Yields every rule of a file with its verdict, in file order, until `stop` returns True.
 
     Rules with equal text are checked once. With at least `MANY` distinct rules, `processes` worker processes check in
-    parallel.
+    parallel. `say` gets a line on the progress after each rule. `seed`, `samples`: of the random tests (`check`).
     """
     known: dict[str, Verdict] = {}
     begin = time.perf_counter()

@@ -29,7 +29,10 @@ FULL = "memory is limited by the setting worker_memory"
 
 
 class Judges:
-    """Pool of worker processes that check rules; a context manager that kills the workers on exit."""
+    """Pool of `count` worker processes that check rules; a context manager that kills the workers on exit.
+
+    `seed`, `samples`: of the random tests of each rule.
+    """
 
     def __init__(self, count: int, seed: int, samples: int) -> None:
         self.seed, self.samples, self.limited = seed, samples, limited_environment(count)

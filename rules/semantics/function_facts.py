@@ -77,7 +77,7 @@ class Functions:
         return found
 
     def multiple(self, part: Any) -> tuple[int, Any]:
-        """A term as (integer factor, rest); the factor is 1 unless a small integer coefficient can be split off."""
+        """The term `part` as (integer factor, other factors); 1 unless a small integer coefficient can be split off."""
         z = self.z
         if z.is_mul(part) and len(part.children()) == 2 and z.is_rational_value(part.arg(0)):
             factor = part.arg(0).as_fraction()
@@ -114,7 +114,10 @@ class Functions:
         return sum_of(self.z, [(e.arg(0), up) for e, up in parts]) if parts and known else None
 
     def cancelled(self, parts: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-        """The factors of a product without pairs e and 1/e; wherever the quotient is defined, e is not zero."""
+        """The pairs (factor, exponent) of a product without those that cancel, e and 1/e.
+
+        That is sound: where the quotient is defined, e is not zero.
+        """
         found: list[tuple[Any, int]] = []
         for e, up in parts:
             twin = next((p for p in found if p[0].eq(e) and p[1] == -up), None)

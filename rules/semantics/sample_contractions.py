@@ -63,7 +63,11 @@ def _several(s: Sampler, choices: tuple[int, ...], n: int) -> Callable[[], tuple
 
 
 def window_counts(s: Sampler, call: PatternCall, i: int, size: Any, kernel: Any) -> int:
-    """Number of windows of a convolution or pool along spatial axis i."""
+    """Number of windows of a convolution or pool along spatial axis i.
+
+    `size`, `kernel`: sizes of the image and of the window along that axis. Raises NotYet before the attributes are
+    drawn.
+    """
     strides, pads, dilations = (s.attr(call, name, not_yet) for name in ("strides", "pads", "dilations"))
     room = size + pads[i] + pads[len(strides) + i] - dilations[i] * (kernel - 1) - 1
     return int(room // max(strides[i], 1) + 1)

@@ -116,7 +116,10 @@ def meet(a: Sizes, b: Sizes) -> Sizes:
 
 
 class Sampler:
-    """One attempt at sampling an instance."""
+    """One attempt at sampling an instance of a rule under some guards.
+
+    `handlers`: type law -> function that draws types for the operands of a call whose result is to satisfy a `Want`.
+    """
 
     def __init__(
         self,

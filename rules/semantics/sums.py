@@ -1,4 +1,7 @@
-"""Sums, and maxima or minima of sets, of terms over bound index variables: the values of SMT proofs (smt/prove.py)."""
+"""Sums, and maxima or minima of sets, of terms over bound index variables: the values of SMT proofs (smt/prove.py).
+
+A parameter `z` is the z3 module.
+"""
 
 from __future__ import annotations
 
@@ -106,10 +109,12 @@ def summands(z: Any, expr: Any, sign: int = 1) -> list[tuple[Any, int]]:
 
 
 def product_of(z: Any, parts: Sequence[tuple[Any, int]]) -> Any:
+    """The z3 product of pairs (factor, exponent) as `factors` gives them; a negative exponent divides."""
     return reduce(lambda found, p: found * p[0] if p[1] > 0 else found / p[0], parts, z.RealVal(1))
 
 
 def sum_of(z: Any, parts: Sequence[tuple[Any, int]]) -> Any:
+    """The z3 sum of pairs (summand, sign) as `summands` gives them."""
     return reduce(lambda found, p: found + p[0] if p[1] > 0 else found - p[0], parts, z.RealVal(0))
 
 

@@ -27,7 +27,7 @@ def fixed_points(entry: Op) -> tuple[float, ...]:
 
 
 class Elements(Sums):
-    """Elementwise ops on symbolic values and on single elements.
+    """SMT semantics of elementwise ops, on symbolic values (`Sym`) and on single elements (z3 terms).
 
     `composites` is the nesting depth of composites that are being decomposed.
     """

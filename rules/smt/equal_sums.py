@@ -184,7 +184,7 @@ class SumEquality(Unknowns):
         """A term (bound indices, body) as a list of simpler terms with the same sum. The body may be a tuple.
 
         Indices of range 1 are substituted, a sum whose terms vanish at all indices but one becomes that term, and a
-        range that is the sum of two known ranges is split.
+        range that is the sum of two of the sizes `ranges` is split. `holds`: whether z3 proves a formula.
         """
         z, (bound, body) = self.z, term
 

@@ -142,9 +142,10 @@ class LayoutSemantics(Elements):
         return shape
 
     def strided(self, name: str, value: Any, stride: Any) -> Any:
-        """z3 term of a value divided by a stride (rounded down) or multiplied by it: an uninterpreted function of both.
+        """z3 term of `value` divided by a stride, rounded down (`name` "positions"), or multiplied by it ("step").
 
-        Arithmetic axioms are needed only where a slice has such a step.
+        An uninterpreted function of both: arithmetic axioms are needed only where a slice has such a step. For stride 1
+        the value itself.
         """
         if not self.z.is_expr(stride) and stride == 1:
             return value
@@ -217,7 +218,10 @@ class LayoutSemantics(Elements):
         return found
 
     def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
-        """Reshapes between two shapes that only add, drop or move axes of size 1, as (condition, kept axes)."""
+        """Reshapes from shape `old` to `new` that only add, drop or move axes of size 1, as (condition, kept axes).
+
+        The sizes satisfy the condition. The kept axes map an axis of `old` to the axis of `new` with the same size.
+        """
         z, found = self.z, []
         axes = [[d for d, n in enumerate(s) if z.is_expr(n) or n != 1] for s in (old, new)]
         most = min(map(len, axes))

@@ -54,9 +54,9 @@ def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """One average pool equal to two nested average pools over adjacent windows; other nodes unchanged.
+    """One average pool equal to two nested average pools over adjacent windows; None for other nodes.
 
-    Done before pools become convolutions, whose rules do not merge such pools.
+    `args`: the node's rewritten operands. Done before pools become convolutions, whose rules do not merge such pools.
     """
     if node.op != "avg_pool" or args[0].op != "avg_pool":
         return None
@@ -69,7 +69,10 @@ def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def unscaled(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """A linear op on constants with a scaled operand, rewritten so that the factor is applied to its constant result."""
+    """A linear op on constants of which one is scaled, as the product of the op on the constants and the factor.
+
+    `args`: the node's rewritten operands. None for other nodes.
+    """
     if node.op not in LINEAR:
         return None
     for i, a in enumerate(args):

@@ -72,7 +72,11 @@ class SizeFacts:
 
 
 class Unknowns:
-    """The unknowns of a rule at given ranks, axes and permutations, and the attribute expressions' values."""
+    """The unknowns of a rule at given ranks, axes and permutations, and the attribute expressions' values.
+
+    `fixed`: values of the attribute variables (`structures`). `real`: elements are real numbers, else values of which
+    nothing is known. `until`: deadline of all queries (`perf_counter`).
+    """
 
     def __init__(
         self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool, until: float = inf

@@ -91,8 +91,8 @@ def fixed(slot: tuple[str, Attr], home: int) -> bool:
     """Whether an attribute, given as (name, value), is an axis or bound that is still the constant with which the rule
     was found.
 
-    If so, the reverse rule holds for that constant only and is not added. With `home` (images) constant axes do not
-    count.
+    If so, the reverse rule holds for that constant only and is not added. `home`: rank of images, for which a constant
+    axis is allowed; 0 for other variables.
     """
     return (
         slot[0] in (CUTS if home else ("axis", *CUTS))

@@ -74,9 +74,10 @@ def _same(function: str, a: Attr, b: Attr, i: Attr, j: Attr) -> Attr:
 
 @dataclass
 class InstancePool:
-    """Labelled instances of a rule's left side, with the truth value of every candidate guard.
+    """Labelled instances of the left side of `bare`, a rule without guards, and the truth values of candidate guards.
 
-    `right[k]` is whether the sides agree at instance k, `rows[k][i]` whether candidate i holds there.
+    `right[k]` is whether the sides agree at instance `found[k]`, `rows[k][i]` whether candidate `options[i]` holds
+    there.
     """
 
     bare: Rule

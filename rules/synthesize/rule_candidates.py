@@ -19,7 +19,10 @@ from .universe import Equality, World
 
 @dataclass(frozen=True)
 class RuleCandidate:
-    """An equality with variables named in order of use. `free`: it holds with elementwise functions uninterpreted."""
+    """An equality with variables named in order of use. `free`: it holds with elementwise functions uninterpreted.
+
+    `size`: number of ops on both sides. `world`: name of the `World` in which it was found.
+    """
 
     left: Term
     right: Term

@@ -14,7 +14,8 @@ from ..check.check import Verdict
 class SynthesizedRule:
     """A synthesized rule with its verdict and origin.
 
-    `known`: whether existing rules derive it (None: not compared).
+    `known`: whether existing rules derive it (None: not compared). `size`: size of terms at which it was found.
+    `world`, `free`: as for `RuleCandidate`.
     """
 
     rule: Rule
@@ -29,7 +30,8 @@ class SynthesizedRule:
 class Synthesis:
     """The result of a synthesis run.
 
-    `counts` counts terms, equalities, candidates and their outcomes; `reached` is the size completed per world.
+    The arguments of the run are `ops` to `broadcast`. `counts` counts terms, equalities, candidates and their
+    outcomes; `reached` is the size completed per world. `stopped`: "complete", "interrupted" or "out of time".
     """
 
     ops: tuple[str, ...]

@@ -194,13 +194,12 @@ def synthesize(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Rules over `ops` found by enumeration.
+    """Rules over `ops` found by enumeration; none is derivable from the others.
 
-    Larger sides have at most `size` ops, and no rule is derivable from others.
-
-    `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare with; each found rule records
-    whether they derive it. `time_limit` (seconds) and `stop` end the search early with the rules found so far;
-    `Synthesis.stopped` says so. Raises UsageError for ops that cannot be enumerated.
+    The larger side of a rule has at most `size` ops. `variables`, `broadcast`: as for `worlds`. `prove`: attempt a
+    proof of every rule that passed all tests. `base`: rules to compare with; each found rule records whether they derive it.
+    `say` gets lines on the progress. `time_limit` (seconds) and `stop` (returns whether to stop) end the search early
+    with the rules found so far; `Synthesis.stopped` says so. Raises UsageError for ops that cannot be enumerated.
     """
     begin = time.perf_counter()
     result = Synthesis(tuple(ops), size, variables, seed, broadcast)

@@ -92,7 +92,7 @@ def _inside(attr: Attr, old: tuple[str, Attr], new: Attr) -> Attr:
 
 
 def along(term: Term, axis: Attr, new: Attr) -> Term:
-    """The term with an axis replaced in the sizes that its attributes use."""
+    """The term with `size(x, axis)` replaced by `size(x, new)` in the attributes of its calls, for every variable x."""
 
     def change(attr: Attr) -> Attr:
         if not isinstance(attr, Apply):

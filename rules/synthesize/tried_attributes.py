@@ -98,7 +98,10 @@ def attributes_of(op: str) -> Callable[[UniverseEntry], Iterator[dict[str, Attr]
 def result_sizes(
     op: str, args: Sequence[UniverseEntry], attrs: Mapping[str, Any], given: Mapping[str, Attr], result: Type
 ) -> Sizes:
-    """The result's sizes as expressions where they follow from the operands' sizes, else as numbers."""
+    """The sizes of the value of an op as expressions where they follow from the operands' sizes, else as numbers.
+
+    `attrs`: the op's attributes as numbers; `given`: the same as expressions. `result`: type of the value.
+    """
     law, x = OPS[op].law, args[0]
     same = x.type.rank == result.rank
     found: list[tuple[Attr, ...]] = list(x.sizes) if same else [(AttrConstant(d),) for d in result.shape]

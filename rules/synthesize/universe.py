@@ -69,8 +69,8 @@ class Equality:
 def worlds(ops: Sequence[str], variables: int, *, broadcast: bool = False) -> list[World]:
     """The worlds that some ops need: square matrices, and images with convolution kernels.
 
-    `broadcast` adds a row, a column and a scalar to the matrices. Raises UsageError for an op that cannot be
-    enumerated.
+    `variables`: number of matrices, 1 to 4; at most 2 images and 2 kernels. `broadcast` adds a row, a column and a
+    scalar to the matrices. Raises UsageError for another number, and for an op that cannot be enumerated.
     """
     names = [ALIASES.get(op, op) for op in ops]
     for op in names:

@@ -34,7 +34,8 @@ class Regions:
     def visit(self, term: Typed) -> None:
         """Record the axes of a term after those of its operands, and how they relate.
 
-        `aligned`: pairs of axes that the op indexes alike. `copies`, `framed`: axes that are part of another axis.
+        `aligned` gets the pairs of axes that the op indexes alike, `copies` (an axis, one that it repeats, how often),
+        `framed` (an axis, one inside of it, start of the inner axis).
         """
         if id(term) in self.seen:
             return

@@ -22,7 +22,7 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, composite.si
 
 
 class TextInstance:
-    """A text rule at concrete sizes: builds its sides as tensors."""
+    """A text rule at concrete sizes, `values` of the unknowns of a family: builds its sides as tensors."""
 
     def __init__(self, typing: Typing, values: Mapping[int, int]) -> None:
         self.typing, self.values = typing, dict(values)

@@ -40,7 +40,10 @@ class IndexPolynomial:
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a monomial. `kind`: input, f, max, delta (index = 0), guard (0 <= index < size)."""
+    """A factor of a monomial. `kind`: input, f, max, delta (index = 0), guard (0 <= index < size).
+
+    `name`: of an input or function. `indices`: of an input's element, a delta or a guard. `sums`: operands of f or max.
+    """
 
     kind: str
     name: str = ""

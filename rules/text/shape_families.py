@@ -22,7 +22,8 @@ PINNED = 1 << 18  # largest number of elements of a shape that a rule states exp
 class Typing:
     """A family of shapes at which a rule's sides are well typed.
 
-    Typed terms, and the equations between their unknown sizes.
+    Typed terms, and the equations between their unknown sizes (`system`). `inputs`, `attrs`: tensor and parameter
+    variables by name. `at_least`: pairs (expression, least value).
     """
 
     terms: tuple[Typed, ...]  # all sides, left sides first
@@ -77,7 +78,7 @@ class Typing:
         return {u: (low[u], high[u]) for u in system.free}
 
     def draw(self, rng: random.Random, largest: int) -> dict[int, int] | None:
-        """Random values for all unknowns; None if the drawn values violate a condition."""
+        """Random values for all unknowns, up to about `largest`; None if the drawn values violate a condition."""
         least, most = self.system.least, self.system.most
         values: dict[int, int] = {}
         for u, (low, high) in self.ranges.items():

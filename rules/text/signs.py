@@ -46,7 +46,10 @@ class Effort:
 
 
 class Signs:
-    """Decision procedure for signs of affine size expressions, from the equations and the bounds of all sizes."""
+    """Decision procedure for signs of affine size expressions, from the equations and the bounds of all sizes.
+
+    `assumed`: expressions taken to be nonnegative.
+    """
 
     def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
         self.system: System = typing.system
@@ -78,8 +81,10 @@ class Signs:
         return found
 
     def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
-        """Whether the expression is provably >= 0, as a nonnegative combination of up to three facts and a nonnegative
-        constant."""
+        """Whether the expression is provably >= 0: a nonnegative constant plus a nonnegative combination of facts.
+
+        `depth`: number of facts at most, less one.
+        """
         expr = self.reduce(expr)
         if not expr.terms:
             return expr.constant >= 0
