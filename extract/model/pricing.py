@@ -61,9 +61,9 @@ class Measurer(Protocol):
     def compile(
         self, wanted: Iterable[tuple[Template, Call]], seconds: float = ..., programs: Iterable[str] = ()
     ) -> bool:  # fmt: skip
-        """Compile kernels and sources of programs ahead of their use, for at most `seconds`.
+        """Compile kernels and programs before they are needed, for at most `seconds`; returns whether all were compiled.
 
-        Returns whether all were compiled.
+        `wanted`: the kernels' calls. `programs`: source texts.
         """
         ...
 

@@ -83,7 +83,7 @@ class PlanSolver:
         return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
 
     def leaves_no_round(self, seconds: float) -> bool:
-        """Whether a round that takes `seconds` before it measures would begin to measure after that time is over
+        """Whether no further round is worth starting: after `seconds` of solving, the time for measuring would be over
         (`ended`).
         """
         if self.deterministic:

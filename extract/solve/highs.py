@@ -109,10 +109,9 @@ class Relaxation:
                 row.set_coefficient(self.vars[x], u / most)
 
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
-        """Cutting plane for an integral cycle: sum of its edges <= number of its classes in the solution, one class
-        left out.
+        """Cutting plane that excludes a cycle of an integer solution, given as classes, each a child of the one before.
 
-        Left out is the class with the fewest rows.
+        Sum of its edges <= number of its classes in the solution, not counting the class with the fewest rows.
         """
         free = min(range(len(cycle)), key=lambda i: len(self.rows.members[cycle[i]]))
         reads = [v for i, c in enumerate(cycle) for v in self.taken(c, cycle[(i + 1) % len(cycle)])]
@@ -121,7 +120,8 @@ class Relaxation:
     def separate(self, value: Sequence[float]) -> list[Cut]:
         """Cycle cuts that a fractional point violates, by shortest paths.
 
-        Edge weights are y_c - (choice of c -> k); a cycle lighter than y_j violates a cut.
+        `value`: the point, by variable. The edge from class c to child k weighs y_c minus the share of its rows that
+        read k; a cycle through class j that weighs less than y_j violates the cut without y_j.
         """
         arcs: dict[int, list[tuple[int, float]]] = {}
         for c, k in self.reads:
@@ -167,7 +167,7 @@ class Relaxation:
     def tighten(self, deadline: float, upper: float) -> list[float]:
         """Run the cutting-plane loop at the root and return the last fractional solution.
 
-        Ends when no cut is violated, or the bound meets `upper` or stalls.
+        Ends when no cut is violated, or the bound stalls or meets `upper`, the cost of a known solution.
         """
         value: list[float] = []
         idle, last = 0, -math.inf
