@@ -52,8 +52,9 @@ class LearntFactors:
         return found
 
     def spread(self, device: str) -> tuple[float, float]:
-        """First and ninth decile of measured minus predicted log(time / roofline) of a device's model; (0, 0) without
-        one.
+        """First and ninth decile of measured minus predicted log(time / roofline) of a device's model.
+
+        (0, 0) for a device without a model.
         """
         model = self._model(device)
         return (0.0, 0.0) if model is None else (model.low, model.high)
