@@ -195,19 +195,19 @@ class ExtractionError(TensorGraphsError):
 
 
 class KernelError(UsageError):
-    """A file of user kernels that is missing, malformed or declares an inconsistent kernel."""
+    """Error for a file of user kernels that is missing, malformed or declares an inconsistent kernel."""
 
     code = "kernel"
 
 
 class KernelRefusedError(TensorGraphsError):
-    """A user kernel that failed the checks against its reference: which check, at which shapes, with what error."""
+    """Error for a user kernel that failed the checks against its reference: which one, at which shapes, how far off."""
 
     exit_code, code = 5, "kernel-refused"
 
 
 class KernelMissingError(BadModelError):
-    """A saved program needs a user kernel in Python whose file is missing or has changed."""
+    """Error for a saved program that needs a user kernel in Python whose file is missing or has changed."""
 
     code = "kernel-missing"
 

@@ -33,11 +33,11 @@ class Decoding(Protocol):
 
     @property
     def acceptance(self) -> float:
-        """Share of proposed tokens that were accepted; nan without proposals."""
+        """Share of proposed tokens that were accepted; nan if none were proposed."""
 
     @property
     def drafting(self) -> str:
-        """Why decoding with the draft model is slower than without; empty if it is faster, or without one."""
+        """Why decoding with the draft model is slower than without; empty if it is faster, or there is no draft model."""
 
 
 @dataclass

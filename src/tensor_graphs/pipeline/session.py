@@ -85,9 +85,9 @@ class Session:
 
     @contextmanager
     def part(self, seconds: float, *, own: bool) -> Iterator[None]:
-        """Context of a search that is a part of the call: its budget is `seconds` from now on.
+        """Context manager of a search that is a part of the call: the budget inside it is `seconds` from now on.
 
-        `own`: messages for its report are its own, and the latency of its program is not measured.
+        `own`: messages inside it are kept out of the call's report, and the latency of its program is not measured.
         """
         fields = (
             "options",
@@ -192,7 +192,7 @@ def store_of(session: Session) -> Store:
 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
-    """Context manager of the session's cost store; warnings go to the report, and new rows are flushed at the end."""
+    """Context manager of a cost store, by default the session's; warnings go to the report, rows are flushed at the end."""
     with kept_warnings(session):
         store = store or store_of(session)
         yield store

@@ -78,8 +78,9 @@ def compare_large(
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Some strips of each output are compared. `kind`: "function" or "module", for the text. Raises TraceError through
-    `judge`.
+    Some strips of each output are compared. `call` maps inputs by name to the function's outputs; `judge` raises
+    TraceError for a strip that differs. `kind` ("function" or "module") and `title` (its name) are for texts. Raises
+    TraceError also for an output of another shape or dtype.
     """
     cuts = strips_of(graph)
     if cuts is None:

@@ -131,7 +131,7 @@ class BucketReport:
 @dataclass
 class UserKernelReport:
     """A user kernel in a search: its matches on the e-graph, its calls in the plan, and µs of its cheapest match (None
-    without one) with the origin of that price. `note`: why there are no matches, or no calls."""
+    if unknown) with the origin of that price. `note`: why there are no matches, or no calls."""
 
     name: str
     matches: Natural

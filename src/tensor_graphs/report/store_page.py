@@ -27,7 +27,8 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True)
 class Repeated:
-    """Medians in µs of one kernel call, one a run, oldest first; `times`: µs since 1970."""
+    """A kernel call measured in several runs: the median of each in µs (`us`), oldest first, and its time (`times`), in
+    µs since 1970."""
 
     name: str
     backend: str
