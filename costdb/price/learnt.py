@@ -31,7 +31,7 @@ _PARTS = ("centre", "scale", "rows", "weights", "numbers")
 
 
 class LearntFactors:
-    """Learnt models of log(time / roofline) by device. A device without one uses that of the first device of its kind
+    """Learnt models of log(time / roofline) by device. A device without a model uses that of the first device of its kind
     ("gpu:…", "cpu:…").
     """
 

@@ -164,7 +164,7 @@ def write_model(path: Path, table: pa.Table, device: str) -> int:
 
 def shipped_accuracy() -> list[Accuracy]:
     """Held-out accuracy of the models in the starter folder in use (`folder_in_use`), as computed when they were
-    written.
+    written. Raises CostStoreError if one cannot be read.
     """
     folder, found = folder_in_use(), []
     for path in [] if folder is None else sorted(folder.glob(f"*{ACCURACY}")):

@@ -43,9 +43,9 @@ PIECE_WEIGHTS = (400, 32)
 class MaximalPart:
     """Values of a graph that one kernel computes (maximal fusion).
 
-    `rows`: number of elements of most values, or of the results of reductions over `depth` elements each. `wide`:
-    element counts of concatenations of such values. `extent`: (results, length, stride) of its reductions. `after`:
-    indices of parts that read it. `reads`: bitset of the given classes (in memory before any kernel runs) that it reads.
+    Its values have `rows` elements, or `rows` * `depth` if reductions make one of `depth` elements. `wide`: element
+    counts of concatenations of such values. `extent`: (results, length, stride) of its reductions. `after`: indices of
+    parts that read it. `reads`: bitset of the given classes (in memory before any kernel runs) that it reads.
     """
 
     rows: int
@@ -385,7 +385,7 @@ class MaximalFusion:
 def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
     """The view without rewritten e-nodes in the classes that large parts of maximal fusion compute.
 
-    Such classes keep their cheapest e-node and those of the original graph; classes are unchanged. Rewriting finds tens
+    `given`: classes in memory before any kernel runs. Such classes keep their cheapest e-node and those of the original graph; classes are unchanged. Rewriting finds tens
     of thousands of forms of hundreds of additions and products, none of which saves operations.
     """
     whole = MaximalFusion(FusionGroups(view, given))

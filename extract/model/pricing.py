@@ -91,8 +91,8 @@ class Measurer(Protocol):
 
         With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
         beside the next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a
-        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, only
-        a few schedules. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
+        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, each
+        runs in a few schedules only. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
         """
         ...
 

@@ -110,7 +110,7 @@ class PlanSolver:
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
         """The cheapest plan at given costs in µs, as (candidates in execution order, extraction).
 
-        Warm-started from a known plan.
+        Warm-started from the plan `known`; found within `limit` seconds.
 
         NoPlanError if none exists or none was found in time.
         """
@@ -137,7 +137,7 @@ class PlanSolver:
             )
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
-        """Set `chosen` to the cheapest plan at optimistic costs and return its extraction. NoPlanError as for `solve`."""
+        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`, errors: as for `solve`."""
         self.chosen, found = self.solve(costs, limit, self.chosen)
         return found
 

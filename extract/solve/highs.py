@@ -157,7 +157,7 @@ class Relaxation:
         return mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=limits, model_params=extra)
 
     def raise_bound(self, value: float) -> None:
-        """Raise the lower bound to a dual bound of the program."""
+        """Raise the lower bound to `value`, a dual bound of the program in the units of its objective."""
         if math.isfinite(value):
             bound = value / self.scale * (1 - BOUND_MARGIN)
             if self.integral_costs:
@@ -167,7 +167,8 @@ class Relaxation:
     def tighten(self, deadline: float, upper: float) -> list[float]:
         """Run the cutting-plane loop at the root and return the last fractional solution.
 
-        Ends when no cut is violated, or the bound stalls or meets `upper`, the cost of a known solution.
+        Ends at `deadline` (time.perf_counter), when no cut is violated, or when the bound stalls or meets `upper`, the
+        cost of a known solution.
         """
         value: list[float] = []
         idle, last = 0, -math.inf
