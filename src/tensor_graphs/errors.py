@@ -188,7 +188,7 @@ class WorkerError(TensorGraphsError):
 class ExtractionError(TensorGraphsError):
     """Error for an e-graph that cannot be extracted.
 
-    Malformed, negative or NaN costs, or a root without a finite-cost term.
+    It is malformed, has negative or NaN costs, or a root without a term of finite cost.
     """
 
     exit_code, code = 3, "extraction"
@@ -250,7 +250,7 @@ def warned(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextmanager
 def warnings_into(heard: list[str]) -> Iterator[None]:
-    """Context manager that collects the messages of `warned` in a list, in this context only.
+    """Context manager that appends the messages of `warned` to the list `heard`, in this context only.
 
     (`warnings.catch_warnings` affects all threads.)
     """

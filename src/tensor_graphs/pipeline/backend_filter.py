@@ -43,7 +43,7 @@ class FilteredBackend:
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
-        """Lower calls of generated templates ahead of `Template.applies` (`Backend.prepare`)."""
+        """Lower calls of generated templates before `Template.applies` needs the result (`Backend.prepare`)."""
         return self.base.prepare(asked)
 
 

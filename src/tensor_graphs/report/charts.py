@@ -144,7 +144,7 @@ def _si(value: float) -> str:
 
 def memory_map(buffers: Sequence[tuple[str, int, int, int, int]], size: int, steps: int) -> str:
     """HTML of a chart of buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right, offsets
-    upwards.
+    upwards. `size`, `steps`: bytes of the workspace and number of steps.
     """
     left, height = 80.0, 240.0
     across, up = (WIDTH - left) / max(steps, 1), height / max(size, 1)

@@ -29,7 +29,7 @@ Difference = Annotated[float, Within(-1e18, 1e18)]
 
 @dataclass
 class BufferReport:
-    """A buffer of the workspace: its bytes at `offset`, from step `first` to step `last`."""
+    """A buffer of the workspace: `size` bytes at `offset`, from step `first` to step `last`. `value`: its id."""
 
     value: str
     offset: Natural
