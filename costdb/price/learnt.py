@@ -97,7 +97,7 @@ def first_dtype(text: str) -> str:
 
 # ---------------------------------------------------------------- as bytes
 def encode(model: GaussianProcess) -> bytes:
-    """The model as a NumPy archive of small types, without pickle."""
+    """The model as the bytes of a NumPy archive, mostly of 16- and 32-bit floats, without pickle."""
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer, centre=model.centre.astype("f4"), scale=model.scale.astype("f4"), rows=model.rows.T.astype("f2"),

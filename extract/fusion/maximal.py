@@ -234,7 +234,7 @@ class MaximalFusion:
 
     @property
     def view(self) -> EGraphView:
-        """The e-graph view."""
+        """The e-graph view whose values are fused."""
         return self.groups.view
 
     @cached_property

@@ -72,7 +72,7 @@ class MultiOutputFusion:
 
     @property
     def view(self) -> EGraphView:
-        """The e-graph view."""
+        """The e-graph view whose values are fused."""
         return self.groups.view
 
     def __iter__(self) -> Iterator[MultiOutputGroup]:

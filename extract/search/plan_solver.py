@@ -78,7 +78,7 @@ class PlanSolver:
         return max(MIN_SOLVE_S, quick_solve_seconds(self.hypergraph, self.limits[-1]))
 
     def ended(self) -> bool:
-        """Whether the time for measuring, the closing phase apart, is over."""
+        """Whether the time for measuring is over; the closing phase (`start_closing`) has time of its own."""
         elapsed = time.monotonic() - self.start
         return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
 

@@ -73,7 +73,7 @@ class Relaxation:
         return [c] if len(readers) == len(self.rows.members[c]) else [self.x[r] for r in readers]
 
     def add(self, cut: Cut) -> None:
-        """Add a cutting plane: sum(cut) <= 0."""
+        """Add a cutting plane, given as coefficient by variable: the weighted sum is at most 0."""
         row = self.model.add_linear_constraint(ub=0.0)
         for v, a in cut.items():
             if a:
