@@ -33,7 +33,7 @@ class FilteredBackend:
         return FilteredBackend(self.base, templates, generates=self.generates)
 
     def opened(self, lowerings: Any = None) -> FilteredBackend:
-        """The backend itself, since its base is opened."""
+        """The backend itself, since its base is opened; `lowerings` is not used."""
         return self
 
     def generated(

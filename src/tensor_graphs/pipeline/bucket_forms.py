@@ -122,7 +122,10 @@ def _works(call: timing.Run) -> bool:
 
 
 def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait."""
+    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait.
+
+    `ended`: polled; ends the sampling.
+    """
     clock, count = timing.wall_us, 1
     if device not in ("", "cpu"):
         import torch

@@ -38,7 +38,7 @@ class Repeated:
 
     @property
     def spread(self) -> float:
-        """Largest median over the smallest."""
+        """Largest median divided by the smallest."""
         return max(self.us) / min(self.us)
 
 

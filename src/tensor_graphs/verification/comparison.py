@@ -59,7 +59,7 @@ class OutputError:
 
     @property
     def passed(self) -> bool:
-        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities in place."""
+        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities where allowed."""
         return self.finite and self.excess <= 1
 
     @property
