@@ -171,7 +171,7 @@ class Lowering:
         images = image_classes(view) - given  # given values are row-major
         if self.several:
             first = MaximalFusion(groups)
-            for whole in (first, MaximalFusion(groups, written=True), MaximalFusion(groups, rows=False)):
+            for whole in (first, MaximalFusion(groups, unrolled=True), MaximalFusion(groups, rows=False)):
                 for group, template in self._at_once(whole, types, images, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:

@@ -49,8 +49,8 @@ class GaussianProcess:
 def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
     """Gaussian process fitted to targets (n,) on finite feature rows (n, features); n is at least 1.
 
-    `emphasis` (features,): weight in distances of one standard deviation of each feature; 0 for features that are used
-    without standardization.
+    `emphasis` (features,): how far apart rows count that differ by one standard deviation of a feature; 0 for features
+    that are used without standardization.
     """
     plain = emphasis == 0
     spread = rows.std(axis=0)

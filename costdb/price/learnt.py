@@ -31,7 +31,7 @@ _PARTS = ("centre", "scale", "rows", "weights", "numbers")
 
 
 class LearntFactors:
-    """Learnt models of log(time / roofline) by device. A device without one uses that of the first device of its kind
+    """Learnt models of log(time / roofline) by device. A device without a model uses that of the first device of its kind
     ("gpu:…", "cpu:…").
     """
 
@@ -52,8 +52,9 @@ class LearntFactors:
         return found
 
     def spread(self, device: str) -> tuple[float, float]:
-        """First and ninth decile of measured minus predicted log(time / roofline) of a device's model; (0, 0) without
-        one.
+        """First and ninth decile of measured minus predicted log(time / roofline) of a device's model.
+
+        (0, 0) for a device without a model.
         """
         model = self._model(device)
         return (0.0, 0.0) if model is None else (model.low, model.high)
@@ -96,7 +97,7 @@ def first_dtype(text: str) -> str:
 
 # ---------------------------------------------------------------- as bytes
 def encode(model: GaussianProcess) -> bytes:
-    """The model as a NumPy archive of small types, without pickle."""
+    """The model as the bytes of a NumPy archive, mostly of 16- and 32-bit floats, without pickle."""
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer, centre=model.centre.astype("f4"), scale=model.scale.astype("f4"), rows=model.rows.T.astype("f2"),

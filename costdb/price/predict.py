@@ -159,7 +159,7 @@ class Predictor:
         return self._members
 
     def learn(self, digests: Iterable[str]) -> None:
-        """Register keys that were added to the snapshot; other fitted groups stay valid."""
+        """Take keys that were added to the snapshot into account; only the groups with such keys are fitted again."""
         members = self._places()
         for digest in digests:
             row = self._snapshot.first_row(digest, _PLACED)

@@ -105,7 +105,7 @@ class Rooflines:
         )
 
     def measured(self) -> dict[str, dict[str, float]]:
-        """Device -> calibrated figures: µs for launches, bytes or flops per µs for the others."""
+        """Device -> calibration -> its figure: µs for launches, bytes or flops per µs for the others."""
         return {device: dict(sorted(facts.items())) for device, facts in sorted(self._facts.items())}
 
 

@@ -31,7 +31,7 @@ def path_of(file: Path) -> Path:
 
 
 def is_due(file: Path, version: str, count: int) -> bool:
-    """Whether a cache of `count` shards should get a new cache snapshot."""
+    """Whether a cache of `count` shards should get a new cache snapshot. `file`, `version`: of the present snapshot."""
     held = names(file, version)
     return count - len(held) >= max(MIN_NEW_SHARDS, MIN_NEW_SHARE * len(held))
 
@@ -50,7 +50,7 @@ def names(file: Path, version: str) -> frozenset[str]:
 
 
 def write(file: Path, version: str, rows: pa.Table, held: Sequence[str]) -> None:
-    """Replace the cache snapshot by `rows`, which are all rows of the shards `held`.
+    """Replace the cache snapshot by `rows`, which are all rows of the shards `held`. `version`: of the cache's format.
 
     Raises OSError if it cannot be written.
     """

@@ -176,7 +176,7 @@ def _cell(record: dict[str, Any], name: str, kind: str) -> Any:
 
 
 def rows_with(table: pa.Table, name: str, value: str) -> pa.Table:
-    """The rows of a table, which may have none, whose column has a value."""
+    """The rows of a table whose column `name` equals `value`; the table may be empty."""
     import pyarrow.compute as pc
 
     return table.filter(pc.equal(table.column(name), value))

@@ -145,7 +145,7 @@ def _written(folder: Path, device: str, rows: Sequence[Record], max_bytes: int) 
 def write_model(path: Path, table: pa.Table, device: str) -> int:
     """Write the model learnt from a starter file's rows and its accuracy beside the file; returns their bytes.
 
-    Without enough rows, remove older ones.
+    Where the rows do not suffice for a model, removes what was written beside the file before, and returns 0.
     """
     snapshot = Snapshot()
     timings = rows_with(table, "kind", "timing")
@@ -164,7 +164,7 @@ def write_model(path: Path, table: pa.Table, device: str) -> int:
 
 def shipped_accuracy() -> list[Accuracy]:
     """Held-out accuracy of the models in the starter folder in use (`folder_in_use`), as computed when they were
-    written.
+    written. Raises CostStoreError if one cannot be read.
     """
     folder, found = folder_in_use(), []
     for path in [] if folder is None else sorted(folder.glob(f"*{ACCURACY}")):

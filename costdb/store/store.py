@@ -83,7 +83,7 @@ class Store:
         return cache.samples(self.root, [_digest(key) for key in keys])
 
     def price(self, queries: Sequence[Query], *, regime: str = "hot") -> list[Price]:
-        """A price for every query: measured, predicted or bound (see `predict.Predictor.price`)."""
+        """A price for every query, with "hot" or "cold" caches: measured, predicted or bound (`Predictor.price`)."""
         return self.predictor(regime).price(queries)
 
     def predictor(self, regime: str = "hot") -> Predictor:
@@ -242,7 +242,10 @@ class Store:
     # Keeping
 
     def merge(self, other_root: str | Path) -> MergeReport:
-        """Copy the good shards of another store; bad ones are counted and left in place. Returns the counts."""
+        """Copy the good shards of another store; bad ones are counted and left in place. Returns the counts.
+
+        Raises CostStoreError if there is no folder `other_root`.
+        """
         other = Path(other_root)
         if not other.is_dir():
             raise CostStoreError("there is no store to merge", where=str(other), hint="name the root of a store")

@@ -170,7 +170,10 @@ def mirror_of(team: str) -> Path:
 
 # ---------------------------------------------------------------- copying
 def pull(team: str, mirror: Path | None = None) -> TeamReport:
-    """Copy the team's new shards into the mirror, each after its checksum and schema were verified; returns the counts."""
+    """Copy the team's new shards into the mirror, each after its checksum and schema were verified; returns the counts.
+
+    `mirror`: folder, by default that of `mirror_of`. Raises CostStoreError if the team's store cannot be read.
+    """
     place, target = place_of(team), mirror or mirror_of(team)
     have = {shard.name for shard in shards.find(target)}
     copied, present, bad, skipped = 0, 0, dict[str, str](), Counter[str]()
@@ -262,7 +265,8 @@ def rows_of(team: str, wait_s: float, *, refresh: bool) -> tuple[Snapshot, tuple
     """The team's timings as a snapshot, the names of their shards, and a warning or "".
 
     With `refresh`, new shards are copied first if the last copy is older than EVERY_S. Waits at most PULL_S for that;
-    the copy then continues in the background, for the next reader.
+    the copy then continues in the background, for the next reader. `wait_s`: longest wait for another process that
+    holds the cache; the shards are then read into memory. Raises CostStoreError if the mirror cannot be used.
     """
     mirror = mirror_of(team)
     warning = _refreshed(team, mirror) if refresh else ""

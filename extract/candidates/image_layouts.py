@@ -57,25 +57,25 @@ class KernelImageLayouts(NamedTuple):
     """Layouts that a kernel's image operands and result may have.
 
     `allowed`: layout indices per operand. `images`: per operand, the index of each image layout (empty: not an image).
-    `free`: whether the result is an image. `writes`: layout of the result as the kernel writes it. `asked_for`: whether
-    the result is a root, which must be row-major.
+    `image_result`: whether the result is an image. `writes`: layout of the result as the kernel writes it. `asked_for`:
+    whether the result is a root, which must be row-major.
     """
 
     allowed: Sequence[Sequence[int]]
     images: Sequence[Mapping[ImageLayout, int]]
-    free: bool
+    image_result: bool
     writes: ImageLayout
     asked_for: bool
 
     @property
     def uniform(self) -> Iterator[list[list[int]]]:
-        """Choices of operand layouts in which all images have one layout, as allowed layout indices per operand.
+        """Choices of operand layouts, as allowed layout indices per operand; all image operands have one layout.
 
-        If the result can have that layout, it must.
+        An image result has the same layout, unless it is a root that the kernel writes row-major.
         """
         for lies in ImageLayout:
             if (
-                self.free
+                self.image_result
                 and any(self.images)
                 and lies is not self.writes
                 and not (self.asked_for and self.writes is ImageLayout.ROWS)
@@ -86,7 +86,10 @@ class KernelImageLayouts(NamedTuple):
 
 
 def image_layout_indices(layouts: Sequence[Strides], turned: Strides | None) -> Mapping[ImageLayout, int]:
-    """Indices of the two image layouts among the layouts of a class; empty if the class has only one of them."""
+    """Indices of the two image layouts among the layouts of a class; empty if the class has only one of them.
+
+    `turned`: channels-last strides of the class; None if it is never stored so.
+    """
     if turned is None or turned not in layouts[1:]:
         return {}
     return {ImageLayout.ROWS: 0, ImageLayout.TURNED: layouts.index(turned)}

@@ -61,7 +61,7 @@ class ConsumerFusion:
 
     @property
     def view(self) -> EGraphView:
-        """The e-graph view."""
+        """The e-graph view whose values are fused."""
         return self.together.view
 
     def __iter__(self) -> Iterator[MultiOutputGroup]:

@@ -123,6 +123,7 @@ class FusionGroups:
 
     @cached_property
     def kids(self) -> list[list[int]]:
+        """Operand classes of each e-node."""
         off, kid = self.view.off.tolist(), self.view.kid.tolist()
         return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
 

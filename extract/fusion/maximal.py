@@ -43,9 +43,9 @@ PIECE_WEIGHTS = (400, 32)
 class MaximalPart:
     """Values of a graph that one kernel computes (maximal fusion).
 
-    `rows`: number of elements of most values, or of the results of reductions over `depth` elements each. `wide`:
-    element counts of concatenations of such values. `extent`: extent of its reductions. `after`: indices of parts that
-    read it. `reads`: bitset of the given classes (in memory before any kernel runs) that it reads.
+    Its values have `rows` elements, or `rows` * `depth` if reductions make one of `depth` elements. `wide`: element
+    counts of concatenations of such values. `extent`: (results, length, stride) of its reductions. `after`: indices of
+    parts that read it. `reads`: bitset of the given classes (in memory before any kernel runs) that it reads.
     """
 
     rows: int
@@ -53,8 +53,8 @@ class MaximalPart:
     wide: set[int] = field(default_factory=set)
     extent: tuple[int, int, int] | None = None
     members: list[int] = field(default_factory=list)
-    after: set[int] = field(default_factory=set)  # indices of the parts that read this part
-    reads: int = 0  # given classes that it reads, as bits
+    after: set[int] = field(default_factory=set)
+    reads: int = 0
 
     def sizes(self) -> set[int]:
         """Element counts that values of the part may have."""
@@ -160,7 +160,7 @@ class MaximalPartition:
         part = self.parts[number]
         if not self.values.fits(part.members[0]):
             return False
-        if self.values.written:
+        if self.values.unrolled:
             return self._sizes_are_multiples(cls, part)
         if self.values.reduces(cls):
             rows, depth, _ = extent = self.values.extent(cls)
@@ -196,7 +196,7 @@ class MaximalPartition:
             if part.rows not in (rows, rows * depth, *part.wide):
                 part.wide = {part.rows}
             part.rows, part.depth = rows, depth
-        elif self.values.written:
+        elif self.values.unrolled:
             sizes = {size, *part.sizes()}
             part.rows = min(sizes)
             part.wide = sizes - {part.rows}
@@ -222,26 +222,25 @@ class MaximalPartition:
 class MaximalFusion:
     """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first.
 
-    `rows`: whether reductions are fused. `written`: the mode in which short reductions are written out (unrolled), and
-    their operands, of up to MAX_SIZE_RATIO times as many elements as their results, are fused with them; only parts
-    that contain a short reduction are then yielded.
+    `rows`: whether reductions are fused. `unrolled`: short reductions are unrolled and fused with their operands, which
+    may have up to MAX_SIZE_RATIO times as many elements as their results; only parts with a short reduction are yielded.
     """
 
     groups: FusionGroups
     rows: bool = True
-    written: bool = False
+    unrolled: bool = False
     known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # results of a group -> its values
     todo: list[list[int]] = field(default_factory=list)
 
     @property
     def view(self) -> EGraphView:
-        """The e-graph view."""
+        """The e-graph view whose values are fused."""
         return self.groups.view
 
     @cached_property
     def values(self) -> MaximalFusionValues:
         """The view's values, classified for maximal fusion."""
-        return MaximalFusionValues(self.groups, self.rows, self.written)
+        return MaximalFusionValues(self.groups, self.rows, self.unrolled)
 
     @cached_property
     def partition(self) -> MaximalPartition:
@@ -252,10 +251,10 @@ class MaximalFusion:
     def parts(self) -> list[MaximalPart]:
         """Parts that one kernel may compute, each as a list of values, operands first."""
         values = self.values
-        if self.written and not any(map(values.short, values.order)):
+        if self.unrolled and not any(map(values.short, values.order)):
             return []
         found = [p for p in self.partition.parts if p.members and values.fits(p.members[0])]
-        return [p for p in found if any(map(values.short, p.members))] if self.written else found
+        return [p for p in found if any(map(values.short, p.members))] if self.unrolled else found
 
     def __iter__(self) -> Iterator[MultiOutputGroup]:
         """Yield every part of useful size, and the pieces of large parts."""
@@ -386,7 +385,7 @@ class MaximalFusion:
 def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
     """The view without rewritten e-nodes in the classes that large parts of maximal fusion compute.
 
-    Such classes keep their cheapest e-node and those of the original graph; classes are unchanged. Rewriting finds tens
+    `given`: classes in memory before any kernel runs. Such classes keep their cheapest e-node and those of the original graph; classes are unchanged. Rewriting finds tens
     of thousands of forms of hundreds of additions and products, none of which saves operations.
     """
     whole = MaximalFusion(FusionGroups(view, given))

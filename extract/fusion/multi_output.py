@@ -72,7 +72,7 @@ class MultiOutputFusion:
 
     @property
     def view(self) -> EGraphView:
-        """The e-graph view."""
+        """The e-graph view whose values are fused."""
         return self.groups.view
 
     def __iter__(self) -> Iterator[MultiOutputGroup]:
@@ -248,7 +248,7 @@ class MultiOutputFusion:
     def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
         """The `MAX_SIDE_CHOICES` groups that read the fewest bytes, and the one with the cheapest operands.
 
-        The operands of the others may need a kernel of their own, for a norm or a statistic.
+        The latter is kept because the operands of the former may need a further kernel, for a norm or a statistic.
         """
         kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
         given, cost = self.groups.given, self.groups.costs

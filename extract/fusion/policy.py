@@ -17,10 +17,11 @@ class FusionPolicy:
 
     `products`: number of matrix products on a path from the output. `rows_above`: whether reductions between the output
     and a product are inlined; `rows_below`: whether reductions at a product's operands, or without any product, are.
+    `pointwise_below`: whether elementwise operations at a product's operands are inlined.
     `left_only`: operands of a product other than the first are leaves, because thread blocks for other rows read them
     again. `rows_bare`: operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements
-    (statistics) are leaves, unless elementwise operations alone compute them; these then are the only leaves that
-    `left_only` asks for. `layers`: products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM
+    (statistics) are leaves, unless elementwise operations alone compute them; with it, `left_only` makes only the
+    statistics of those other operands leaves. `layers`: products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM
     follows. `packed`: weights that are computed from fewer bytes (dequantized ones) are inlined, not read as they would
     be folded at load. `rows_beside`: reductions on paths without a product are inlined, too, with what they read up to
     products (a norm by which the product's result is divided).
@@ -60,7 +61,7 @@ FUSION_POLICIES = (
 
 
 def with_packed(policies: Iterable[FusionPolicy]) -> tuple[FusionPolicy, ...]:
-    """The policies, and each once more with packed weights."""
+    """The policies, followed by a copy of each that inlines packed weights (`FusionPolicy.packed`)."""
     plain = tuple(policies)
     return (*plain, *(replace(p, name=f"{p.name}, packed weights", packed=True) for p in plain))
 

@@ -26,7 +26,8 @@ Owner = tuple[int, int]  # (instance, index of the class in the block's view)
 class RepeatedBlocks:
     """The instances of a view's blocks.
 
-    `blocks[n]` is the block of instance n, `places[n]` its classes in the block's order (-1: not in the view)."""
+    `blocks[n]` is the block of instance n, `places[n]` its classes in the block's order (-1: not in the view).
+    `roots`: the view's root classes."""
 
     blocks: Sequence[int]
     places: Sequence[Sequence[int]]

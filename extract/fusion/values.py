@@ -47,13 +47,12 @@ def _is_row_reduction(op: str) -> bool:
 class MaximalFusionValues:
     """Values computed by a view's cheapest e-nodes, classified for maximal fusion.
 
-    `rows`: whether reductions are fused. `written`: the mode in which each element of a short reduction is written out
-    (the reduction is unrolled), and no other reduction is fused.
+    `rows`: whether reductions are fused. `unrolled`: short reductions are unrolled, and no other reduction is fused.
     """
 
     groups: FusionGroups
     rows: bool
-    written: bool = False
+    unrolled: bool = False
 
     @cached_property
     def order(self) -> list[int]:
@@ -72,13 +71,13 @@ class MaximalFusionValues:
     def fits(self, cls: int) -> bool:
         """Whether a kernel of maximal fusion can compute a class."""
         if self._sums(cls):
-            return self.short(cls) if self.written else self.rows
+            return self.short(cls) if self.unrolled else self.rows
         op = self.op(cls)
         return (OPS[op].fusion_role == "cheap" and _reads_one_place(op)) or self._vector_product(cls) is not None
 
     def reduces(self, cls: int) -> bool:
         """Whether a class is a reduction that its kernel computes along the reduction axis."""
-        return self.rows and not self.written and self._sums(cls)
+        return self.rows and not self.unrolled and self._sums(cls)
 
     def _sums(self, cls: int) -> bool:
         product = self._vector_product(cls)

@@ -311,7 +311,8 @@ class Backend(Protocol):
     ) -> Iterator[Generation]:
         """The kernels that the backend generates for fusion groups of a view; none for a library.
 
-        `given`: classes that are in memory. No further groups are grown once `enough()` returns True.
+        `given`: classes that are in memory. `types`: storage type of each class. No further groups are grown once
+        `enough()` returns True.
         """
         ...
 

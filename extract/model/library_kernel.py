@@ -183,7 +183,10 @@ class LibraryKernel(KernelBase):
 
 
 def mentions_out(code: Callable[[Call], str], operands: Iterable[str], call: Call) -> bool:
-    """Whether the source that `code` returns names the memory of an output, so that it writes there."""
+    """Whether the source that `code` returns for a call names an output (`out`, ...), and so writes into a given buffer.
+
+    `operands`: names of the kernel's operands.
+    """
     outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
     names = {**{o: o for o in operands}, "scratch": "scratch", **outputs}
     return "__OUT__" in code(replace(call, names=names))
@@ -206,7 +209,7 @@ def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Cal
 def code_identity(code: Code) -> str:
     """The declared identity of a code template: a format string is its own identity.
 
-    Raises UsageError for a function without one.
+    Raises UsageError for a function that declares none (`identify`).
     """
     if isinstance(code, str):
         return code

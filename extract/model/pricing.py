@@ -61,9 +61,9 @@ class Measurer(Protocol):
     def compile(
         self, wanted: Iterable[tuple[Template, Call]], seconds: float = ..., programs: Iterable[str] = ()
     ) -> bool:  # fmt: skip
-        """Compile kernels and sources of programs ahead of their use, for at most `seconds`.
+        """Compile kernels and programs before they are needed, for at most `seconds`; returns whether all were compiled.
 
-        Returns whether all were compiled.
+        `wanted`: the kernels' calls. `programs`: source texts.
         """
         ...
 
@@ -91,8 +91,8 @@ class Measurer(Protocol):
 
         With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
         beside the next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a
-        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, only
-        a few schedules. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
+        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, each
+        runs in a few schedules only. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
         """
         ...
 

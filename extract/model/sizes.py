@@ -40,7 +40,7 @@ def _bound_operand(operand: Operand, sizes: Sizes) -> Operand:
 
 
 def bound_call(call: Call, sizes: Sizes) -> Call:
-    """The call with free sizes substituted; shapes for packed weights (`tuned`) stay."""
+    """The call with free sizes substituted; shapes for packed weights (`tuned`) are unchanged."""
     return replace(
         call,
         operands={k: _bound_operand(o, sizes) for k, o in call.operands.items()},

@@ -114,9 +114,9 @@ class MeasurementState:
     def measure(
         self, wanted: Sequence[Candidate], cutoff: CostCutoff, first_look: bool, later: Later, leave: bool = True
     ) -> None:  # fmt: skip
-        """Measure candidates until the deadline; `later` may come after them.
+        """Measure the candidates `wanted` until the deadline; with `first_look`, in a few schedules only.
 
-        With `leave`, the slowest measurements, of this and of earlier calls, stay in flight while there is other work.
+        `cutoff`: above its µs a candidate is not measured further. `later`: what may be asked for next. With `leave`, the slowest measurements, of this and of earlier calls, stay in flight while there is other work.
         """
         assert self.measurer is not None
         for candidate, _ in self.in_flight.values():

@@ -78,12 +78,12 @@ class PlanSolver:
         return max(MIN_SOLVE_S, quick_solve_seconds(self.hypergraph, self.limits[-1]))
 
     def ended(self) -> bool:
-        """Whether the time for measuring, the closing phase apart, is over."""
+        """Whether the time for measuring is over; the closing phase (`start_closing`) has time of its own."""
         elapsed = time.monotonic() - self.start
         return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
 
     def leaves_no_round(self, seconds: float) -> bool:
-        """Whether a round that takes `seconds` before it measures would begin to measure after that time is over
+        """Whether no further round is worth starting: after `seconds` of solving, the time for measuring would be over
         (`ended`).
         """
         if self.deterministic:
@@ -110,7 +110,7 @@ class PlanSolver:
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
         """The cheapest plan at given costs in µs, as (candidates in execution order, extraction).
 
-        Warm-started from a known plan.
+        Warm-started from the plan `known`; found within `limit` seconds.
 
         NoPlanError if none exists or none was found in time.
         """
@@ -137,7 +137,7 @@ class PlanSolver:
             )
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
-        """Set `chosen` to the cheapest plan at optimistic costs and return its extraction. NoPlanError as for `solve`."""
+        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`, errors: as for `solve`."""
         self.chosen, found = self.solve(costs, limit, self.chosen)
         return found
 

@@ -89,7 +89,8 @@ def search(
     Measures through `measurer` (None: prices only) for at most `seconds`, but for `least` seconds after the measuring
     processes have started (they may be starting when the search begins); the final plan's unmeasured kernels get at
     most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
-    as long as it needs). `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
+    as long as it needs). `solve_seconds`: time limit of one solve. `progress`: called with a message as each round
+    begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
     incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
     records the seconds per phase.
 

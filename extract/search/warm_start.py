@@ -75,7 +75,7 @@ def warm_solve(
 
     If `known` is empty, `nested` is set and the first solve proves no optimum, smaller problems are solved too, in less
     than `seconds` more. The result is never dearer than `known`, nor than any smaller problem solved on the way. `make`
-    builds the problem from the candidates' prices (inf: left out). `hasty`: see `solve`.
+    builds the problem from the candidates' prices (inf: left out), `cost` in µs. `deterministic`, `hasty`: see `solve`.
     """
     rows = make(cost)
     hint = choice_of_candidates(rows, hypergraph, known) if known else None

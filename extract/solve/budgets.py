@@ -40,7 +40,7 @@ class Budget:
 
 
 def memory_budget(most: float, weights: bool = False) -> Budget:
-    """Memory budget in bytes: all values written by kernels plus their workspaces, each counted once; views count 0.
+    """Budget of `most` bytes for all values written by kernels and their workspaces, each counted once; views count 0.
 
     The sum is an upper bound (up to alignment) on the memory of a plan's values in any execution order; buffer reuse is
     not credited. `weights`: the weights that a kernel reads count as well, as they are stored (packed or expanded);

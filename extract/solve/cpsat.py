@@ -173,8 +173,8 @@ class Encoding:
 def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
     """Scale of the integer objective: (objective units per cost unit, whether all costs are then integers).
 
-    The least small power of ten that makes all costs integers, otherwise the power of ten that scales `upper` to about
-    OBJECTIVE_UNITS.
+    The least power of ten that makes all costs integers, if a small one does; otherwise the power of ten that scales
+    `upper` to about OBJECTIVE_UNITS.
     """
     total = math.fsum(cost)
     scale = 1.0

@@ -48,8 +48,8 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
 
     0 for classes without a derivation.
 
-    Greatest fixpoint, computed in one pass over the components (children first), with iteration inside each component.
-    None if `expired` (polled) returns True: unfinished sets are too large.
+    Greatest fixpoint, computed in one pass over the components `order` (classes of each, children first), with iteration
+    inside each component. None if `expired` (polled) returns True: unfinished sets are too large.
     """
     must = [0] * len(items)
     return must if _fixpoint(items, order, must, lambda c: 1 << c, expired) else None
@@ -60,8 +60,8 @@ def always_on(
 ) -> set[int]:
     """Classes in every acyclic derivation of some root: the union of the roots' must sets.
 
-    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. When `expired` returns True, those found so
-    far, roots included.
+    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: as for `must_sets`. When `expired`
+    returns True, those found so far, roots included.
     """
     roots = [c for c in roots if items[c]]
     found = set(roots)

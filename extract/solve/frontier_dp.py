@@ -198,7 +198,7 @@ class FrontierPiece:
     """Subproblem between two cuts of the resolution order, with local bit numbers.
 
     Bits 0..after-1 are the classes open at its end, the following bits its own classes, in reverse order of resolution.
-    `rows[b]`: (cost, classes read) of each row of the class with bit b. `groups[b]`: mask of the component of b.
+    `rows[b]`: (cost, classes read as bits) of each row of the class with bit b. `groups[b]`: mask of the component of b.
     `roots`: mask of own classes that are always needed.
     """
 

@@ -1,6 +1,6 @@
 """Greedy extractions without proof: initial incumbents of every exact solver.
 
-All take `ProblemRows` and return one row per class (-1: no finite term); the caller collects what the roots reach
+All take `ProblemRows`, at other costs of rows if `cost` is given, and return one row per class (-1: no finite term); the caller collects what the roots reach
 (`ProblemRows.walk`)."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ the limit is per row: enough for shallow graphs, soon exceeded on others."""
 
 
 def bottom_up(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[int]:
-    """Row of least tree cost in each class; -1 for classes without a finite term."""
+    """Row of least tree cost in each class; -1 for classes without a finite term. `cost`: of rows, if not their own."""
     return tree_costs(rows, cost)[1]
 
 

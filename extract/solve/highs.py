@@ -73,7 +73,7 @@ class Relaxation:
         return [c] if len(readers) == len(self.rows.members[c]) else [self.x[r] for r in readers]
 
     def add(self, cut: Cut) -> None:
-        """Add a cutting plane: sum(cut) <= 0."""
+        """Add a cutting plane, given as coefficient by variable: the weighted sum is at most 0."""
         row = self.model.add_linear_constraint(ub=0.0)
         for v, a in cut.items():
             if a:
@@ -109,10 +109,9 @@ class Relaxation:
                 row.set_coefficient(self.vars[x], u / most)
 
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
-        """Cutting plane for an integral cycle: sum of its edges <= number of its classes in the solution, one class
-        left out.
+        """Cutting plane that excludes a cycle of an integer solution, given as classes, each a child of the one before.
 
-        Left out is the class with the fewest rows.
+        Sum of its edges <= number of its classes in the solution, not counting the class with the fewest rows.
         """
         free = min(range(len(cycle)), key=lambda i: len(self.rows.members[cycle[i]]))
         reads = [v for i, c in enumerate(cycle) for v in self.taken(c, cycle[(i + 1) % len(cycle)])]
@@ -121,7 +120,8 @@ class Relaxation:
     def separate(self, value: Sequence[float]) -> list[Cut]:
         """Cycle cuts that a fractional point violates, by shortest paths.
 
-        Edge weights are y_c - (choice of c -> k); a cycle lighter than y_j violates a cut.
+        `value`: the point, by variable. The edge from class c to child k weighs y_c minus the share of its rows that
+        read k; a cycle through class j that weighs less than y_j violates the cut without y_j.
         """
         arcs: dict[int, list[tuple[int, float]]] = {}
         for c, k in self.reads:
@@ -157,7 +157,7 @@ class Relaxation:
         return mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=limits, model_params=extra)
 
     def raise_bound(self, value: float) -> None:
-        """Raise the lower bound to a dual bound of the program."""
+        """Raise the lower bound to `value`, a dual bound of the program in the units of its objective."""
         if math.isfinite(value):
             bound = value / self.scale * (1 - BOUND_MARGIN)
             if self.integral_costs:
@@ -167,7 +167,8 @@ class Relaxation:
     def tighten(self, deadline: float, upper: float) -> list[float]:
         """Run the cutting-plane loop at the root and return the last fractional solution.
 
-        Ends when no cut is violated, or the bound meets `upper` or stalls.
+        Ends at `deadline` (time.perf_counter), when no cut is violated, or when the bound stalls or meets `upper`, the
+        cost of a known solution.
         """
         value: list[float] = []
         idle, last = 0, -math.inf

@@ -111,7 +111,8 @@ def solve_limited(
 ) -> Extraction:
     """The cheapest extraction found that satisfies the problem's limits. `unlimited` is the answer without limits.
 
-    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order.
+    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. Other
+    arguments as for `solve`.
     Raises ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
     """
     began = time.perf_counter()

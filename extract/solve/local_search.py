@@ -30,7 +30,8 @@ def local_search(
 ) -> list[int]:
     """A solution no dearer than `chosen`, by local search; both are rows, children first.
 
-    Makes at most MAX_SWEEPS passes; ends after a pass that gained less than a share `least` of the cost.
+    Makes at most MAX_SWEEPS passes; ends after a pass that gained less than a share `least` of the cost, or when
+    `expired` (polled) returns True.
     """
     best = list(chosen)
     idle = 0

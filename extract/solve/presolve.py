@@ -430,8 +430,8 @@ def presolve(
     Requires roots with finite terms and a solution of cost `upper` (or inf).
 
     `keep_all`: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits);
-    `pinned` rows then stay rows of exactly the solutions that use them. `expired`: polled; True ends the reductions
-    early. Above LARGE_ROWS there is one round, without must sets.
+    `pinned` rows are then never replaced by their children, so that a solution contains those of them that it uses.
+    `expired`: polled; True ends the reductions early. Above LARGE_ROWS there is one round, without must sets.
     """
     work = Presolver(rows, pinned)
     work.derive()

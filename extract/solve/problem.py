@@ -180,7 +180,10 @@ class Problem:
         rank: Sequence[int] | None = None,
         limits: Sequence[Limit] = (),
     ) -> Problem:
-        """Problem from (class, child classes, cost) triples; `n_classes`: by default the largest class index plus one."""
+        """Problem from (class, child classes, cost) triples `nodes`; other arguments as the fields.
+
+        `n_classes`: by default the largest class index plus one.
+        """
         owners: list[int] = []
         kids: list[int] = []
         costs: list[float] = []

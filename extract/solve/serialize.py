@@ -46,7 +46,10 @@ def read_egraph(path: str | Path, *, memory: int = 0) -> Problem:
 
 @gc_paused()
 def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
-    """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so are nodes that depend on them."""
+    """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so are nodes that depend on them.
+
+    Raises ExtractionError, which names the document by `where`, for any other content.
+    """
     nodes = _member(document, "nodes", Mapping, where)
     roots = _member(document, "root_eclasses", list, where)
     classes: dict[str, int] = {}

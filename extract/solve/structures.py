@@ -24,7 +24,7 @@ class Structures:
         self._key = b""
 
     def rows(self, problem: Problem) -> ProblemRows:
-        """`problem.rows`, with the lists of an earlier problem of the same structure."""
+        """The rows of a problem (`Problem.rows`), which share the lists of an earlier problem of the same structure."""
         self._key = _structure_of(problem)
         known = self._kept.get(self._key)
         if known is None:

@@ -188,26 +188,26 @@ class WorkerError(TensorGraphsError):
 class ExtractionError(TensorGraphsError):
     """Error for an e-graph that cannot be extracted.
 
-    Malformed, negative or NaN costs, or a root without a finite-cost term.
+    It is malformed, has negative or NaN costs, or a root without a term of finite cost.
     """
 
     exit_code, code = 3, "extraction"
 
 
 class KernelError(UsageError):
-    """A file of user kernels that is missing, malformed or declares an inconsistent kernel."""
+    """Error for a file of user kernels that is missing, malformed or declares an inconsistent kernel."""
 
     code = "kernel"
 
 
 class KernelRefusedError(TensorGraphsError):
-    """A user kernel that failed the checks against its reference: which check, at which shapes, with what error."""
+    """Error for a user kernel that failed the checks against its reference: which one, at which shapes, how far off."""
 
     exit_code, code = 5, "kernel-refused"
 
 
 class KernelMissingError(BadModelError):
-    """A saved program needs a user kernel in Python whose file is missing or has changed."""
+    """Error for a saved program that needs a user kernel in Python whose file is missing or has changed."""
 
     code = "kernel-missing"
 
@@ -250,7 +250,7 @@ def warned(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextmanager
 def warnings_into(heard: list[str]) -> Iterator[None]:
-    """Context manager that collects the messages of `warned` in a list, in this context only.
+    """Context manager that appends the messages of `warned` to the list `heard`, in this context only.
 
     (`warnings.catch_warnings` affects all threads.)
     """

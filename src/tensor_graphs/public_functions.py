@@ -32,7 +32,10 @@ R = TypeVar("R")
 
 
 def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], PublicFunction[P, R]]:
-    """Decorator that lets callers give the fields of `kind` as keyword arguments; signature and docstring list them."""
+    """Decorator that lets callers give the fields of `kind` as keyword arguments; signature and docstring list them.
+
+    A call with another keyword raises TypeError.
+    """
     declared = cast("type[CommonOptions]", kind)
     parameters = [
         inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Any"),

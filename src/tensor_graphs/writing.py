@@ -391,7 +391,7 @@ def _aside(part: Path, place: Path) -> None:
 
 
 def recover(place: Path) -> None:
-    """Restore a folder that a killed process had moved aside, and remove leftovers of killed processes."""
+    """Restore the folder `place` if a killed process had moved it aside, and remove leftovers of killed processes."""
     if not place.exists():
         for old in _left(place, OLD):
             with contextlib.suppress(OSError), contextlib.ExitStack() as locks:

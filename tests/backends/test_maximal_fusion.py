@@ -175,7 +175,7 @@ def kernel_for(group: MultiOutputGroup) -> tuple[GeneratedKernel, Call]:
 def test_a_program_is_one_part_and_one_kernel(name: str) -> None:
     """Which computes what the program does, by NumPy and by Triton's interpreter; short reductions are written out."""
     roots = {**PROGRAMS, **SHORT}[name]()
-    whole = whole_of(roots, written=name in SHORT)
+    whole = whole_of(roots, unrolled=name in SHORT)
     assert len(whole.parts) == 1
     group = whole.group(whole.parts[0].members)
     assert group is not None
@@ -228,7 +228,7 @@ def test_loads_stay_ahead_of_stores(steps: int, most: int) -> None:
                                               ("solver", [3]), ("recurrence", []), ("update", [])])  # fmt: skip
 def test_results_side_by_side_are_written_as_rows(name: str, widths: list[int]) -> None:
     """By a schedule that puts them together; the other way they are stored one by one, and both give the same."""
-    whole = whole_of({**PROGRAMS, **SHORT}[name](), written=name in SHORT)
+    whole = whole_of({**PROGRAMS, **SHORT}[name](), unrolled=name in SHORT)
     group = whole.group(whole.parts[0].members)
     assert group is not None
     template, call = kernel_for(group)
@@ -251,8 +251,8 @@ def test_results_side_by_side_are_written_as_rows(name: str, widths: list[int]) 
 
 def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
     """The steps of a recurrence over states of four each, and programs without short sums: what is written out is no part."""
-    assert not whole_of(_recurrence(), written=True).parts
-    whole = whole_of(_scan(), written=True)
+    assert not whole_of(_recurrence(), unrolled=True).parts
+    whole = whole_of(_scan(), unrolled=True)
     (part,) = (p for p in whole.parts if whole.weight(p.members) > 10)
     group = whole.group(part.members)
     assert group is not None

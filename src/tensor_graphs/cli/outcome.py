@@ -35,7 +35,7 @@ def _closing() -> None:
 
 
 def finish(as_json: bool, answer: Answer) -> int:
-    """Print an answer, and the error that ended the command early, if any."""
+    """Print an answer, and the error that ended the command early, if any; returns the exit code."""
     _closing()
     if answer.error is None:
         print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
@@ -104,6 +104,7 @@ def _dump(document: Mapping[str, Any]) -> str:
 def fail(
     as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
 ) -> int:  # fmt: skip
+    """Print an error (`described`) as text and, with `as_json`, as JSON with the fields of `document`; returns `code`."""
     _closing()
     if as_json:
         print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)

@@ -193,7 +193,7 @@ def _rooted(matcher: Matcher, rule: Rule) -> Iterator[tuple[Binding, list[int]]]
 def without_rules(view: EGraphView, found: Sequence[Derivation], forbidden: frozenset[str]) -> set[int]:
     """The e-nodes that only the forbidden rules make, directly or through other rules that matched on their e-nodes.
 
-    E-nodes of the model and e-nodes without a derivation stay.
+    `found`: all derivations of the view. E-nodes of the model and e-nodes without a derivation stay.
     """
     own = view.own if view.own is not None else [False] * len(view)
     known = {n for d in found for n in d.made}

@@ -54,7 +54,10 @@ def view_to_json(view: EGraphView) -> dict[str, Any]:
 
 
 def record_of(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """The record of a parsed e-graph file; None if the file has none. Raises ExtractionError if it is malformed."""
+    """The record of a parsed e-graph file; None if the file has none.
+
+    Raises ExtractionError, which names the file by `where`, if the record is malformed.
+    """
     if KEY not in document:
         return None
     record = document[KEY]
@@ -71,7 +74,10 @@ def record_of(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | No
 
 
 def view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGraphView:
-    """The e-graph of a record, over the leaves of the model `saved`. Raises ExtractionError if it is malformed."""
+    """The e-graph of a record, over the leaves of the model `saved`.
+
+    Raises ExtractionError, which names the file by `where`, if the record is malformed.
+    """
     types, weight = _types(record["classes"], where)
     leaves = {_leaf_key(t.op, t.attrs): t for t in saved.nodes() if t.is_leaf}
     leaves |= {_leaf_key(t.op, t.attrs): t for t in saved.inputs}

@@ -128,7 +128,10 @@ def drawn(explorer: Explorer, what: str) -> Drawn:
 
 
 def networkx_graph(explorer: Explorer, what: str) -> Any:
-    """The graph "egraph", "candidates" or "plan" as a NetworkX MultiDiGraph (`Explorer.to_networkx`)."""
+    """The graph "egraph", "candidates" or "plan" as a NetworkX MultiDiGraph (`Explorer.to_networkx`).
+
+    Raises UsageError for another name, or without the package networkx.
+    """
     found = drawn(explorer, what)
     try:
         import networkx
@@ -141,7 +144,10 @@ def networkx_graph(explorer: Explorer, what: str) -> Any:
 
 
 def dot_text(explorer: Explorer, what: str) -> str:
-    """The graph "egraph", "candidates" or "plan" in the DOT language of Graphviz (`Explorer.to_dot`)."""
+    """The graph "egraph", "candidates" or "plan" in the DOT language of Graphviz (`Explorer.to_dot`).
+
+    Raises UsageError for another name.
+    """
     found = drawn(explorer, what)
     lines = ["digraph {", "  node [shape=box];"]
     for name, attrs in found.nodes.items():

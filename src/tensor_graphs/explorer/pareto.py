@@ -82,8 +82,8 @@ def pareto(
     """Programs at several tolerances, found within about `budget` seconds in all, with error and time of each.
 
     Measurements are shared through the cost store, so later tolerances need fewer. A tolerance that no plan meets has
-    a point without a program. Other arguments as for `optimize`; raises UsageError for `tolerance`, none or too many
-    tolerances.
+    a point without a program. Other arguments as for `optimize`. Raises UsageError for the argument `tolerance`,
+    and for no or too many `tolerances`.
     """
     is_budget("budget", budget)
     of_kind("a list of tolerances", list, tuple)("tolerances", tolerances)

@@ -180,7 +180,10 @@ def source_column(explorer: Explorer) -> Columns:
 
 
 def source_of(candidate: Candidate, schedule: Sequence[tuple[str, int]] = ()) -> str:
-    """The source text of a kernel: its call, then the definitions that the call needs; or the reason why it has none."""
+    """The source text of a kernel in a schedule: its call, then the definitions that the call needs.
+
+    The reason as text if it has none. `schedule`: by default that of the candidate's call.
+    """
     from dataclasses import replace
 
     template, call = candidate.template, candidate.call

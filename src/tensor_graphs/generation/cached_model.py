@@ -85,7 +85,7 @@ class CachedModel:
         return (*(b for b in BUCKETS if b < capacity), *([capacity] if capacity < BUCKETS[-1] else ()))
 
     def ready(self, ids: Sequence[Sequence[int]]) -> None:
-        """Make the programs that a prefill of these prompts needs now."""
+        """Make now the programs that a prefill of these prompts (token ids of each row) needs."""
         plan = self.plan(ids)
         for step in range(min(plan.steps, 2)):
             self._program(plan, step)

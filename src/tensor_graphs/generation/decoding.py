@@ -21,10 +21,10 @@ class Decoding(Protocol):
     """Protocol of a way of decoding: `begin` fills the caches with prompts, then each `round` returns further tokens."""
 
     def ready(self, longest: int, limit: int) -> None:
-        """Make the programs for prompts of up to `longest` tokens and `limit` new ones now."""
+        """Make the programs for prompts of up to `longest` tokens and up to `limit` new tokens a row now."""
 
     def begin(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        """Fill the caches with prompts, and set the sampler."""
+        """Fill the caches with prompts, given as token ids of each row, and set the sampler."""
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
         """Further tokens of each row, at least one. `running`: indices of the rows that have not ended; each of these
@@ -33,11 +33,11 @@ class Decoding(Protocol):
 
     @property
     def acceptance(self) -> float:
-        """Share of proposed tokens that were accepted; nan without proposals."""
+        """Share of proposed tokens that were accepted; nan if none were proposed."""
 
     @property
     def drafting(self) -> str:
-        """Why decoding with the draft model is slower than without; empty if it is faster, or without one."""
+        """Why decoding with the draft model is slower than without; empty if it is faster, or there is no draft model."""
 
 
 @dataclass

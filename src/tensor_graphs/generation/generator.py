@@ -110,7 +110,7 @@ class Generator(Unpicklable):
 
     @property
     def quantization(self) -> str:
-        """What `quantize` did to the weights of the decode step, and their error; empty without it."""
+        """What `quantize` did to the weights of the decode step, and their error, as text; empty if it is None."""
         return self._programs.quantization
 
     @property
@@ -123,10 +123,9 @@ class Generator(Unpicklable):
         return [self._programs, *([] if self._draft is None else [self._draft.programs])]
 
     def bandwidth_share(self, step_us: float) -> float:
-        """Share of the device's memory bandwidth used if a token that takes `step_us` µs reads all weights once; nan
-        without a time.
+        """Share of the device's memory bandwidth used if a token that takes `step_us` µs reads all weights once.
 
-        The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An
+        nan unless `step_us` is positive. The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An
         embedding table that is not the output matrix as well is not counted: few of its rows are read.
         """
         if not step_us > 0:

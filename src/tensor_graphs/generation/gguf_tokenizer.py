@@ -29,9 +29,12 @@ _LETTERS = (
 
 @dataclass(frozen=True)
 class WordRule:
-    """How a byte-level BPE splits text into words. pattern: regular expression of a word, empty for that of GPT-2 · begins: whether
-    texts begin with the first token by default · whole: whether a word that is a token is not split by merges · composed:
-    whether text is brought to Unicode's form NFC."""
+    """How a byte-level BPE splits text into words.
+
+    `pattern`: regular expression of a word, empty for that of GPT-2. `begins`: whether texts begin with the first token
+    (beginning of text) by default. `whole`: whether a word that is a token is not split by merges. `composed`: whether
+    text is brought to Unicode's form NFC.
+    """
 
     pattern: str = ""
     begins: bool = False

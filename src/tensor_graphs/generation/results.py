@@ -26,9 +26,9 @@ class Generated:
 
     New `tokens`, their `texts` (None without a tokenizer), and `ends`: "stop" or "length". `first_token_s`: seconds
     from the programs being ready until the first tokens; `tokens_per_second`: of all rows together, after the first
-    tokens (nan if there are no further ones). `acceptance`: share of a draft model's proposals that were accepted; nan
-    without one. `drafting`: why decoding with the draft model was slower than without; empty if it was not, or without
-    one.
+    tokens (nan if there are no further ones). `acceptance`: share of a draft model's proposals that were accepted, nan
+    if there is no draft model. `drafting`: why decoding with the draft model was slower than without; empty if it was
+    not, or if there is none.
     """
 
     tokens: list[list[int]]

@@ -68,14 +68,17 @@ def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
 
 
 def whole_number(name: str, value: Any, least: int, hint: str) -> int:
-    """Argument as a whole number of at least `least`. Raises UsageError otherwise."""
+    """The argument `name` as a whole number of at least `least`. Raises UsageError, with a hint, for other values."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}", hint=hint)
     return int(value)
 
 
 def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Options of `tg.optimize`, checked. Raises UsageError for unknown names and invalid values."""
+    """The given options of `tg.optimize`, unchanged. Raises UsageError for unknown names and invalid values.
+
+    `budget` is checked with them, but not part of the result.
+    """
     if unknown := sorted(set(given) - {f.name for f in fields(Options)}):
         raise UsageError(f"no options of a Generator are called {unknown}", hint="they are those of tg.optimize")
     Options(budget=budget, **given)

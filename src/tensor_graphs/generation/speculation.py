@@ -55,9 +55,9 @@ def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
 class SpeculativeDecoding:
     """Decoding with a draft model that proposes `count` tokens a round (speculation_graphs.py).
 
-    Decoding continues without the draft once a round might exceed the caches. Greedy decoding also does once, after at
-    least TRIAL rounds, the last RECENT rounds gave fewer tokens a second than plain steps. Random sampling keeps the
-    draft, because equal seeds must draw equal tokens.
+    Decoding continues without the draft once a round might exceed the caches. Greedy decoding also gives it
+    up if the last RECENT rounds, after at least TRIAL rounds, gave fewer tokens a second than plain steps. Random
+    sampling keeps the draft, because equal seeds must draw equal tokens.
     """
 
     plain: PlainDecoding

@@ -67,7 +67,7 @@ class TextStream:
         self._pending = list[int]()  # tokens after them, whose text is not complete
 
     def add(self, token: int) -> str:
-        """Further text after a further token; empty while a character is incomplete."""
+        """Add a token and return the text that it completes; empty while a character is incomplete."""
         self._pending.append(token)
         piece = self._further(len(self._pending))
         if not piece.endswith(_PARTIAL):

@@ -30,8 +30,8 @@ def acceptance(
 ) -> Acceptance:  # fmt: skip
     """Verify-or-retry loop of one search, ready to run.
 
-    `first`: the choice already made for its hypergraph, if any. `fired`: rules that matched. `ahead`: returns the
-    verification references computed in the background.
+    `first`: a choice that is used for its hypergraph instead of a new extraction (None: there is none). `fired`: rules
+    that matched. `ahead`: waits for the verification references computed in the background, and returns them by seed.
     """
     options, symbolic, work = session.options, task.symbolic, task.work
     made = [] if first is None else [first]

@@ -33,7 +33,7 @@ class FilteredBackend:
         return FilteredBackend(self.base, templates, generates=self.generates)
 
     def opened(self, lowerings: Any = None) -> FilteredBackend:
-        """The backend itself, since its base is opened."""
+        """The backend itself, since its base is opened; `lowerings` is not used."""
         return self
 
     def generated(
@@ -43,7 +43,7 @@ class FilteredBackend:
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
-        """Lower calls of generated templates ahead of `Template.applies` (`Backend.prepare`)."""
+        """Lower calls of generated templates before `Template.applies` needs the result (`Backend.prepare`)."""
         return self.base.prepare(asked)
 
 

@@ -44,7 +44,7 @@ def winners(
 ) -> list[tuple[int, int, str]]:  # fmt: skip
     """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
 
-    If different forms are fastest at the two ends, `halvings` steps of bisection approximate the size from which the
+    `fastest_at` names the fastest form at a size. If it differs at the two ends, `halvings` steps of bisection approximate the size from which the
     second form is fastest; with 0 steps that is the geometric mean.
     """
     low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
@@ -97,7 +97,10 @@ class Forms:
         return fastest(self.timed(size))
 
     def compiled(self, sizes: Sequence[int]) -> str:
-        """The fastest form at some sizes without the caller's function, which a saved program does not have."""
+        """OWN if a bucket's own plan is faster than the plan for all sizes at each of these sizes, else ALL.
+
+        For a saved program, which does not have the caller's function.
+        """
         found = {fastest({n: us for n, us in self.timed(size).items() if n != CALLER}) for size in sizes}
         return OWN if found == {OWN} else ALL
 
@@ -119,7 +122,10 @@ def _works(call: timing.Run) -> bool:
 
 
 def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait."""
+    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait.
+
+    `ended`: polled; ends the sampling.
+    """
     clock, count = timing.wall_us, 1
     if device not in ("", "cpu"):
         import torch

@@ -24,9 +24,10 @@ def why_program_runs(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
 ) -> str | None:  # fmt: skip
-    """Why the program runs and not the caller's function, by timing both with `clock`: "" if the program is not slower.
+    """None if the caller's function is faster than the program by more than noise; else why the program runs.
 
-    None if the function is faster by more than noise, both as a `CallerProgram` and by itself.
+    The text is "" if the program is not slower. Calls are timed with `clock`; the function must be faster both as a
+    `CallerProgram` and by itself.
 
     Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
     the calls, for `left` seconds bounded to LEAST_S..SHARE_S, for at least FEW rounds if these take less than FEW_S, else

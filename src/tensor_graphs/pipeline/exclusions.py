@@ -46,7 +46,7 @@ class Exclusions:
     tightened: int = 0  # number of error budgets tried
 
     def excluded(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
-        """A hypergraph without the kernels of these names; `what` is recorded in `dropped`."""
+        """The hypergraph `found` without the kernels of these names; `what` is recorded in `dropped`."""
         self.dropped.append(what)
         return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
 
@@ -55,7 +55,7 @@ class Exclusions:
         return self.excluded(REWRITES, self.plain(), *self.dropped)
 
     def original(self, found: Hypergraph, choice: Choice) -> Hypergraph | None:
-        """The hypergraph without kernels that read or write values that only rewriting gives.
+        """The hypergraph `found` without kernels that read or write values that only rewriting gives.
 
         None if that was tried, if the choice has no such kernel, or if the rest does not cover every output.
         """
@@ -117,8 +117,10 @@ class Exclusions:
     def without_cause(
         self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, *, last: bool
     ) -> Hypergraph:
-        """The hypergraph without the most likely cause of a failed verification, or with a smaller error budget for its
-        plan (`tighter`); without all rewrites if this is the `last` attempt but one.
+        """The hypergraph `found` without the most likely cause of a failed verification of `choice`.
+
+        It is unchanged if a smaller error budget gives another plan (`tighter`), and made without any rewriting if this
+        is the `last` attempt but one. `verdict`, `finding`: the failed verification and its diagnosis.
         """
         if not last:
             if finding.inaccurate:

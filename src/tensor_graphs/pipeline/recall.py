@@ -67,7 +67,7 @@ def look_up(
 def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str]) -> Program | None:
     """Program of the cached plan, verified for these weights; None if there is none that is still valid.
 
-    `warnings`: the session's warnings before the model was prepared, to which they return if the plan is not used.
+    `warnings`: the session's warnings before the model was prepared, which replace later ones if the plan is not used.
     """
     if slot.entry is None or slot.data is None:
         return None

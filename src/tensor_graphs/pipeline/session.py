@@ -78,16 +78,16 @@ class Session:
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
-        """Context manager that times a stage and reports its start."""
+        """Context manager that times a stage; its start is reported to `progress`, with `message`."""
         self.progress.say(name, message)
         with self.clock.running(name):
             yield
 
     @contextmanager
     def part(self, seconds: float, *, own: bool) -> Iterator[None]:
-        """Context of a search that is a part of the call: its budget is `seconds` from now on.
+        """Context manager of a search that is a part of the call: the budget inside it is `seconds` from now on.
 
-        `own`: messages for its report are its own, and the latency of its program is not measured.
+        `own`: messages inside it are kept out of the call's report, and the latency of its program is not measured.
         """
         fields = (
             "options",
@@ -143,7 +143,7 @@ class Session:
 
     @property
     def late(self) -> bool:
-        """Whether the budget plus LATE is used up: no further plan is sought if one is over tolerance."""
+        """Whether 1 + LATE times the budget is used up: no further plan is sought if one is over tolerance."""
         return self._past(LATE)
 
     def _past(self, share: float) -> bool:
@@ -158,12 +158,12 @@ class Session:
         self.progress.say("recall", self.plan_cache_notes[-1])
 
     def interrupted(self) -> Callable[[], bool]:
-        """Predicate: whether Ctrl-C arrived since this call."""
+        """Predicate: whether Ctrl-C arrived since it was made."""
         before = self.progress.stopped
         return lambda: self.progress.stopped and not before
 
     def polled(self) -> Callable[[], None]:
-        """Function that raises Halted once Ctrl-C has arrived since this call."""
+        """Function that raises Halted if Ctrl-C arrived since it was made."""
         pressed = self.interrupted()
 
         def poll() -> None:
@@ -192,7 +192,7 @@ def store_of(session: Session) -> Store:
 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
-    """Context manager of the session's cost store; warnings go to the report, and new rows are flushed at the end."""
+    """Context manager of a cost store (default: the session's); warnings go to the report, rows are flushed at its end."""
     with kept_warnings(session):
         store = store or store_of(session)
         yield store

@@ -129,8 +129,8 @@ def refuse_non_integer_sizes(sizes: Mapping[str, int] | None) -> None:
 
 
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
-    """The given sizes under the graph's own names of its free dimensions, in which characters that no identifier has
-    are "_".
+    """The given sizes by the graph's names of its free dimensions. In these names, "_" replaces characters that no
+    identifier may have; a size may be given by either name.
 
     Raises UsageError for unknown names.
     """

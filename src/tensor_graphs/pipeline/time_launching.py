@@ -66,7 +66,7 @@ def fastest_launching(
     """The choice with its program, or the fastest of its other forms if that is faster by more than noise.
 
     `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times
-    programs in turn, `fastest` is the index of the fastest one that is surely faster than the first, or 0. All other
+    programs in turn, `fastest` returns the index of the fastest one that is surely faster than the first, or 0. All other
     programs release their weights.
     """
     runnable, want = [(choice, program)], _results(program, values)

@@ -33,10 +33,10 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
 
     Returns the baseline's program if it is faster, else None.
 
-    Runs within the remaining budget, or LOOK_S beyond it if kernels of the program were never measured (except CPU
-    programs that take longer, or whose baseline is expected to take longer than PREPARING of the budget for one run).
-    Omitted if preparing the baseline's weights (quantized ones are expanded) is expected to take longer than the
-    remaining time, LOOK_S, and PREPARING of the budget.
+    Ends with the budget. Where kernels of the program were never measured, it may end LOOK_S later, but not for a CPU
+    program that takes longer than LOOK_S, nor if one run of the baseline is expected to take longer than LOOK_S and a
+    share PREPARING of the budget. Omitted if preparing the baseline's weights (quantized ones are expanded) is expected
+    to take longer than each of these two and the remaining time.
     """
     model = task.model
     graph = model.written(task.backends)

@@ -140,7 +140,7 @@ FEW, FEW_NOISE = 5, 0.25
 
 
 def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
-    """Relative difference of two calls' samples that is treated as noise: FEW_NOISE for fewer than FEW samples."""
+    """Relative difference of two calls' samples that counts as noise: `noise`, or FEW_NOISE for fewer than FEW samples."""
     return FEW_NOISE if min(len(one), len(other)) < FEW else noise
 
 
@@ -168,8 +168,8 @@ def wins_pairs(one: Sequence[float], other: Sequence[float], noise: float) -> bo
     """Whether one call is faster than another, by more than the fraction `noise`, in significantly more than half of the pairs.
 
     Pairs are samples taken next to each other, so that slow changes of the machine affect both. One-sided sign test in its
-    normal approximation: 3 of 3 pairs, 9 of 12, 30 of 48, which equally fast calls without `noise` reach in 12, 7 and 6 %
-    of cases.
+    normal approximation: 3 of 3 pairs, 9 of 12, 30 of 48. (If `noise` is 0, equally fast calls win that many pairs by
+    chance in 12, 7 and 6 % of cases.)
     """
     pairs = [a * (1 + noise) < b for a, b in zip(one, other)]
     return 2 * sum(pairs) - len(pairs) >= SIGNIFICANT * sqrt(len(pairs)) > 0

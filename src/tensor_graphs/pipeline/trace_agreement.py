@@ -49,9 +49,8 @@ class Rounding:
 def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
     """Whether an output of the graph (`found`) agrees with the function's (`own`).
 
-    `sharp`, `exact`: the output of the graph and of the function in float64 (`exact` None: unknown).
-
-    Raises TraceError for another shape or dtype.
+    `sharp`, `exact`: the output of the graph and of the function in float64 (`exact` None: unknown). `root`: the output
+    in the graph. Raises TraceError, which names `function` and the output `name`, for another shape or dtype.
     """
     if own.shape != found.shape or dtypes.name_of(own.dtype) != root.dtype:
         raise TraceError(
@@ -121,6 +120,7 @@ def near(root: Tensor, y: Array, own: Array, exact: Array, sharp: Array | None =
 
 
 def title_of(function: Any) -> str:
+    """Name of a function or module in messages: its `__name__`, else its class."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 

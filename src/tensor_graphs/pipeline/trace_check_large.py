@@ -78,8 +78,9 @@ def compare_large(
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Some strips of each output are compared. `kind`: "function" or "module", for the text. Raises TraceError through
-    `judge`.
+    Some strips of each output are compared. `call` maps inputs by name to the function's outputs; `judge` raises
+    TraceError for a strip that differs. `kind` ("function" or "module") and `title` (its name) are for texts. Raises
+    TraceError also for an output of another shape or dtype.
     """
     cuts = strips_of(graph)
     if cuts is None:
@@ -123,7 +124,10 @@ def _check_type(title: str, name: str, root: Tensor, own: Array, kind: str) -> N
 
 
 def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
-    """Raise TraceError if a strip of a function's output differs from the graph's by more than rounding."""
+    """Raise TraceError if a strip of a function's output `name` differs from the graph's by more than rounding.
+
+    `part`: the strip; `own`: its elements in the function's output; `root`: the output in the graph.
+    """
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near(root, found, own, own, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(function, name, own, found, part.values)
@@ -131,7 +135,7 @@ def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own:
 
 def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
     """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than the
-    tolerance LOOSE.
+    tolerance LOOSE. Arguments as for `judge_function`.
     """
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):

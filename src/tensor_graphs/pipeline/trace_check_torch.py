@@ -26,7 +26,8 @@ MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which 
 def compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph, seed: int) -> str:
     """Text that says how a graph was compared with a module run on its examples.
 
-    Raises TraceError if the graph gives something else, or if the module is not deterministic.
+    The text says why if it was not. `kwargs`: named arguments of the example call. Raises TraceError if the graph gives
+    something else, or if the module is not deterministic.
     """
     import torch
 

@@ -93,7 +93,10 @@ class Acceptance:
     )
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
-        """Best choice and its program. Raises NoPlanError if no candidates cover the outputs any more."""
+        """Best choice of kernels of a hypergraph, and its program.
+
+        Raises NoPlanError if no candidates cover the outputs any more.
+        """
         choice, self.exclusions.tighter = self.exclusions.tighter, None
         try:
             choice = choice or self.exclusions.choose(found, ())
@@ -120,6 +123,8 @@ class Acceptance:
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         """Fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended verification).
+
+        `found`: the hypergraph that the first plan is chosen from.
 
         When no time is left, a plan is verified on one input, and after a failure a plan without rewritten values is
         next, then the unoptimized graph.

@@ -19,7 +19,8 @@ def start_worker(
 
     It is in a session of its own, so that Ctrl-C reaches the parent only, and a forked child of this process sees it
     as ended. It imports from this process's `sys.path`, never from the current folder. `environment`: variables
-    beside, or in place of, those of this process. Raises OSError if it cannot be started.
+    beside, or in place of, those of this process. `stderr`: where its standard error goes, as for Popen. Raises OSError
+    if it cannot be started.
     """
     command = [sys.executable, "-P", "-m", module, *arguments]
     return adopted(subprocess.Popen(

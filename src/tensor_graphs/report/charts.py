@@ -71,7 +71,7 @@ def strip(parts: Sequence[tuple[str, float, str]]) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """HTML of a chart of horizontal bars: (label, value, text)."""
+    """HTML of a chart of horizontal bars: (label, value, text behind the bar)."""
     most = max((v for _, v, _ in rows), default=0.0) or 1.0
     body = "".join(
         text(0, 22 * i + 15, label[:26], "ink") + rect(190, 22 * i + 4, 620 * value / most, 13, "s0") + text(820, 22 * i + 15, said)
@@ -144,7 +144,7 @@ def _si(value: float) -> str:
 
 def memory_map(buffers: Sequence[tuple[str, int, int, int, int]], size: int, steps: int) -> str:
     """HTML of a chart of buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right, offsets
-    upwards.
+    upwards. `size`, `steps`: bytes of the workspace and number of steps.
     """
     left, height = 80.0, 240.0
     across, up = (WIDTH - left) / max(steps, 1), height / max(size, 1)
@@ -193,7 +193,7 @@ def layered(
 ) -> str:
     """HTML of a drawing of a graph of `count` nodes, each numbered after its operands. Operands are drawn above users.
 
-    `reads`: operands of each node. `labels`: (title, detail, kind) per node. `width`: of the drawing, in pixels.
+    `reads`: operands of each node. `labels`: (title, detail, CSS class) per node. `width`: of the drawing, in pixels.
     """
     level = [0] * count
     for i in range(count):

@@ -29,7 +29,7 @@ Difference = Annotated[float, Within(-1e18, 1e18)]
 
 @dataclass
 class BufferReport:
-    """A buffer of the workspace: its bytes at `offset`, from step `first` to step `last`."""
+    """A buffer of the workspace: `size` bytes at `offset`, from step `first` to step `last`. `value`: its id."""
 
     value: str
     offset: Natural
@@ -131,7 +131,7 @@ class BucketReport:
 @dataclass
 class UserKernelReport:
     """A user kernel in a search: its matches on the e-graph, its calls in the plan, and µs of its cheapest match (None
-    without one) with the origin of that price. `note`: why there are no matches, or no calls."""
+    if unknown) with the origin of that price. `note`: why there are no matches, or no calls."""
 
     name: str
     matches: Natural

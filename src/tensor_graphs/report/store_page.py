@@ -27,7 +27,8 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True)
 class Repeated:
-    """Medians in µs of one kernel call, one a run, oldest first; `times`: µs since 1970."""
+    """A kernel call measured in several runs: the median of each in µs (`us`), oldest first, and its time (`times`), in
+    µs since 1970."""
 
     name: str
     backend: str
@@ -37,7 +38,7 @@ class Repeated:
 
     @property
     def spread(self) -> float:
-        """Largest median over the smallest."""
+        """Largest median divided by the smallest."""
         return max(self.us) / min(self.us)
 
 

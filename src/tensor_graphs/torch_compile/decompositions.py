@@ -12,7 +12,7 @@ _tables: list[dict[Any, Any]] = []
 def decompositions() -> dict[Any, Any]:
     """Decompositions of ATen operators without a builder: core ATen's, and those of backward operators.
 
-    Random operators stay whole, so that they draw the numbers that eager calls draw.
+    Random operators are not decomposed, so that they draw the numbers that eager calls draw.
     """
     if not _tables:
         import torch

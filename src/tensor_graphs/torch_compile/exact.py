@@ -25,8 +25,9 @@ def bitwise_difference(
 ) -> str:  # fmt: skip
     """The first difference in bits between both forms of a graph, as text; "" for none.
 
-    Compares results, written arguments and gradients. `kept`: ids of tensors that are used as they are, `written`,
-    `gradients`: see `TrialStep`. Draws from the default random generators, which the caller restores.
+    Compares results, written arguments and gradients, on `args`, and with random and special numbers in place of their
+    floats, but not in place of the tensors whose ids are in `kept`. `written`, `gradients`: see `TrialStep`. Draws from
+    the default random generators, which the caller restores.
     """
     import torch
 

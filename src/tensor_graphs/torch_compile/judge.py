@@ -43,7 +43,7 @@ def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> tuple[bool, f
     """Whether the compiled call is faster by more than noise, with the median µs of the eager and of the compiled call.
 
     Returns (faster, eager µs, compiled µs). It must win in median and minimum, and in most pairs of calls where there
-    are at least FEW. `on_gpu`: calls are timed singly, and QUEUED at a time without waiting between them, as in a model
+    are at least FEW. `first` runs untimed before each call. `on_gpu`: calls are timed singly, and QUEUED at a time without waiting between them, as in a model
     whose host runs ahead of the device: the compiled call must be faster singly, and not slower when queued.
     """
     samples = timed({"eager": eager, "program": compiled}, on_gpu, first)
@@ -69,7 +69,8 @@ class TrialStep:
     """Repeatable call of a graph with a real call's arguments: forward, and backward if results need gradients.
 
     Tensors that the graph writes, and those that share memory with them, are copied; `reset` restores the copies.
-    Gradients go to detached leaves, so neither `.grad` nor hooks of the caller's tensors are touched.
+    Gradients go to detached leaves, so neither `.grad` nor hooks of the caller's tensors are touched. `written`:
+    positions of the arguments that the graph writes. `gradients`: whether the backward pass runs.
     """
 
     def __init__(self, args: Sequence[Any], written: Sequence[int], gradients: bool) -> None:

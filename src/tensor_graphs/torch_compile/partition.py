@@ -38,8 +38,8 @@ def split(
 ) -> tuple[Split, TracedReport]:
     """Copy of a traced graph module, split into parts, and its report.
 
-    Parts have at least `least` operators that compute; views and sizes do not count. `frozen`: placeholders that the
-    report does not count as operands. `seen`: number of results, the first ones, that the caller gets; the others are
+    `kind`: "inference", "forward" or "backward", for the report. Parts have at least `least` operators that compute;
+    views and sizes do not count. `frozen`: placeholders that the report does not count as operands. `seen`: number of results, the first ones, that the caller gets; the others are
     saved for the backward pass (None: all).
     """
     import torch

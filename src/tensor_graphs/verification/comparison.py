@@ -59,7 +59,7 @@ class OutputError:
 
     @property
     def passed(self) -> bool:
-        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities in place."""
+        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities where allowed."""
         return self.finite and self.excess <= 1
 
     @property
@@ -233,7 +233,7 @@ def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
 
 
 def in_form_of(y: Any, like: Any) -> Any:
-    """Output in its reference's form: an array, or a tensor on the reference's device."""
+    """Output `y` in the form of its reference `like`: an array, or a tensor on the reference's device."""
     if is_torch(like):
         from .on_device import near
 

@@ -188,7 +188,7 @@ def _distinct(plan: Plan) -> list[Step]:
 
 
 def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
-    """Error of a kernel alone against float64 and the fair error, of the output with the largest ratio of the two.
+    """(Error of a kernel alone against float64, fair error), of the output with the largest ratio of the two.
 
     The fair error is the interpreter's in the same dtypes plus some ulps. The error is relative for floats (of the
     whole output, or of the worst element if that exceeds its limit), infinite if NaN or infinities are misplaced; for
@@ -247,7 +247,10 @@ def _stored(array: Array, dtype: str) -> Array:
 
 
 def refuted(rules: Sequence[Rule], samples: int = SAMPLES) -> list[str]:
-    """Names of the rules that random instances refute, each with the reason."""
+    """Sentences that name the rules that random instances (`samples` of each) refute, with the reason.
+
+    A rule that cannot be checked is among them.
+    """
     from ..rules.check.check import check
 
     found = []

@@ -51,11 +51,11 @@ class Judge:
         )
 
     def judged(self, k: int, name: str, y: Any) -> OutputError:
-        """Error of output `k`. Halted raised by `poll` propagates."""
+        """Error of the value `y` of output `k`, which is called `name`. Halted raised by `poll` propagates."""
         return self._reconsidered(*self._first(k, name, y), k)
 
     def all_judged(self, names: Sequence[str], found: Sequence[Any], tolerated: float) -> list[OutputError]:
-        """Errors of all outputs; `tolerated`: multiple of the limits up to which the caller still accepts an output.
+        """Errors of all outputs `found`; `tolerated`: multiple of the limits up to which the caller still accepts an output.
 
         Where a norm decides that the run fails, no element is reconsidered, which takes up to eleven runs of the graph.
         """

@@ -46,7 +46,7 @@ def refuse_too_large_for_gpu(graph: Graph) -> None:
 def run_bytes(graph: Graph, *, float64: bool) -> int:
     """Lower bound in bytes on the memory that the interpreter takes for a graph of known sizes.
 
-    That is the largest set of results that are live at once, without leaves and views.
+    That is the largest set of results that are live at once, without leaves and views. `float64`: for a run in float64.
     """
     roots = expand_all(graph.roots)
     order = topological(roots)

@@ -115,7 +115,7 @@ def reference_tensors(
     """Inputs and reference runs on a device: (inputs, outputs in float64, outputs in the graph's own dtypes).
 
     torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`. `turn`:
-    index of the input set within one verification, from 0.
+    index of the input set within one verification, from 0. `poll` is called before each operation and may raise.
     """
     inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
@@ -134,13 +134,13 @@ def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def near(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """Output, possibly an array, as a tensor on its reference's device."""
+    """An output, possibly an array, as a tensor on the device of `like`, its reference."""
     found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
     return found
 
 
 def unequal(y: torch.Tensor, own: torch.Tensor) -> float:
-    """Fraction of unequal elements of integer or bool outputs; 1 for different shapes."""
+    """Fraction of elements of an integer or bool output that differ from its reference `own`; 1 for different shapes."""
     if y.shape != own.shape:
         return 1.0
     if not own.numel():

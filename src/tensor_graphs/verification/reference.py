@@ -96,7 +96,8 @@ def with_atomic_ops(graph: Graph) -> Graph:
 def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     """Approximate seconds of verification of a graph with `flops` on one input.
 
-    Weights are read once, on a GPU copied there. Two runs, each writing every value once and reading it once or twice.
+    Counted are one read of the weights (on a GPU their copy to it), and two runs, in which every value is written once
+    and read once.
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST

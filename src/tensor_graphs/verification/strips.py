@@ -59,7 +59,7 @@ def verify_strips(
     """Verdict on `run` from comparing it with the graph on up to three random inputs (`seeds`: at most so many), strip
     by strip until `enough()`.
 
-    See `verify`. The ordinary input comes last: it is the one that is compared whatever time is left, and whose
+    See `verify`. `cuts`: axis of each output (`strips_of`). The ordinary input comes last: it is the one that is compared whatever time is left, and whose
     compared fraction of elements the verdict gives.
 
     Raises VerificationError if the program writes to its inputs, which are not copied for it. Raises TooLargeError if
