@@ -20,7 +20,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:  # the code is what is tested, not how good the plans are
-        cell.source = BUDGET.sub(lambda m: f"budget={int(m[1]) / 4:g}", cell.source)
+        cell.source = BUDGET.sub(lambda m: f"budget={int(m[1]) / 16:g}", cell.source)
     nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()

@@ -145,11 +145,11 @@ def test_libraries_share_the_threads_of_the_first_one() -> None:
     assert shared is not None
     x = given()
     np.testing.assert_array_equal(summed(first.first_sums, x), summed(second.second_sums, x))
-    tasks = lambda: len(os.listdir("/proc/self/task"))
+    tasks = lambda: set(os.listdir("/proc/self/task"))
     before = tasks()
     third = library("third_sums")
     summed(third.third_sums, x)
-    assert tasks() == before
+    assert not tasks() - before  # threads of earlier tests may end meanwhile
 
 
 def test_a_process_ends_while_its_threads_look_for_work(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Fuzzing the readers of files: `python -m tests.fuzz.readers READER [--seconds S] [--seed N] [--guided]`.
 
-A reader must return, or raise a TensorGraphsError, within 10 s and 2 GiB for each file. All else is a finding: it is printed with its
+A reader must return, or raise a TensorGraphsError, within 10 s of CPU time and 2 GiB for each file. All else is a finding: it is printed with its
 traceback once for each place that raises it, and the file is kept under --keep. Every minute and at the end a line says how many files
 were read, what was covered (with --guided) and how many findings there are; the exit code is 1 if there were any.
 
@@ -34,7 +34,7 @@ from typing import Any
 
 from .hostile import LONGEST, corpus, hostile
 
-SECONDS, BYTES = 10.0, 2 << 30  # for one file
+SECONDS, WAIT_S, BYTES = 10.0, 60.0, 2 << 30  # of CPU time, on the clock of a busy machine, and of memory, for one file
 #: Modules whose coverage guides: those that read.
 COVERED = [
     f"tensor_graphs.{name}"
@@ -329,7 +329,7 @@ class Bench:
         from tensor_graphs.errors import TensorGraphsError
 
         self.count += 1
-        begin = time.monotonic()
+        begin = time.process_time()
         try:
             with _in_time():
                 self.reader.read(self.place, content)
@@ -339,7 +339,7 @@ class Bench:
             said = traceback.format_exc(limit=-6)
         else:
             said = ""
-        if not said and (took := time.monotonic() - begin) > SECONDS:
+        if not said and (took := time.process_time() - begin) > SECONDS:
             said = f"took {took:.0f} s"
         if said:
             self._note(content, said)
@@ -364,10 +364,10 @@ def _in_time() -> Iterator[None]:
         return
 
     def late(*_: Any) -> None:
-        raise TimeoutError(f"more than {SECONDS:g} s")
+        raise TimeoutError(f"more than {WAIT_S:g} s")
 
     old = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_S)
     try:
         yield
     finally:
