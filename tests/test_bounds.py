@@ -50,7 +50,7 @@ from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import trace_check as caller_reference
-from tensor_graphs.pipeline import trace_check_large
+from tensor_graphs.pipeline import trace_check_large, trace_randomness
 from tensor_graphs.pipeline.caller import Caller
 from tensor_graphs.pipeline.caller_timing import why_program_runs
 from tensor_graphs.pipeline.choose_form import why_not_replaceable
@@ -403,7 +403,7 @@ def test_a_slow_function_is_called_once_if_no_time_is_spared(monkeypatch: pytest
         return x * 2
 
     graph = as_graph(slow, (x,))
-    monkeypatch.setattr(caller_reference, "LEAST_S", 0.01)
+    monkeypatch.setattr(trace_randomness, "LEAST_S", 0.01)
     calls.clear()
     said = caller_reference.compare(slow, (x,), graph, spare=lambda: 0.0)
     assert calls == [np.ndarray]

@@ -5,11 +5,13 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.errors import TraceError
+from tensor_graphs.errors import ExportError, TraceError, UnsupportedError
 from tensor_graphs.pipeline import trace_check as caller_reference
+from tensor_graphs.pipeline import trace_check_large
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.pipeline.trace_agreement import Rounding
 
@@ -76,6 +78,77 @@ def test_random_numbers_that_rarely_matter_are_found(seed):
 
     for function in (seeded, lambda a: a * (1 if np.random.rand() > 2 else 2)):
         assert "3 inputs" in caller_reference.compare(function, (X,), as_graph(function, (X,)), seed=seed)
+
+
+OWN_TORCH = torch.Generator().manual_seed(3)
+
+
+class Noisy(torch.nn.Module):
+    """Draws from a generator of its own submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Identity()
+        self.inner.numbers = np.random.default_rng(7)
+
+    def forward(self, a):
+        return a if self.inner.numbers.integers(8) else -a
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_numbers_in_torch_functions_and_modules_are_found(seed):
+    """Few calls differ: of one in eight to one in fifty draws."""
+    numbers = np.random.default_rng(seed)
+    functions = {
+        "python": lambda a: a if random.randrange(10) else -a,
+        "numpy": lambda a: a if np.random.randint(8) else -a,
+        "closure": lambda a: a if numbers.integers(10) else -a,
+        "item": lambda a: a if torch.rand(1) < 0.98 else -a,
+        "own": lambda a: a if torch.rand(1, generator=OWN_TORCH).item() < 0.98 else -a,
+        "random_": lambda a: a * torch.empty(1).random_(0, 2),
+        "system": lambda a: a if random.SystemRandom().randrange(4) else -a,
+        "dropout": lambda a: torch.nn.functional.dropout(a, 0.01),
+        "normal_": lambda a: a + torch.empty_like(a).normal_(),
+        "randperm": lambda a: a[torch.randperm(3)],
+        "multinomial": lambda a: a[torch.multinomial(torch.ones(3), 2)],
+        "module": Noisy(),
+    }
+    x = torch.from_numpy(X)
+    torch.manual_seed(seed)
+    for name, function in functions.items():
+        with pytest.raises((TraceError, UnsupportedError, ExportError)):
+            caller_reference.compare(function, (x,), as_graph(function, (x,)), seed=seed)
+            pytest.fail(name)
+
+
+def test_torch_random_states_are_kept_and_draws_without_effect_allowed():
+    x = torch.from_numpy(X)
+
+    def unused(a):
+        return a * (1 if random.random() < 2 and torch.rand(3).numel() else 2)
+
+    graph, state = as_graph(unused, (x,)), (torch.get_rng_state(), random.getstate())
+    assert "itself" in caller_reference.compare(unused, (x,), graph)
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert random.getstate() == state[1]
+    assert "itself" in compared(torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.ReLU()).eval(), x)
+
+
+@pytest.mark.filterwarnings("ignore:you are shuffling")
+def test_random_numbers_in_large_functions_are_found(monkeypatch):
+    monkeypatch.setattr(trace_check_large, "LARGE_BYTES", 8)
+
+    def shuffled(a):
+        a = a.copy()
+        np.random.shuffle(a)
+        return a
+
+    with pytest.raises(TraceError):
+        compared(shuffled, X[:2].copy())
+    random.seed(0)
+    with pytest.raises(TraceError, match="called again"):
+        compared(lambda a: a * (1 if random.random() < 0.5 else 2), X)  # the first draws: 0.84, 0.76, 0.42, 0.26, 0.51
+    assert "on one input" in compared(lambda a: a * (1 if random.random() < 2 else 2), X)
 
 
 def test_functions_that_raise_for_their_examples():

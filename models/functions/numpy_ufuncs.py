@@ -7,6 +7,7 @@ and passed to the ufunc's builder.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from functools import reduce as fold
 from typing import Any
 
@@ -27,6 +28,13 @@ LONGEST = 64  # longest axis over which a ufunc without a reduction op is unroll
 
 
 # ---------------------------------------------------------------- builders over operands of a loop's dtypes
+def _masked_power(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Power of integers where the mask holds, 1 elsewhere; x ** y of floats."""
+    if dtypes.is_float(x.dtype):
+        return _power(x, y)
+    return t.pow(x, t.where(mask, y, 0))
+
+
 def _of_bools(of_bools: Build, other: Build) -> Build:
     """Return a builder that dispatches on bool operands: NumPy's sum of bools, for example, is `or`."""
     return lambda *xs: (of_bools if xs[0].dtype == "bool" else other)(*xs)
@@ -243,6 +251,8 @@ def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> An
     if where is not True and any(o is None for o in outs):
         raise TraceError(f"np.{ufunc.__name__} with where= and without out= leaves elements undefined", hint="np.where")
     kinds = [kind_of(v) for v in inputs]
+    if ufunc is np.power and where is not True:  # NumPy computes no power where the mask is false: none is negative
+        build = partial(_masked_power, operand(where, "bool"))
     found = _built(ufunc, build, inputs, kinds, outs, dtype, casting)
     results = [
         traced(node, scalar=True) if out is None else _written(node, out, where) for node, out in zip(found, outs)

@@ -314,6 +314,24 @@ def test_a_product_without_a_sum_is_a_view(equation):
 @pytest.mark.parametrize(
     "function",
     [
+        lambda a, b: np.power(a, b, where=b >= 0, out=np.zeros_like(a)),
+        lambda a, b: np.power(2, b, where=b[:1] > 0, out=a.copy()),
+        lambda a, b: np.power(a, -1, where=False, out=np.zeros_like(a)),
+        lambda a, b: np.power(a, -1.0, where=a > 1, out=a.astype("float64")),
+    ],
+)
+def test_negative_powers_that_where_leaves_out_are_not_computed(function):
+    agrees(function, np.array([[1, 2], [3, 4]]), np.array([[1, -2], [0, -3]]))
+
+
+def test_negative_powers_that_where_selects_are_refused():
+    with pytest.raises(TraceError, match="negative integer powers"):
+        tg.optimize(lambda a: np.power(a, -1, where=a > 1, out=a.copy()), (np.arange(4),), backend="numpy", budget=1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
         *(lambda a, q=q: np.quantile(a, q, axis=1) for q in (0, 1, 0.0, 1.0, 0.5, 0.75, [0, 1], [0.0, 0.3])),
         *(lambda a, q=q: np.percentile(a, q, axis=1) for q in (0, 100, 50)),
         lambda a: np.median(a, axis=1),

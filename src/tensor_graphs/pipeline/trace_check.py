@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -39,10 +38,9 @@ from .trace_check_large import (
     is_large,
     judge_function,
     lacking_memory,
-    random_state_kept,
-    random_states,
 )
 from .trace_check_torch import compare_torch
+from .trace_randomness import OptionalTime, call_again, random_state_kept
 
 DRAWN = 2  # number of random inputs; 1 for large graphs
 LARGE_FLOPS = 1e9  # flops of a graph above which one input is used
@@ -51,9 +49,7 @@ SAME = "compared with the function itself, on {} inputs"
 WIDER = (
     8.0  # seconds of a call and a run in float64 per second in the inputs' dtypes: for large weights, mostly new memory
 )
-LEAST_S = 0.25  # seconds that an optional part may take in any case
-MORE_CALLS = 16  # further calls on the same inputs of a function that draws random numbers: few may change its result
-AGAIN, WIDE = "a second call on the same inputs", "the comparison in float64"  # optional parts
+WIDE = "the comparison in float64"  # an optional part
 
 
 def compare(
@@ -65,7 +61,7 @@ def compare(
     "" for other sources.
 
     `examples`: the positional arguments of the trace. `sizes`: values of free dimensions. `spare`: seconds that each
-    optional part may take now; parts of up to LEAST_S run in any case. Raises TraceError (with output, worst index and
+    optional part may take now; parts of up to `trace_randomness.LEAST_S` run in any case. Raises TraceError (with output, worst index and
     hint) if the source returns other values, shapes or dtypes than the graph, raises for its examples, or is not
     deterministic.
     """
@@ -73,40 +69,21 @@ def compare(
     if isinstance(source, Graph | Tensor | str) or not callable(source):
         return ""
     if is_module(source) or any(type(e).__module__.partition(".")[0] == "torch" for e in given):
-        return compare_torch(source, given, kwargs or {}, graph, seed)
-    return _compare_function(source, given, bound(graph, sizes)[0], seed, _Time(spare))
-
-
-@dataclass
-class _Time:
-    """The time of a comparison's optional parts, and those that were left out for lack of it."""
-
-    spare: Callable[[], float]
-    omitted: list[str] = field(default_factory=list)
-
-    def suffices(self, part: str, seconds: float) -> bool:
-        """Whether a part that takes about so many seconds may run; else it is listed as left out."""
-        fits = seconds <= max(LEAST_S, self.spare())
-        if not fits and part not in self.omitted:
-            self.omitted.append(part)
-        return fits
-
-    @property
-    def said(self) -> str:
-        """Text about what was left out; "" for nothing."""
-        return f"; left out for lack of time: {', '.join(self.omitted)}" if self.omitted else ""
+        with random_state_kept():
+            return compare_torch(source, given, kwargs or {}, graph, seed, OptionalTime(spare))
+    return _compare_function(source, given, bound(graph, sizes)[0], seed, OptionalTime(spare))
 
 
 # ---------------------------------------------------------------- functions of arrays
 def _compare_function(
-    function: Callable[..., Any], examples: Sequence[Any], graph: Graph, seed: int, time: _Time
+    function: Callable[..., Any], examples: Sequence[Any], graph: Graph, seed: int, time: OptionalTime
 ) -> str:  # fmt: skip
     if is_large(graph):
 
         def call(values: Mapping[str, Array]) -> list[Array]:
             return _outputs(_called(function, examples, values, copied=False), graph, function)
 
-        return compare_large(title_of(function), call, graph, seed, partial(judge_function, function), "function")
+        return compare_large(function, call, graph, seed, partial(judge_function, function), "function")
     if missing := lacking_memory(graph):
         return f"compared with its graph only: {missing}"
     leaves, bounds = list(graph.inputs), index_bounds(graph)
@@ -144,20 +121,18 @@ def _compare_function(
 
 def _compare_on(
     function: Callable[..., Any], examples: Sequence[Any], graph: Graph, values: Mapping[str, Array], in_float64: bool,
-    time: _Time,
+    time: OptionalTime,
 ) -> None:  # fmt: skip
     """Raise TraceError if a function and its graph differ on the given inputs."""
     began = perf_counter()
     own = _called(function, examples, values)
     took = perf_counter() - began
     outputs = _outputs(own, graph, function)
-    states = random_states(function)
-    for call in range(MORE_CALLS + 1):
-        if not time.suffices(AGAIN, took):
-            break
+
+    def again() -> None:
         _refuse_others(function, graph, outputs, _outputs(_called(function, examples, values), graph, function))
-        if not call and random_states(function) == states:  # nothing was drawn, or with a seed of the function's own
-            break
+
+    call_again(function, again, took, time)
     exact: list[Array] | None = None
     began = perf_counter()
     with np.errstate(all="ignore"):

@@ -5,11 +5,9 @@ Memory for one set of inputs and outputs and one strip's float64 run suffices.
 
 from __future__ import annotations
 
-import inspect
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -22,9 +20,11 @@ from ..models.functions.numpy_array import OwnFunction
 from ..verification.comparison import relative_error
 from ..verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
 from ..verification.strips import LEAST, OutputStrips, StripPart, fingerprint, strips_of
-from .trace_agreement import Array, Rounding, near, refuse
+from .trace_agreement import Array, Rounding, near, refuse, title_of
+from .trace_randomness import random_state_kept, random_states
 
 HELD = 12  # sets of inputs and outputs that a comparison of whole outputs holds at most, float64 copies counted twice
+DRAWING_CALLS = 4  # further calls of a large function that draws random numbers, to see whether they matter
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
 #: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
@@ -46,39 +46,12 @@ def lacking_memory(graph: Graph) -> str:
     return memory_shortage(HELD * input_output_bytes(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True)))
 
 
-def random_states(function: Callable[..., Any]) -> list[Any]:
-    """States of the random generators that a function may draw from: the global ones of Python and NumPy, and those of
-    its closure and its module that it names."""
-    found: list[Any] = [random.getstate(), repr([np.asarray(v).tobytes() for v in np.random.get_state()])]
-    try:
-        names = inspect.getclosurevars(function)
-    except (TypeError, ValueError):  # a callable object, or a builtin function
-        return found
-    for value in (*names.nonlocals.values(), *names.globals.values()):
-        if isinstance(value, np.random.Generator):
-            found.append(repr(value.bit_generator.state))
-        elif isinstance(value, random.Random):
-            found.append(value.getstate())
-    return found
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Context manager that restores the global random generators of Python and NumPy at its end."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
 def compare_large(
-    title: str, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
+    function: Any, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Some strips of each output are compared. `call` maps inputs by name to the function's outputs; `judge` raises
+    Some strips of each output are compared; a function that draws random numbers is called again. `call` maps inputs by name to the function's outputs; `judge` raises
     TraceError for a strip that differs. `kind` ("function" or "module") and `title` (its name) are for texts. Raises
     TraceError also for an output of another shape or dtype.
     """
@@ -92,10 +65,12 @@ def compare_large(
     if problem := memory_shortage(needed):
         return f"compared with its graph only: a call of the {kind} is left out, {problem}"
     values = drawing.inputs(graph, rng)
-    before = fingerprint(values)
+    before, states, title = fingerprint(values), random_states(function), title_of(function)
+    drew = False
     try:
         with random_state_kept():
             found = call(values)
+            drew = random_states(function) != states
     except OwnFunction as called:
         return f"compared with its graph only: the function calls tg.{called}, which has no meaning for arrays"
     except CallFails as error:
@@ -112,7 +87,19 @@ def compare_large(
             judge(name, place.root, part, part.of(own))
             done += part.stop - part.start
         compared = min(compared, done / place.axes.size)
+    if drew:
+        first = _checksums(found)
+        del found, own
+        with random_state_kept():
+            for _ in range(1 + DRAWING_CALLS):  # the first draws the same numbers again
+                if _checksums(call(values)) != first:
+                    raise TraceError(f"the {kind} does not return the same when it is called again with the same arguments",
+                                     where=title, hint="random numbers cannot be traced: pass them as arguments")  # fmt: skip
     return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output"
+
+
+def _checksums(arrays: Sequence[Array]) -> list[int]:
+    return [crc32(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data) for a in arrays]
 
 
 def _check_type(title: str, name: str, root: Tensor, own: Array, kind: str) -> None:
