@@ -66,8 +66,19 @@ def rope_of(theta: float, size: int, scaling: Config, positions: int) -> Rope:
 
     `positions` is the longest sequence of the model. The type `dynamic` rescales only sequences longer than that. Such
     sequences are refused here, so `dynamic` equals the default. `size`: rotated elements of a head. Raises
-    UnsupportedError for other types.
+    UnsupportedError for other types, BadModelError for values that give no finite frequencies.
     """
+    try:
+        with np.errstate(all="ignore"):
+            found = _scaled(theta, size, scaling, positions)
+    except (ArithmeticError, ValueError) as error:  # a division by zero, a logarithm of no positive number
+        raise BadModelError(f"no rotary frequencies: {error}", where=scaling.where) from None
+    if not all(np.isfinite(f).all() for f in (found.frequencies, found.long) if f is not None):
+        raise BadModelError("the rotary frequencies are not finite", where=scaling.where)
+    return found
+
+
+def _scaled(theta: float, size: int, scaling: Config, positions: int) -> Rope:
     base = np.float32(theta) ** (np.arange(0, size, 2).astype(np.float32) / np.float32(size))
     found = (np.float32(1.0) / base).astype(np.float32)
     kind = scaling.text("rope_type", scaling.text("type", "default"))

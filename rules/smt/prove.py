@@ -126,6 +126,8 @@ class _World(Contractions):
             if value is False:
                 return None
             if value is not True:
+                if not z.is_bool(value):
+                    raise OutOfScope("a condition that is no boolean")
                 guards.append(value)
         shown = SizeFacts()
         try:

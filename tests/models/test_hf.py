@@ -311,6 +311,11 @@ CONFIGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, UnsupportedError, "spiral"),
     ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, BadModelError, "short_factor"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, BadModelError, "not positive"),
+    ({"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 0}}, BadModelError, "no rotary frequencies"),
+    ({"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 0}}, BadModelError, "no rotary frequencies"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": -1}}, BadModelError, "no rotary frequencies"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, BadModelError, "not finite"),
+    ({"rope_theta": 0}, BadModelError, "not finite"),
     (
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 3}},
         UnsupportedError,

@@ -567,3 +567,11 @@ def test_a_changed_rule_is_checked_again() -> None:
 def test_deeply_nested_rules_are_refused_by_name(line: str, deep: str) -> None:
     with pytest.raises(RuleError, match="line 1"):
         read(line.format(deep))
+
+
+@needs_z3
+@pytest.mark.parametrize("condition", ["x", "1", "'a'"])
+def test_conditions_that_are_no_booleans_are_not_proved(condition: str) -> None:
+    (rule,) = read(f"add(x, y) => add(y, x) if {condition}")
+    found = verdict(rule, samples=2)
+    assert found.status == "tested" and "no boolean" in str(found)
