@@ -11,7 +11,7 @@ import tensor_graphs as tg
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import ExportError, TraceError, UnsupportedError
 from tensor_graphs.pipeline import trace_check as caller_reference
-from tensor_graphs.pipeline import trace_check_large
+from tensor_graphs.pipeline import trace_check_large, trace_randomness
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.pipeline.trace_agreement import Rounding
 
@@ -148,7 +148,11 @@ def test_random_numbers_in_large_functions_are_found(monkeypatch):
     random.seed(0)
     with pytest.raises(TraceError, match="called again"):
         compared(lambda a: a * (1 if random.random() < 0.5 else 2), X)  # the first draws: 0.84, 0.76, 0.42, 0.26, 0.51
-    assert "on one input" in compared(lambda a: a * (1 if random.random() < 2 else 2), X)
+    harmless = lambda a: a * (1 if random.random() < 2 else 2)
+    assert "on one input" in (said := compared(harmless, X)) and "left out" not in said
+    monkeypatch.setattr(trace_randomness, "LEAST_S", 0)
+    said = caller_reference.compare(harmless, (X,), as_graph(harmless, (X,)), spare=lambda: 0.0)
+    assert "left out for lack of time: more calls" in said
 
 
 def test_functions_that_raise_for_their_examples():

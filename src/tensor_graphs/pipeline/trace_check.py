@@ -83,7 +83,7 @@ def _compare_function(
         def call(values: Mapping[str, Array]) -> list[Array]:
             return _outputs(_called(function, examples, values, copied=False), graph, function)
 
-        return compare_large(function, call, graph, seed, partial(judge_function, function), "function")
+        return compare_large(function, call, graph, seed, partial(judge_function, function), "function", time)
     if missing := lacking_memory(graph):
         return f"compared with its graph only: {missing}"
     leaves, bounds = list(graph.inputs), index_bounds(graph)

@@ -6,6 +6,7 @@ Memory for one set of inputs and outputs and one strip's float64 run suffices.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 from zlib import crc32
 
@@ -21,7 +22,7 @@ from ..verification.comparison import relative_error
 from ..verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
 from ..verification.strips import LEAST, OutputStrips, StripPart, fingerprint, strips_of
 from .trace_agreement import Array, Rounding, near, refuse, title_of
-from .trace_randomness import random_state_kept, random_states
+from .trace_randomness import MORE, OptionalTime, random_state_kept, random_states
 
 HELD = 12  # sets of inputs and outputs that a comparison of whole outputs holds at most, float64 copies counted twice
 DRAWING_CALLS = 4  # further calls of a large function that draws random numbers, to see whether they matter
@@ -48,12 +49,14 @@ def lacking_memory(graph: Graph) -> str:
 
 def compare_large(
     function: Any, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
+    time: OptionalTime,
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Some strips of each output are compared; a function that draws random numbers is called again. `call` maps inputs by name to the function's outputs; `judge` raises
-    TraceError for a strip that differs. `kind` ("function" or "module") and `title` (its name) are for texts. Raises
-    TraceError also for an output of another shape or dtype.
+    Some strips of each output are compared; a function that draws random numbers is called again. `call` maps inputs by
+    name to the function's outputs; `judge` raises TraceError for a strip that differs. `kind`: "function" or
+    "module", for texts. Raises TraceError also for an output of another shape or dtype, and for other results of a
+    further call.
     """
     cuts = strips_of(graph)
     if cuts is None:
@@ -69,7 +72,9 @@ def compare_large(
     drew = False
     try:
         with random_state_kept():
+            began = perf_counter()
             found = call(values)
+            took = perf_counter() - began
             drew = random_states(function) != states
     except OwnFunction as called:
         return f"compared with its graph only: the function calls tg.{called}, which has no meaning for arrays"
@@ -92,10 +97,12 @@ def compare_large(
         del found, own
         with random_state_kept():
             for _ in range(1 + DRAWING_CALLS):  # the first draws the same numbers again
+                if not time.suffices(MORE, took):
+                    break
                 if _checksums(call(values)) != first:
                     raise TraceError(f"the {kind} does not return the same when it is called again with the same arguments",
                                      where=title, hint="random numbers cannot be traced: pass them as arguments")  # fmt: skip
-    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output"
+    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output{time.said}"
 
 
 def _checksums(arrays: Sequence[Array]) -> list[int]:

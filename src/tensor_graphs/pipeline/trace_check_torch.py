@@ -20,7 +20,7 @@ from ..extract.model.work import graph_flops
 from .arguments import torch_leaves
 from .trace_agreement import Array, Rounding, near, refuse, title_of
 from .trace_check_large import CallFails, compare_large, is_large, judge_torch, lacking_memory, near_torch
-from .trace_randomness import OptionalTime, call_again, extreme_draws, random_state_kept
+from .trace_randomness import MORE, OptionalTime, call_again, extreme_draws, random_state_kept
 
 MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which a module is not run
 
@@ -61,7 +61,7 @@ def compare_torch(
                 raise CallFails("nothing, and its results are not the graph's outputs")
             return found
 
-        return compare_large(module, call, graph, seed, partial(judge_torch, module), "module")
+        return compare_large(module, call, graph, seed, partial(judge_torch, module), "module", time)
     if missing := lacking_memory(graph):
         return f"compared with its graph only: {missing}"
     try:
@@ -81,6 +81,8 @@ def compare_torch(
 
     if call_again(module, again, took, time):
         for largest in (True, False):
+            if not time.suffices(MORE, took):
+                break
             try:
                 with random_state_kept(), extreme_draws(largest):
                     again()
