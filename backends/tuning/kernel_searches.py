@@ -66,10 +66,12 @@ class KernelSearches:
         return search.more(useful, look=kernel.look)
 
     def best(self, kernel: Measured, worth: Cutoff | None) -> list[int]:
-        """Indices of trials to measure in full: the fastest ones.
+        """Indices of the trials to measure in full: the fastest ones.
 
-        Empty if they are far above the kernel's cutoff (`worth`, as for `wanted`), and after a first look that did not
-        try all guesses, because the samples of its trials suffice.
+        Empty in three cases: no trial succeeded; even the fastest is far above the kernel's cutoff; or the kernel had a
+        first look only and has schedules left to try, so that the samples of its trials suffice.
+
+        `worth`: function from a candidate to its cost cutoff in µs, None for no cutoffs.
         """
         alive = {i: t for i, t in enumerate(kernel.trials) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)

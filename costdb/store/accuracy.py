@@ -91,7 +91,10 @@ class Accuracy(StoreReport):
         )
 
     def lines(self) -> list[tuple[str, str]]:
-        """(title, text) of one line; if calls are held out, also of each family with at least 1 % of the rows."""
+        """The accuracy as printed lines (title, text): one line for all rows.
+
+        Where `held_out` is "calls", also one for each kernel family with at least 1 % of the rows.
+        """
         text = (
             f"{self.rows} rows of {self.calls} calls: MAPE {self.mape:.1%}, median {self.median:.1%}, {self.interval:.0%} in "
             f"the interval, τ {self.tau:.2f}, {self.tau_schedules:.2f} within calls, top-{TOP} regret {self.regret:.1%}"
@@ -112,7 +115,9 @@ class AccuracyReport(StoreReport):
     shipped: tuple[Accuracy, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
-        """The root and its entries, then those of the shipped rows."""
+        """The report as printed lines (title, text): the store's folder, the accuracies of its own rows, then those of
+        the rows shipped with the package.
+        """
         own, shipped = ([line for one in part for line in one.lines()] for part in (self.found, self.shipped))
         return [("root", self.root), *own, *([("rows shipped with the package", "")] if shipped else []), *shipped]
 

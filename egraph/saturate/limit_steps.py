@@ -29,8 +29,9 @@ def step_of(limits: Limits) -> int:
 
 
 def narrowed(limits: Limits, effort: int) -> list[Narrow]:
-    """Filters that reduce the default saturation to limits below the first step, tightest first; empty if it is kept
-    whole.
+    """Filters of the result of the default saturation, for limits tighter than its own (`STEPS[0]`), tightest first.
+
+    Empty if the limits are not tighter: the whole result is kept.
 
     `effort`: the filters' beam is multiplied by 2**effort, and their slack grows by 2*effort.
     """

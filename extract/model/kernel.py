@@ -191,7 +191,10 @@ class Template(Protocol):
         ...
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """The expression that prepares one weight operand at load."""
+        """Source of an expression, run once at load, that brings a weight into the form in which the kernel reads it.
+
+        `operand`: name of the kernel's operand. `weight`: source text of the weight as given.
+        """
         ...
 
     def writes_out(self, call: Call) -> bool:

@@ -116,7 +116,8 @@ class MeasurementState:
     ) -> None:  # fmt: skip
         """Measure the candidates `wanted` until the deadline; with `first_look`, in a few schedules only.
 
-        `cutoff`: above its µs a candidate is not measured further. `later`: what may be asked for next. With `leave`, the slowest measurements, of this and of earlier calls, stay in flight while there is other work.
+        `cutoff`: above its µs a candidate is not measured further. `later`: what may be asked for next. With
+        `leave`, the slowest measurements, of this and of earlier calls, stay in flight while there is other work.
         """
         assert self.measurer is not None
         for candidate, _ in self.in_flight.values():

@@ -63,7 +63,8 @@ BEAM_DOMINANCE_FACTOR = 10
 
 MAX_OVERTIME_RATIO = 1.5
 MIN_CLASSES_TO_EXTRAPOLATE = 40
-"""A beam gives up if, after MIN_CLASSES_TO_EXTRAPOLATE classes, its extrapolated time exceeds MAX_OVERTIME_RATIO times the remaining time."""
+"""A beam gives up if, after MIN_CLASSES_TO_EXTRAPOLATE classes, its extrapolated time exceeds MAX_OVERTIME_RATIO times
+the remaining time."""
 
 PROOF_SHARE = 0.75
 """Share of the time after which the search becomes a beam."""

@@ -46,9 +46,9 @@ class TokenAccess(Protocol):
         """The rows of a table [positions, n] at the tokens' positions, [.., T, n]."""
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, with further axes that broadcast to the heads that `split` returns.
+        """The table `x` [.., T, n] (from `by_position`) with axes of size 1 so that it broadcasts with attention heads.
 
-        `grouped`: the heads have an axis for the query heads of a group.
+        The heads are as `split` returns them. `grouped`: they have an axis for the query heads of a group.
         """
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:

@@ -25,7 +25,10 @@ assert onnx_pool and onnx_reduce and onnx_resize and onnx_rnn and onnx_sample an
 
 
 def register_elementwise(op: Op) -> None:
-    """Register the ONNX operators that an elementwise op without attributes names, unless a module builds them."""
+    """Register builders of the ONNX operators in `op.onnx` that have none yet, if `op` is elementwise without attributes.
+
+    Does nothing for other ops.
+    """
     if op.law in ("pointwise", "compare") and not op.attrs:
         simple({name: elementwise(op.name) for name in op.onnx if name not in OPERATORS}, op.arity)
 

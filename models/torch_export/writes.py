@@ -47,7 +47,11 @@ def functional(target: Any) -> str:
 
 
 def aliases(op: Any) -> bool:
-    """Return whether results of an operator may alias its arguments, by its schema or although that does not say so."""
+    """Return whether results of an operator may alias its arguments.
+
+    True if its schema says so, and for operators such as `reshape`, whose schemas do not mention that they may return
+    views.
+    """
     return any(a.alias_info is not None for a in (*op._schema.arguments, *op._schema.returns)) or (
         op._schema.name.removeprefix("aten::") in _QUIET
     )

@@ -210,7 +210,8 @@ def about_cost(guard: Attr) -> bool:
 def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> Verdict:
     """Verdict on one instance of a one-way rule, whose guards are not checked.
 
-    `style`: index into `trial.STYLES` of the first of the two kinds of values that are compared.
+    Both sides are compared on two sets of random inputs. `style`: index into `trial.STYLES` of the way in which the
+    first is drawn; the second is drawn in the next way, cyclically.
     """
     counts, refuted = _judge(rule, iter((instance,)), seed, style)
     if refuted is not None:

@@ -88,9 +88,10 @@ class Sums(SumEquality):
         return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
 
     def there(self, value: Extreme, facts: SizeFacts) -> Extreme:
-        """The set, marked as nonempty; adds to `facts` that the value is undefined where its ranges are empty.
+        """The maximum or minimum `value`, marked as over a nonempty set.
 
-        Raises OutOfScope if emptiness depends on more than sizes.
+        Adds to `facts.undefined` the condition that all its index ranges are empty. Raises OutOfScope if emptiness
+        depends on more than sizes.
         """
         z = self.z
         if value.some:

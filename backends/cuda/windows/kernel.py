@@ -103,7 +103,8 @@ class Unrolled:
     def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[OutputStore], list[list[Expr]]]:
         """Stores of all results of a thread, and the partial reductions of all results, interleaved element by element.
 
-        `tiles`: output axis -> (axis over its tiles, size of a tile). The interleaving puts all uses of an image row next to its load, so that few registers hold image elements.
+        `tiles`: output axis -> (axis over its tiles, size of a tile). The interleaving puts all uses of an image row
+        next to its load, so that few registers hold image elements.
         """
         b, stores = self.builder, self.kernel.stores
         roots = [e for s in stores for e in s.exprs]

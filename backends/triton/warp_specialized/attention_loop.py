@@ -65,7 +65,10 @@ class AttentionLoops(TileLoops):
         return f"{name} = tl.full({[GROUP]}, {fill}, {TRITON[dtype]}, layout=tl.SliceLayout(1, S))"
 
     def loop(self, wanted: Expr) -> None:
-        """Emit the loop that computes a maximum, sums relative to the maximum and a product with the values."""
+        """Emit the loop over keys that computes the reduction `wanted` and those that share its loop.
+
+        Together they are attention: a maximum, sums relative to the maximum and a product with the values.
+        """
         parts, outer = parts_of(self.frame, self.together(wanted)), self.frame.scope
         keys, values, narrow = self._sides(parts)
         masks = self._bounds(parts.ready, parts.top)

@@ -127,7 +127,10 @@ class Symbolic:
         return made.generic
 
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
-        """The hypergraph `found` of a lifted view, with the candidates that hold at all sizes, at the searched sizes."""
+        """The hypergraph `found` of a lifted view, reduced to the candidates whose kernels hold at all sizes.
+
+        Their calls are converted from the generic sizes to the searched sizes.
+        """
         with gc_paused():
             lifted = [(c, self._lifted_call(c.template, c.call)) for c in found.candidates]
             kept = [replace(c, template=m.template, call=m.call) for c, m in lifted if m is not None]

@@ -42,9 +42,10 @@ def _clock(on_gpu: bool) -> Callable[[Run], float]:
 def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> tuple[bool, float, float]:
     """Whether the compiled call is faster by more than noise, with the median µs of the eager and of the compiled call.
 
-    Returns (faster, eager µs, compiled µs). It must win in median and minimum, and in most pairs of calls where there
-    are at least FEW. `first` runs untimed before each call. `on_gpu`: calls are timed singly, and QUEUED at a time without waiting between them, as in a model
-    whose host runs ahead of the device: the compiled call must be faster singly, and not slower when queued.
+    Returns (faster, eager µs, compiled µs). The compiled call must win in median and minimum, and in most pairs of
+    calls where there are at least FEW. `first` runs untimed before each call. `on_gpu`: calls are timed singly, and
+    QUEUED at a time without waiting between them, as in a model whose host runs ahead of the device: the compiled call
+    must be faster singly, and not slower when queued.
     """
     samples = timed({"eager": eager, "program": compiled}, on_gpu, first)
     program_us, eager_us = samples["program"], samples["eager"]
