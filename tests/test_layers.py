@@ -39,6 +39,7 @@ UPPER = (
 BASE = {
     "errors",
     "settings",
+    "cache_folder",
     "progress",
     "processes",
     "plain",

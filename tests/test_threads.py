@@ -26,7 +26,7 @@ import torch
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs import settings
+from tensor_graphs import cache_folder, settings
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
 from tensor_graphs.backends.generate.generator import Lowerings
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
@@ -298,21 +298,21 @@ def test_locks_are_free_in_a_forked_child(tmp_path: Path) -> None:
     """Those of a store and of traces, whichever thread of the parent holds them."""
     graph = CompiledGraph(torch.fx.symbolic_trace(torch.nn.ReLU()), CompileOptions())
     locks = [Store(tmp_path)._lock, aten_recurrent._LOCK, CompilePool(1, 90)._lock, graph._lock]
-    free = lambda: all(lock.acquire(timeout=20) for lock in [*locks, settings._making])
-    assert in_child_while_held([*locks, settings._making], free)
+    free = lambda: all(lock.acquire(timeout=20) for lock in [*locks, cache_folder._making])
+    assert in_child_while_held([*locks, cache_folder._making], free)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_has_a_temporary_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the parent goes with the parent."""
-    monkeypatch.setattr(settings, "_temporary", [])
-    folder = settings._temporary_folder()
+    monkeypatch.setattr(cache_folder, "_temporary", [])
+    folder = cache_folder._temporary_folder()
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(folder))
 
     def right() -> bool:
         shutil.rmtree(folder)  # as at the end of the parent
-        own = settings._temporary_folder()
+        own = cache_folder._temporary_folder()
         is_new = own != folder and own.is_dir() and "TENSOR_GRAPHS_HOME" not in os.environ
         shutil.rmtree(own)
         return is_new

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import private, settings
+from ... import cache_folder, private
 from ..keys.device import cores
 from . import cache_snapshot, shards
 from .schema import COLUMNS, FORMAT, checked
@@ -67,7 +67,7 @@ def private_folder(root: Path) -> Path:
     if not why:
         return folder
     if private.unsafe_folder(root):
-        own = settings.home() / "stores" / blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
+        own = cache_folder.home() / "stores" / blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
         if not private.private_folder(own):
             return own
     raise CacheUnusable(f"the cache folder cannot be used: {why}")

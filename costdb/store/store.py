@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from ... import settings
+from ... import cache_folder, settings
 from ...errors import CostStoreError, warned
 from ...processes.forks import Lock
 from ...writing import named_path, write_bytes
@@ -33,7 +33,7 @@ KeyOrDigest: TypeAlias = KernelKey | str
 def default_root() -> Path:
     """Folder of the default store: the setting `costdb`, otherwise a folder in the cache folder."""
     configured = settings.current().costdb
-    return Path(configured) if configured else settings.home() / "costdb"
+    return Path(configured) if configured else cache_folder.home() / "costdb"
 
 
 class Store:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import settings
+from .. import cache_folder, settings
 from ..backends.program.program import Program
 from ..backends.tuning.keys import key_of
 from ..backends.verification.inputs import index_bounds
@@ -86,7 +86,7 @@ def times_file(graph: Graph, backend: str) -> Path:
     digest = blake2b(backend.encode(), digest_size=12)
     for root in graph.roots:
         digest.update(structural_digest(root))
-    return settings.private("sweeps") / f"{digest.hexdigest()}.json"
+    return cache_folder.private("sweeps") / f"{digest.hexdigest()}.json"
 
 
 def profile(
