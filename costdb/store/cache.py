@@ -20,6 +20,7 @@ from ..keys.device import cores
 from . import cache_snapshot, shards
 from .schema import COLUMNS, FORMAT, checked
 from .snapshot import LOADED, Snapshot
+from .valid_rows import readable_tables
 
 if TYPE_CHECKING:
     import duckdb
@@ -150,12 +151,8 @@ def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int
     """All timings of some keys, read from the shards: (digest, regime, run, time in µs since 1970, samples in µs)."""
     wanted = set(digests)
     found = set()
-    for shard in shards.find(root):
-        try:
-            table, _ = checked(shards.read(shard.path))
-        except (shards.BadShard, OSError):
-            continue
-        names = ("digest", "regime", "run", "time_us", "samples", "kind")
+    names = ("digest", "regime", "run", "time_us", "samples", "kind")
+    for table in readable_tables(root):
         for *row, values, kind in zip(*(table.column(name).to_pylist() for name in names)):
             if kind == "timing" and row[0] in wanted:
                 found.add((*row, tuple(values)))

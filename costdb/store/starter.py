@@ -30,6 +30,7 @@ from . import shards
 from .accuracy import Accuracy, of_device
 from .schema import COLUMNS, SHIPPED, arrow_schema, checked, rows_with, to_table
 from .snapshot import LOADED, UNSCHEDULED, Snapshot
+from .valid_rows import exported_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +117,7 @@ def export_starter(root: Path, folder: Path, max_bytes: int = MAX_BYTES) -> list
     cannot be written.
     """
     by_device: dict[str, list[Record]] = {}
-    for record in _records(root):
+    for record in (row for table in exported_tables(root) for row in table.to_pylist()):
         if kind_of_device(record["device"]) in KINDS:
             by_device.setdefault(record["device"], []).append(record)
     if not by_device:
@@ -173,16 +174,6 @@ def shipped_accuracy() -> list[Accuracy]:
         except (Malformed, OSError, ValueError, TypeError, LookupError) as error:
             raise CostStoreError(f"the accuracy of starter rows cannot be read: {error}", where=str(path)) from None
     return found
-
-
-def _records(root: Path) -> Iterator[Record]:
-    for shard in shards.find(root):
-        try:
-            yield from checked(shards.read(shard.path))[0].to_pylist()
-        except (shards.BadShard, OSError) as error:
-            raise CostStoreError(
-                f"a shard cannot be exported: {error}", where=str(shard.path), hint="`tensor-graphs db check`"
-            ) from error
 
 
 def _merged(rows: Iterable[Record], regime: str) -> Iterator[Record]:
