@@ -33,7 +33,7 @@ from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, places
 from .emitter import Emitter, Launch, Lowered, can_split
 from .schedule import Move, Numbers, Schedule
-from .weight_layouts import channels_last, laid_out, prepared, turned
+from .weight_layouts import channels_last, laid_out, prepared, transposed_matrix
 
 COUNTING = f'''_counters = {{}}
 
@@ -446,7 +446,8 @@ def template_of(
         f"{emitter.name}.{family}{suffix}", emitter.name, spelled((first, *others)), first, emitter, tuple(others),
         precision, last,
         family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of([first, *others]),
-        setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])), prep={name: (turned if emitter.arrays else prepared)(name) for name in transposed},
+        setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])),
+        prep={name: (transposed_matrix if emitter.arrays else prepared)(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip
 
