@@ -20,6 +20,7 @@ from ..writing import replacing_raw
 
 SUFFIX = ".kernels"
 LARGEST = 1 << 28  # maximum bytes of a file
+RESERVED = 1 << 20  # bytes of a file kept for names and facts, beside the kernels
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,7 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
     found = None if program.manifest.sizes or not device(program.manifest.device).on_gpu else program.binaries
     if found is None:
         return ""
-    if (size := sum(map(len, found.files.values())) * 4 // 3) > LARGEST - (
-        1 << 20
-    ):  # in base64, beside names and facts
+    if (size := sum(map(len, found.files.values())) * 4 // 3) > LARGEST - RESERVED:  # in base64
         return f"they take {size:,} bytes, more than the {LARGEST:,} that are read"
     texts = {name: base64.b64encode(text).decode() for name, text in found.texts().items()}
     content = json.dumps({"source": source, "files": texts}, separators=(",", ":")).encode()
