@@ -1,4 +1,5 @@
-"""Generation: tokens against the graph over whole sequences, batches, drawing, stops, streams, text, errors, the command."""
+"""Generation: tokens against the graph over whole sequences, batches, drawing, stops, streams, text, errors, the
+command."""
 
 from __future__ import annotations
 

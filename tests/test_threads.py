@@ -110,7 +110,8 @@ def lowered(seed: int, limit: float, pool: LowerPool) -> list[Any]:
 def test_kernels_lowered_in_threads_are_those_of_each_call_s_graph_and_tolerance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More than a hundred regions each, read by processes beside: nothing of another graph, nothing in another precision."""
+    """More than a hundred regions each, read by processes beside: nothing of another graph, nothing in another
+    precision."""
     monkeypatch.setattr(lower_pool, "WORTH", 20)
     given = [(0, 0.0), (1, 1e-2), (2, 1e-6), (0, 1e-2)]
     alone = [lowered(*one, LowerPool(0)) for one in given]
@@ -250,7 +251,8 @@ def test_the_settings_of_a_call_hold_in_its_threads() -> None:
 
 
 def in_child_while_held(contexts: Sequence[AbstractContextManager[Any]], right: Callable[[], bool]) -> bool:
-    """Result of `right()` in a forked child, while another thread of the parent is inside contexts; False if the child hangs."""
+    """Result of `right()` in a forked child, while another thread of the parent is inside contexts; False if the child
+    hangs."""
     held, done = threading.Event(), threading.Event()
 
     def holds() -> None:

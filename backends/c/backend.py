@@ -77,7 +77,8 @@ def _writes_alone(template: GeneratedKernel, kernel: Kernel) -> bool:
 
 
 def _read_across(found: Lowered, call: Call, weights: Iterable[str]) -> tuple[str, ...]:
-    """Weight matrices that a product of at most ROWS rows reads with a stride along the summed axis, and that can be transposed.
+    """Weight matrices that a product of at most ROWS rows reads with a stride along the summed axis, and that can be
+    transposed.
 
     Transposed at load, the elements of a sum are contiguous and read at full bandwidth. Matrices whose rows would be
     padded then are left out.
@@ -126,7 +127,8 @@ class C(KernelGenerator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel of terms over inputs (`Target.template`). Imports Torch, whose threads share the loops."""
+        """The generated kernel of terms over inputs (`Target.template`). Imports Torch, whose threads share the
+        loops."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)

@@ -293,10 +293,11 @@ def _partial_shape(kernel: Kernel, shape: Shape) -> Shape:
 
 
 def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
-    """Description of a skinny GEMM for tensor cores, if its operands are 16-bit or bytes, and contiguous along K; else None.
+    """Description of a skinny GEMM for tensor cores, if its operands are 16-bit or bytes, and contiguous along K; else
+    None.
 
-    One row is a skinny GEMM if a weight is computed from bytes: conversions then take more time than loads. A load with one value for
-    8 elements is a scale."""
+    One row is a skinny GEMM if a weight is computed from bytes: conversions then take more time than loads. A load with
+    one value for 8 elements is a scale."""
     axes = [e.axis for e in shape.dots if e.axis in shape.outer]
     packed = any(e.op == "load" and dtypes.itemsize(e.value[3]) == 1 for e in kernel.exprs)
     if not axes or shape.m > FEW or (shape.m <= 1 and not packed):

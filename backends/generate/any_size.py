@@ -141,8 +141,8 @@ class SizedKernel(KernelBase):
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's sizes are
-        symbolic.
+        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's
+        sizes are symbolic.
         """
         total: Dim = 0
         for form in self.all_forms(call):
@@ -324,7 +324,8 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Element count of each operand in free sizes; 32-bit addresses suffice where all counts are at most `LARGEST`."""
+        """Element count of each operand in free sizes; 32-bit addresses suffice where all counts are at most
+        `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(

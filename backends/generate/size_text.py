@@ -1,4 +1,5 @@
-"""Emitted text with sizes as parameters: the common form of texts that one schedule emits at several choices of sizes."""
+"""Emitted text with sizes as parameters: the common form of texts that one schedule emits at several choices of
+sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel IR.
+"""Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel
+IR.
 
 A fusion group's term becomes a `GeneratedKernel` template, whose code, scratch memory, schedules and source follow from
 the term and the operands' layouts. An `Emitter` tiles the kernel and writes its source; this module, which all emitters
@@ -204,7 +205,8 @@ class GeneratedKernel(KernelBase):
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (`Template.writes_out`). Cached: repeated layers make equal calls."""
+        """Whether the code writes into a given buffer (`Template.writes_out`). Cached: repeated layers make equal
+        calls."""
         key = _scheduled_key(call)
         if key not in self._writes:
             self._writes[key] = mentions_out(self.write, self.operands, call)

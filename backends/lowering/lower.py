@@ -95,7 +95,8 @@ def _with_operands(
     roots: Sequence[Tensor], factors: Sequence[Tensor], names: Mapping[Tensor, str], operands: Mapping[Tensor, str],
     buffers: Mapping[str, Buffer],
 ) -> Kernel:  # fmt: skip
-    """The kernel of one product's result that also stores left operands (`factors`) of the product, along its reduction axis."""
+    """The kernel of one product's result that also stores left operands (`factors`) of the product, along its reduction
+    axis."""
     if len(roots) > 1 or roots[0].op == "scatter_elements":
         raise Unfusable("an operand of a product beside several results")
     (root,) = roots

@@ -39,7 +39,8 @@ class Failed(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class FailedReport(StoreReport):
-    """Failures of a store by kind, the most frequent first. `keys`: number of failed keys; `of`: number of tried keys."""
+    """Failures of a store by kind, the most frequent first. `keys`: number of failed keys; `of`: number of tried
+    keys."""
 
     root: str
     keys: int

@@ -4,8 +4,8 @@ One Parquet file a device, in the schema of the shards, with one row of each kin
 (quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of
 this machine take precedence (`Snapshot`), and a price that rests on shipped rows alone has a wide interval, so that a
 search measures the kernel again before a plan depends on it. For a device without a file, the files of other devices of
-its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows and its
-held-out accuracy (accuracy.py) lie beside them.
+its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows and
+its held-out accuracy (accuracy.py) lie beside them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def kind_of_device(device: str) -> str:
 
 
 def folder_in_use() -> Path | None:
-    """The folder of starter rows that the setting `starter` names; None for "none". CostStoreError if it is no folder."""
+    """The folder of starter rows that the setting `starter` names; None for "none". CostStoreError if it is no
+    folder."""
     named = settings.current().starter
     if named == NONE:
         return None

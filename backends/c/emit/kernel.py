@@ -14,8 +14,8 @@ accumulators. Expensive values of a row that several loops need are kept in a ro
 reassociated, in vector lanes (`omp simd reduction`). Products and sums round separately (no FMA contraction by the
 compiler); NaN, infinities and signed zeros behave as in NumPy.
 
-emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function. Attention of
-few rows has loops of its own (emit/attention.py).
+emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function. Attention
+of few rows has loops of its own (emit/attention.py).
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class LaneWriter:
         return self.known[e]
 
     def operand(self, e: Expr) -> str:
-        """Text of an operand of a vector operation: a vector's variable, or the text of a scalar where C permits one."""
+        """Text of an operand of a vector operation: a vector's variable, or the text of a scalar where C permits
+        one."""
         return self.value(e) if self.lane in e.axes else self.scalar(e)
 
     def vector(self, e: Expr) -> str:

@@ -36,7 +36,8 @@ class CValues(LoopNest):
         return {"float": self.real, "int": "int64_t", "bool": "int"}[kind]
 
     def value(self, e: Expr, scope: LoopScope) -> str:
-        """Variable or text of an expression's value, valid in `scope`; its statements go to the outermost legal scope."""
+        """Variable or text of an expression's value, valid in `scope`; its statements go to the outermost legal
+        scope."""
         if e.op == "const":
             return self.spelling.number(e.value) if e.kind == "float" else str(int(e.value))
         if e in self.lines:

@@ -7,8 +7,8 @@ vectorized accesses. A reduction accumulates per thread, then across the threads
 that is longer than the block's part of it. Row kernels, column reductions, GEMV, gathers and transposes thus are
 different layouts of one emitter.
 
-The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one call upwards, from
-`ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
+The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one call upwards,
+from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
 
     thread_layout  thread layouts, contiguity analysis
     spelling       spelling of dtypes, operations, conditions
@@ -22,8 +22,8 @@ The emitter is made of parts that share a frame. Each part is given the parts th
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
 
-This module connects the parts, chooses a block's tile, and joins the partial results of split reductions. The tiled and the
-warp-specialized GEMM use frame, loads and stores for their epilogues.
+This module connects the parts, chooses a block's tile, and joins the partial results of split reductions. The tiled and
+the warp-specialized GEMM use frame, loads and stores for their epilogues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Warp-specialized persistent GEMM in CUDA C++ for Hopper: one TMA producer warp group, two wgmma consumer warp groups.
 
-The producer loads tiles of both operands with TMA (tensor maps: ir/tensor_maps.py) into a ring in shared memory guarded by
-mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared
+The producer loads tiles of both operands with TMA (tensor maps: ir/tensor_maps.py) into a ring in shared memory guarded
+by mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared
 operand and multicasts it. Blocks are persistent: each iterates over tiles. The consumers either share the rows of a
 tile (cooperative) or alternate between tiles (ping-pong), so that the epilogue of one overlaps the mainloop of the
 other. The epilogue is emitted in the thread layout of the wgmma accumulators, 64 columns at a time: each thread holds

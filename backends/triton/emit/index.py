@@ -96,7 +96,8 @@ class Positions(TritonPart):
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
 
     def unravel(self, dim: str, group: tuple[Axis, ...]) -> None:
-        """Emit the index of each axis of a dimension (`group`, outermost first), computed from the dimension's index."""
+        """Emit the index of each axis of a dimension (`group`, outermost first), computed from the dimension's
+        index."""
         step = 1
         for a in reversed(group):
             if len(group) > 1:

@@ -1,7 +1,8 @@
 """The Triton emitter: a kernel of the IR and its tiling as the text of one `@triton.jit` function.
 
-A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the parts
-that it calls; there is one call upwards, from `TileValues` to what makes loads and reductions (`TileValues.makers`):
+A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the
+parts that it calls; there is one call upwards, from `TileValues` to what makes loads and reductions
+(`TileValues.makers`):
 
     spelling       tiles as text, spelling of operations
     frame          dimensions, scopes, known values

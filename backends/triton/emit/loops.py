@@ -246,7 +246,8 @@ class TileLoops(TritonPart):
 
 
 def _neutral(e: Expr, dtype: str) -> str:
-    """Text of the neutral element of a reduction; an integer for integer reductions, which keeps the result an integer."""
+    """Text of the neutral element of a reduction; an integer for integer reductions, which keeps the result an
+    integer."""
     if e.kind == "float":
         return NEUTRAL[e.value[0]]
     dtype = "int32" if dtype in ("const", "bool") else dtype

@@ -4,10 +4,10 @@ One producer warp loads tiles of keys and values by TMA into shared-memory rings
 four warps compute 64 rows each. Both sides synchronize through mbarriers, tile by tile. Programs are persistent: there
 is one per SM, and it starts the next tile of rows while the previous tile is being written.
 
-Computation is emitted from the same expressions as by the Triton emitter (emit/kernel.py), whose parts for positions, loads,
-reductions and stores are replaced: tiles.py places tiles in shared memory, attention_loop.py emits a consumer's loop over
-keys, attention_stores.py its results. This module connects the parts, and emits one function per role and the kernel
-that assigns roles to warps.
+Computation is emitted from the same expressions as by the Triton emitter (emit/kernel.py), whose parts for positions,
+loads, reductions and stores are replaced: tiles.py places tiles in shared memory, attention_loop.py emits a consumer's
+loop over keys, attention_stores.py its results. This module connects the parts, and emits one function per role and the
+kernel that assigns roles to warps.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> R
 
 
 class AttentionEmitter(TritonPart):
-    """Emitter of a warp-specialized attention kernel: connects the parts that write loads, loops, products and stores."""
+    """Emitter of a warp-specialized attention kernel: connects the parts that write loads, loops, products and
+    stores."""
 
     frame: AttentionFrame
 

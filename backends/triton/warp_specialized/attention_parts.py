@@ -1,4 +1,5 @@
-"""Components of attention in the reductions of a kernel: scores, their maximum, sums relative to it, the product with values."""
+"""Components of attention in the reductions of a kernel: scores, their maximum, sums relative to it, the product with
+values."""
 
 from __future__ import annotations
 

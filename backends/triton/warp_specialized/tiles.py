@@ -41,7 +41,8 @@ class AttentionPositions(Positions):
         return super().origin(axis, dim)
 
     def extreme(self, at: Index, side: str) -> str:
-        """Text of the minimum or maximum (`side`: "min" or "max") of an index over the rows of a program, as a scalar."""
+        """Text of the minimum or maximum (`side`: "min" or "max") of an index over the rows of a program, as a
+        scalar."""
         frame = self.frame
         (row,) = self.shape.rows
         step = at.coefficient(row)

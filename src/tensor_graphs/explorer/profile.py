@@ -157,7 +157,8 @@ def kernels_of(plan: Plan) -> dict[str, Called]:
 
 
 def extra_calls(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
-    """Calls of `mine` that `theirs` lacks, as (fraction of `mine`'s estimated time, number of calls by template name)."""
+    """Calls of `mine` that `theirs` lacks, as (fraction of `mine`'s estimated time, number of calls by template
+    name)."""
     more = {k: c.count - theirs[k].count if k in theirs else c.count for k, c in mine.items()}
     us, names = 0.0, dict[str, int]()
     for k, n in more.items():

@@ -105,7 +105,8 @@ class Generator(Unpicklable):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Optimization report of each program made so far, by program name ("decode", "prefill-16", "sample-greedy")."""
+        """Optimization report of each program made so far, by program name ("decode", "prefill-16",
+        "sample-greedy")."""
         return {name: report for programs in self._all() for name, report in programs.reports().items()}
 
     @property
@@ -125,8 +126,9 @@ class Generator(Unpicklable):
     def bandwidth_share(self, step_us: float) -> float:
         """Share of the device's memory bandwidth used if a token that takes `step_us` µs reads all weights once.
 
-        nan unless `step_us` is positive. The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An
-        embedding table that is not the output matrix as well is not counted: few of its rows are read.
+        nan unless `step_us` is positive. The bandwidth of a GPU is that of its data sheet or measured once; that of the
+        host is measured now. An embedding table that is not the output matrix as well is not counted: few of its rows
+        are read.
         """
         if not step_us > 0:
             return float("nan")

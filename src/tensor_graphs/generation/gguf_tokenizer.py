@@ -1,8 +1,8 @@
 """The tokenizer that a GGUF file carries, as one of the package `tokenizers`.
 
-Its metadata `tokenizer.ggml.*` name the algorithm (`model`), for byte-level BPE the rule that splits text into words (`pre`), the
-tokens with their types, and merges (BPE) or scores (SentencePiece). A file is untrusted: lists must agree in length, and an
-unknown algorithm or rule raises UnsupportedError.
+Its metadata `tokenizer.ggml.*` name the algorithm (`model`), for byte-level BPE the rule that splits text into words
+(`pre`), the tokens with their types, and merges (BPE) or scores (SentencePiece). A file is untrusted: lists must agree
+in length, and an unknown algorithm or rule raises UnsupportedError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Text of prompts and tokens: the tokenizer of a model's folder or GGUF file (package `tokenizers`), and incremental decoding."""
+"""Text of prompts and tokens: the tokenizer of a model's folder or GGUF file (package `tokenizers`), and incremental
+decoding."""
 
 from __future__ import annotations
 

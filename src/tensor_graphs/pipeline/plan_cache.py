@@ -253,8 +253,8 @@ def shard_names_digest(root: Path) -> str:
 def refuse_higher_prices(plan: Plan, store: Store) -> None:
     """Raise Stale unless the kernels of a plan have about their old prices.
 
-    All measured ones must still be measured, none may have failed since, and the sum must be at most WORSE times the old
-    one.
+    All measured ones must still be measured, none may have failed since, and the sum must be at most WORSE times the
+    old one.
     """
     found = priced_steps(plan)
     places = [Candidate(s.template, Vertex(-1, call.output.strides), (), call) for s, call in found]
