@@ -334,10 +334,10 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
         return Rows(shape.m, shape.n, width(kernel, shape, "n"), width(kernel, shape, "m"), rows, batch, own)
     matrices = [e.axis for e in shape.dots if e.axis in shape.outer]
     if shape.dots and not matrices:
-        raise Unfusable("a product inside another reduction")
+        raise Unfusable("a matrix product inside another reduction")
     main = max(matrices or shape.inner, key=lambda a: a.size)
     if kernel.stored_sides - {main}:
-        raise Unfusable("a result along the axis of a smaller reduction")
+        raise Unfusable("an output along the axis of a smaller reduction")
     at, own = shape.inner.index(main), _short(kernel, shape, main)
     if not matrices:
         along_rows = side["m"] > side[main.name]
@@ -375,7 +375,7 @@ def _short(kernel: Kernel, shape: Shape, main: Axis | None) -> tuple[tuple[str, 
             vector = width(kernel, shape, a.name)
             found |= {f"v{i}": vector, f"u{i}": -(-a.size // vector)}
     if prod(found.values()) > HELD:
-        raise Unfusable("a long reduction inside another one")
+        raise Unfusable("a long reduction nested in another one")
     return tuple(found.items())
 
 

@@ -414,7 +414,7 @@ class SizedKernel(KernelBase):
         call, names, template = self._at(sizes, schedule, emitter)
         call = replace(call, names=names)
         if template.lower_for(call) is None or not template.fits(call):
-            raise Unfusable("its schedule is not legal at every size")
+            raise Unfusable("a schedule that is not legal at every size")
         statement, definitions = template.write(call), dict[str, str]()
         for i, launch in enumerate(launches(template, call)):
             own = f"kernel{i}_"

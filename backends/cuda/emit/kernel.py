@@ -136,7 +136,7 @@ class SimtEmitter(CudaPart):
             buffers |= last.kernel.buffers
         blocks, written = tiles["m"] * tiles["n"] * batch, {x.buffer for x in self.kernel.stores}
         if blocks >= 1 << 31:
-            raise Unfusable("more blocks than a grid has")
+            raise Unfusable("2**31 blocks or more in the grid")
         if last is not None:
             written |= {x.buffer for x in last.kernel.stores}
         lines = "\n".join([*body, *frame.ahead.lines])
@@ -158,7 +158,7 @@ class SimtEmitter(CudaPart):
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
         asked = used if used + 16 > SHARED and self.layout.warps is not None else 0
         if used > (ROOM if asked else SHARED):
-            raise Unfusable(f"{frame.shared} values in shared memory")
+            raise Unfusable(f"{used} bytes of shared memory")
         return asked
 
     def _function(self, parameters: Sequence[str], body: Sequence[str], room: int, head: int) -> str:

@@ -92,7 +92,7 @@ class Positions(TritonPart):
         """
         tile = self.position(at)
         for _ in tile.dims[1:]:
-            raise Unfusable("a bound over two dimensions")
+            raise Unfusable("an index that varies along two dimensions")
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
 
     def unravel(self, dim: str, group: tuple[Axis, ...]) -> None:

@@ -59,7 +59,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     across = max(2, min(parts, (64 * 32 * tiling.warps) // max(tiling.m * tiling.n, 1)))
     joining = replace(shape, joined={}, inner=reduction_axes(second), outer=reduction_axes(second), dots={})
     if joining.inner == () or shape.joined:
-        raise Unfusable("nothing to join by tiles")
+        raise Unfusable("no reductions in the combining kernel, or reductions over the output's columns")
     sums = all(e.value[0] == "sum" for e in second.reductions)
     limit = 1 if sums and parts <= ONE_BY_ONE else 1 << (across.bit_length() - 1)
     k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}

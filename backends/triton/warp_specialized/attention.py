@@ -56,7 +56,7 @@ def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> R
     """
     groups = tiling.warps // 4
     if shape.kind != "attention" or not shape.rows or len(shape.cols) != 1 or tiling.m != groups * GROUP:
-        raise Unfusable("roles are for attention over whole groups of rows")
+        raise Unfusable("not attention over row tiles of one warp group each")
     row = max(shape.rows, key=lambda a: (a.size % tiling.m == 0, a.size))
     alone = replace(shape, rows=(row,), batch=(*shape.batch, *(a for a in shape.rows if a is not row)))
     return AttentionEmitter(AttentionFrame(kernel, replace(tiling, m=GROUP), name, alone, groups)).launch()
@@ -101,7 +101,7 @@ class AttentionEmitter(TritonPart):
         else:
             self.stores.write_all(self.kernel.stores)
         if len(frame.rings) != 2:
-            raise Unfusable("no loop over keys")
+            raise Unfusable("not one ring buffer of keys and one of values")
         compute = self._turns(rounds, grid, programs) + [*place.lines, *frame.top.lines]
         copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
         text = "\n".join(compute)
