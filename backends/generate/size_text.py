@@ -46,7 +46,7 @@ class Text:
         for column in zip(*rows, strict=True):
             found = fit(column, points)
             if found is None:
-                raise NoForm(f"{column[:4]} is no known function of the sizes")
+                raise NoForm(f"{column[:4]} follows no known function of the sizes")
             values.append(found)
         return Text(pieces, tuple(values))
 

@@ -308,7 +308,7 @@ class Report:
                 ]
                 found.verification |= {"failed": failed}
             if any(not 0 <= r < i for i, o in enumerate(found.operations) for r in o.reads):
-                raise ValueError("an operation reads none before it")
+                raise ValueError("an operation reads one that does not come before it")
             if not all(is_span(span) for spans in found.timeline.values() for span in spans):
                 raise ValueError("a span of the timeline has no begin and end")
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
