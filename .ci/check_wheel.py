@@ -1,4 +1,5 @@
-"""Build sdist → wheel, check the wheel's file list, install it into a clean environment, run the command line elsewhere."""
+"""Build sdist → wheel, check the wheel's file list, install it into a clean environment, run the command line
+elsewhere."""
 
 import json
 import subprocess

@@ -2,5 +2,5 @@
 
 In: a plan.
 Out: a program.
-Imports: costdb.keys, egraph.ir, egraph.view, errors, extract.model, private, settings.
+Imports: cache_folder, costdb.keys, egraph.ir, egraph.view, errors, extract.model, private, settings.
 """

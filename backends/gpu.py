@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .. import settings
+from .. import cache_folder, settings
 from ..costdb.keys.device import GPU_KIND, gpu_machine
 from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, warned
 from ..private import private_folder
@@ -142,7 +142,7 @@ def keep_compiled() -> None:
         if not why:
             return
         warned(f"TRITON_CACHE_DIR is not used: {why}")
-    os.environ["TRITON_CACHE_DIR"] = str(settings.private("triton"))
+    os.environ["TRITON_CACHE_DIR"] = str(cache_folder.private("triton"))
 
 
 __all__ = [

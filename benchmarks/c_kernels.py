@@ -1,4 +1,5 @@
-"""Generated C functions beside Torch's own kernels for the same values, one thread, rounds in turn: what fusing is worth."""
+"""Generated C functions beside Torch's own kernels for the same values, one thread, rounds in turn: what fusing is
+worth."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Programs beside the caller's own modules and functions on the CPU: `python -m benchmarks.callers [NAME …] [--budget S]`.
+"""Programs beside the caller's own modules and functions on the CPU: `python -m benchmarks.callers [NAME …] [--budget
+S]`.
 
-Modules and functions that nothing here was made for, at the options that a user has who sets none but the budget. For each: the
-seconds that loading and the whole call of `optimize` take, µs of whole calls of the caller's function, of the compiled plan
-(`allow_caller=False`) and of the returned program, medians of interleaved rounds (and ratios of the fastest calls), and what the program runs. A row fails
-where the returned program is slower than the caller's function by more than NOISE and CALL_US a call.
+Modules and functions that nothing here was made for, at the options that a user has who sets none but the budget. For
+each: the seconds that loading and the whole call of `optimize` take, µs of whole calls of the caller's function, of the
+compiled plan (`allow_caller=False`) and of the returned program, medians of interleaved rounds (and ratios of the
+fastest calls), and what the program runs. A row fails where the returned program is slower than the caller's function
+by more than NOISE and CALL_US a call.
 """
 
 from __future__ import annotations
@@ -293,7 +295,7 @@ def figures() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print the table; exit with status 1 if a program is slower than the caller's function."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; all of them if none is given")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of one optimize")
     parser.add_argument("--cpu-time", action="store_true",

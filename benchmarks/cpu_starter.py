@@ -1,16 +1,18 @@
-"""Starter rows of this machine's CPU: `nice -n 0 python -m benchmarks.cpu_starter --to FOLDER [--rounds 4] [--steps jobs time export]`.
+"""Starter rows of this machine's CPU: `nice -n 0 python -m benchmarks.cpu_starter --to FOLDER [--rounds 4] [--steps
+jobs time export]`.
 
-    jobs    match the kernels of the blocks in cpu_training_models.py; those of the cheapest plans at stated prices, their rivals
-            and a sample of the others become jobs (FOLDER/jobs.jsonl)
+    jobs    match the kernels of the blocks in cpu_training_models.py; those of the cheapest plans at given prices,
+            their rivals and a sample of the others become jobs (FOLDER/jobs.jsonl)
     time    time every job, in several rounds in different orders, minutes apart; the first one checks results as well
             (FOLDER/times.jsonl; a later run adds rounds, also by the other clock)
     export  FOLDER/starter: a kernel's time is that of its calmest round
 
-On a busy machine wall-clock times of kernels of several threads are too long by up to a factor of hundreds, in all rounds: a thread
-that waits for another one waits for that one's turn. So rounds may be timed by CPU time as well (`--clock busy`: of the calling thread,
-or of all threads over the number of cores; waiting threads sleep). Disturbance only adds to either, so a kernel's time is the smallest
-that a tenth of the samples of some round reach. `export` prints how far the two clocks, and rounds of one clock, differ, and leaves out
-kernels whose calmest round neither has a median within STEADY nor is confirmed by another one within AGREEING.
+On a busy machine wall-clock times of kernels of several threads are too long by up to a factor of hundreds, in all
+rounds: a thread that waits for another one waits for that one's turn. So rounds may be timed by CPU time as well
+(`--clock busy`: of the calling thread, or of all threads over the number of cores; waiting threads sleep). Disturbance
+only adds to either, so a kernel's time is the smallest that a tenth of the samples of some round reach. `export` prints
+how far the two clocks, and rounds of one clock, differ, and leaves out kernels whose calmest round neither has a median
+within STEADY nor is confirmed by another one within AGREEING.
 """
 
 from __future__ import annotations
@@ -225,7 +227,8 @@ def export(to: Path) -> None:
 
 
 def product_us() -> list[float]:
-    """Sorted times in µs of calibration's matrix product on all cores: CPU times of one thread over the number of cores."""
+    """Sorted times in µs of calibration's matrix product on all cores: CPU times of one thread over the number of
+    cores."""
     order = 768
     a, b = (np.random.default_rng(0).random((order, order), dtype=np.float32) for _ in range(2))
     found = []

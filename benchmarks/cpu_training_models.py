@@ -1,4 +1,5 @@
-"""Blocks of typical models whose kernels are the starter rows of a CPU (cpu_starter.py); float32, batch 1 unless named otherwise.
+"""Blocks of typical models whose kernels are the starter rows of a CPU (cpu_starter.py); float32, batch 1 unless named
+otherwise.
 
 None of them is a module of `benchmarks/small_budget.py`, and no size of theirs is one of these."""
 

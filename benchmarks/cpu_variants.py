@@ -1,10 +1,12 @@
-"""Variants and whole models at small sizes on a CPU: `python -m benchmarks.cpu_variants --results FILE [names]`, `--table FILE`.
+"""Variants and whole models at small sizes on a CPU: `python -m benchmarks.cpu_variants --results FILE [names]`,
+`--table FILE`.
 
-The tables of `variants.py`, `further.py`, `recurrent.py` and `whole_models.py`, each row in a process of its own, with limits of time
-and memory; rows are appended to FILE, and what is in it is skipped. A row is right if all results have eager's types and an error against
-eager in float64 of at most eight times eager's own plus 1e-5 (relative to the norm), or the variant's tolerance. Times are those of calls as a user makes them, eager's
-and ours in turn: lower quartiles of one thread's time, without waits for a core. "runs" says what `tg.optimize` chose. Budgets are
-multiplied by the slowdown of a busy machine (see small_budget_cpu.py). `torch.compile` is not compared: Inductor needs more than half a
+The tables of `variants.py`, `further.py`, `recurrent.py` and `whole_models.py`, each row in a process of its own, with
+limits of time and memory; rows are appended to FILE, and what is in it is skipped. A row is right if all results have
+eager's types and an error against eager in float64 of at most eight times eager's own plus 1e-5 (relative to the norm),
+or the variant's tolerance. Times are those of calls as a user makes them, eager's and ours in turn: lower quartiles of
+one thread's time, without waits for a core. "runs" says what `tg.optimize` chose. Budgets are multiplied by the
+slowdown of a busy machine (see small_budget_cpu.py). `torch.compile` is not compared: Inductor needs more than half a
 minute of a busy machine for each variant.
 """
 

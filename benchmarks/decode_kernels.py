@@ -1,9 +1,11 @@
-"""Kernels of decode steps on a GPU, alone: `python -m benchmarks.decode_kernels [--seconds S] [--only TEXT] [--out FILE]`.
+"""Kernels of decode steps on a GPU, alone: `python -m benchmarks.decode_kernels [--seconds S] [--only TEXT] [--out
+FILE]`.
 
-Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes), products with quantized weights (`benchmarks.quantised`), and
-the kernels of a layer of Gemma-3-270M and Llama-3.2-1B with and without what can be fused into them (`layer ...`), each as a generated
-kernel of Triton and of CUDA C++. Every kernel's schedule search tries up to `--schedules` schedules. Rows: the kernel, its best schedules (with
-`--all`, all of them) with µs in cold caches, µs of its bytes at the device's bandwidth, failed schedules with their first message.
+Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes), products with quantized weights
+(`benchmarks.quantised`), and the kernels of a layer of Gemma-3-270M and Llama-3.2-1B with and without what can be fused
+into them (`layer ...`), each as a generated kernel of Triton and of CUDA C++. Every kernel's schedule search tries up
+to `--schedules` schedules. Rows: the kernel, its best schedules (with `--all`, all of them) with µs in cold caches, µs
+of its bytes at the device's bandwidth, failed schedules with their first message.
 """
 
 from __future__ import annotations

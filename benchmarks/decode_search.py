@@ -1,14 +1,16 @@
-"""CPU seconds of the search of a language model's decode step for a GPU: `python -m benchmarks.decode_search NAMES [--layers N] [--again]`.
+"""CPU seconds of the search of a language model's decode step for a GPU: `python -m benchmarks.decode_search NAMES
+[--layers N] [--again]`.
 
-The search is that of an H200, without one: backends count as usable, nothing is measured, and kernels are priced from rooflines. Each
-model (`benchmarks/llm.py`) runs in a process of its own. Printed for each stage are the CPU seconds of the process and those of its worker
-processes; then, for optimistic, expected and pessimistic kernel times, CPU seconds and cost of a solve that is followed by measuring and of
-one that is not (their limits count CPU time); and the sizes of e-graph and hypergraph. `--again` then builds the program from the
-plan cache in a second process. `--to FILE` writes the figures as JSON.
+The search is that of an H200, without one: backends count as usable, nothing is measured, and kernels are priced from
+rooflines. Each model (`benchmarks/llm.py`) runs in a process of its own. Printed for each stage are the CPU seconds of
+the process and those of its worker processes; then, for optimistic, expected and pessimistic kernel times, CPU seconds
+and cost of a solve that is followed by measuring and of one that is not (their limits count CPU time); and the sizes of
+e-graph and hypergraph. `--again` then builds the program from the plan cache in a second process. `--to FILE` writes
+the figures as JSON.
 
-`--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the plan cache;
-printed are wall-clock seconds by stage, the timeline of all processes, and the functions of each thread that take the most time (from
-samples of its stack).
+`--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the
+plan cache; printed are wall-clock seconds by stage, the timeline of all processes, and the functions of each thread
+that take the most time (from samples of its stack).
 """
 
 from __future__ import annotations
@@ -274,7 +276,7 @@ def part(action: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line; run each part in a process of its own, with an empty home."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--layers", type=int, help="number of layers, if not the model's")
     parser.add_argument("--again", action="store_true", help="also recall the plan in a second process")

@@ -1,5 +1,5 @@
-"""The viewer's page in headless Chromium: seconds to open, frames per second while moving (the better of two runs) with the
-browser's CPU time per frame, by size of the e-graph.
+"""The viewer's page in headless Chromium: seconds to open, frames per second while moving (the better of two runs) with
+the browser's CPU time per frame, by size of the e-graph.
 
     python -m benchmarks.explorer_page [--nodes 100000] [--shots FOLDER]
 

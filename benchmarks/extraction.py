@@ -1,7 +1,8 @@
 """Extraction of public e-graphs: the Tensat BERT e-graph is the figure; `python -m benchmarks.extraction [FOLDER]
 [--time-limit S]` solves every e-graph of a folder, and e-graphs of 100,000 e-nodes within 5 s each, and writes tables.
 
-Cost is in the unit of each file; `best greedy` is the cheapest of the greedies on the original e-graph; `bound` is proven.
+Cost is in the unit of each file; `best greedy` is the cheapest of the greedies on the original e-graph; `bound` is
+proven.
 """
 
 from __future__ import annotations

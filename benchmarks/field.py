@@ -1,5 +1,5 @@
-"""The benchmark models of earlier optimizers (TASO, Tensat) rebuilt as graphs: ours against the unoptimized graph on the
-same backend, against eager PyTorch, and against what this CPU's bandwidth and arithmetic allow."""
+"""The benchmark models of earlier optimizers (TASO, Tensat) rebuilt as graphs: ours against the unoptimized graph on
+the same backend, against eager PyTorch, and against what this CPU's bandwidth and arithmetic allow."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
 """Record everything that a refactoring must not change, and compare two records.
 
-    python -m benchmarks.fingerprint record OUT.json.gz [--only NAME] [--full] [--device cpu|gpu] [--store FOLDER] [--texts FOLDER]
+    python -m benchmarks.fingerprint record OUT.json.gz [--only NAME] [--full] [--device cpu|gpu] [--store FOLDER]
+        [--texts FOLDER]
     python -m benchmarks.fingerprint compare BEFORE.json.gz AFTER.json.gz [--common]
 
-Recorded, without measuring and without a GPU: rules with their guards and stored verdicts, identities of library kernels, operators of
-the importers, and for every benchmark workload, variant, whole model, architecture of the zoo and decode step at small sizes (`--full`:
-workloads at their own sizes too) the e-graph's size, all candidate kernels (identity, operand types, layouts, first schedules, digest of
-the emitted source), and the plan and the program's source chosen with `deterministic=True`, priced by a frozen cost store (`--store`; an
-empty folder above the starter rows without it). `--texts` writes every emitted kernel into a folder, one file a digest, for `diff`. The
-record is written after each workload; `--common` compares what both records have. Fields that differ are printed with both values; the
+Recorded, without measuring and without a GPU: rules with their guards and stored verdicts, identities of library
+kernels, operators of the importers, and for every benchmark workload, variant, whole model, architecture of the zoo and
+decode step at small sizes (`--full`: workloads at their own sizes too) the e-graph's size, all candidate kernels
+(identity, operand types, layouts, first schedules, digest of the emitted source), and the plan and the program's source
+chosen with `deterministic=True`, priced by a frozen cost store (`--store`; an empty folder above the starter rows
+without it). `--texts` writes every emitted kernel into a folder, one file a digest, for `diff`. The record is written
+after each workload; `--common` compares what both records have. Fields that differ are printed with both values; the
 exit code is 1 if any does.
 """
 
@@ -84,7 +86,8 @@ def digest(text: str) -> str:
 
 
 def cases(full: bool) -> Iterator[tuple[str, Source]]:
-    """Names and graphs, made when called: benchmark tables at small sizes (workloads also at their own with `full`), zoo, decode steps."""
+    """Names and graphs, made when called: benchmark tables at small sizes (workloads also at their own with `full`),
+    zoo, decode steps."""
     from benchmarks import variants, whole_models
     from benchmarks import workloads as table
 
@@ -115,7 +118,8 @@ def graph_of_zoo(name: str, sizes: Mapping[str, int], folder: Path) -> Graph:
 
 
 def graph_of_folder(name: str, sizes: Mapping[str, int], step: bool, folder: Path) -> Graph:
-    """The graph of an architecture of the zoo, written to a folder: six tokens of two sequences, or a decode step over caches of 16."""
+    """The graph of an architecture of the zoo, written to a folder: six tokens of two sequences, or a decode step over
+    caches of 16."""
     path = getattr(zoo, f"write_{name}")(folder, **sizes)
     return step_graph(Folder(path), Caches(1, 16, 1), 1) if step else load(path, dims={"batch": 2, "sequence": 6})
 
@@ -130,7 +134,8 @@ def rule_base() -> Json:
 
 
 def operators() -> Json:
-    """Facts of every op of the op table (no memory addresses), and the names that the importers of ONNX and ATen know."""
+    """Facts of every op of the op table (no memory addresses), and the names that the importers of ONNX and ATen
+    know."""
     facts = {
         name: sorted(f"{k}={v}" for k, v in vars(op).items() if " at 0x" not in repr(v)) for name, op in OPS.items()
     }
@@ -154,7 +159,8 @@ def emitted_text(template: Any, call: Any) -> str:
 
 
 def candidate_records(graph: Any, texts_folder: Path | None) -> Iterator[str]:
-    """One line a candidate: kernel, operands, and a digest of the emitted source of its first schedules, which is the text's file name."""
+    """One line a candidate: kernel, operands, and a digest of the emitted source of its first schedules, which is the
+    text's file name."""
     for candidate in graph.candidates:
         template, call = candidate.template, candidate.call
         operands = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.places.items())
@@ -232,7 +238,7 @@ def differences(before: Json, after: Json, at: str = "") -> Iterator[str]:
 
 def main() -> None:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--only", default="", help="part of a workload's name")

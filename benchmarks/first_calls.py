@@ -1,8 +1,9 @@
-"""Where the time of a first call at a new size goes on a GPU: `python -m benchmarks.first_calls [--budget S] [--case CASE]`.
+"""Where the time of a first call at a new size goes on a GPU: `python -m benchmarks.first_calls [--budget S] [--case
+CASE]`.
 
-First, products of PyTorch's BLAS libraries: µs until a call returns, of the first call at a number of rows, of the second, and of the
-first where another number of rows with the same multiple of 64 was multiplied before. Then a program of every size: µs of its first and
-later calls, and of their parts.
+First, products of PyTorch's BLAS libraries: µs until a call returns, of the first call at a number of rows, of the
+second, and of the first where another number of rows with the same multiple of 64 was multiplied before. Then a program
+of every size: µs of its first and later calls, and of their parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Measuring one workload on a GPU in its variants: eager PyTorch, torch.compile, XLA and our programs, replayed in turn.
+"""Measuring one workload on a GPU in its variants: eager PyTorch, torch.compile, XLA and our programs, replayed in
+turn.
 
 `Case` is shared by the benchmarks of the table (`gpu.py`) and of variants and models (`suite.py`).
 """

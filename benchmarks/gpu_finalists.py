@@ -1,9 +1,10 @@
-"""Programs chosen by timing finalists, beside those with the least summed kernel times: `python -m benchmarks.gpu_finalists [NAME ...]
-[--budget S] [--seconds S]`.
+"""Programs chosen by timing finalists, beside those with the least summed kernel times: `python -m
+benchmarks.gpu_finalists [NAME ...] [--budget S] [--seconds S]`.
 
-Each workload (default: decode_step_b16, gpt2_t128) is optimized in a process of its own; `old` is the plan with the least
-predicted time of the same measurements, `new` the returned one. Both are replayed in turn over rotating arguments as in `gpu.py`. Printed:
-predicted and measured time of each finalist, and µs, kernels and seconds of both programs. `--device cpu --small` shows that it runs.
+Each workload (default: decode_step_b16, gpt2_t128) is optimized in a process of its own; `old` is the plan with the
+least predicted time of the same measurements, `new` the returned one. Both are replayed in turn over rotating arguments
+as in `gpu.py`. Printed: predicted and measured time of each finalist, and µs, kernels and seconds of both programs.
+`--device cpu --small` shows that it runs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def compare(name: str, options: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run each workload in a process of its own; returns how many failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of an optimization")
     parser.add_argument("--seconds", type=float, default=240.0, help="of the whole run")

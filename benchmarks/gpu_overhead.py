@@ -1,8 +1,10 @@
-"""What a call costs beyond its kernels on a GPU: `python -m benchmarks.gpu_overhead [--budget S] [--only NAME ...] [--out FILE]`.
+"""What a call costs beyond its kernels on a GPU: `python -m benchmarks.gpu_overhead [--budget S] [--only NAME ...]
+[--out FILE]`.
 
-For each module: µs a call (wall clock, calls issued back to back, inputs at new addresses each call), medians of rounds in turn,
-for eager PyTorch, torch.compile (the modes of `--rivals`) and our program in each way to launch; and the kernels' own time, from
-a CUDA graph of many calls. `latency`: one call and the wait for its results. `host`: until a call returns, on an idle device.
+For each module: µs a call (wall clock, calls issued back to back, inputs at new addresses each call), medians of rounds
+in turn, for eager PyTorch, torch.compile (the modes of `--rivals`) and our program in each way to launch; and the
+kernels' own time, from a CUDA graph of many calls. `latency`: one call and the wait for its results. `host`: until a
+call returns, on an idle device.
 """
 
 from __future__ import annotations

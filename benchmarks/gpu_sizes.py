@@ -1,10 +1,11 @@
 """Programs of every size on a GPU: `python -m benchmarks.gpu_sizes [--only CASE ...] [--budget S] [--seconds S]`.
 
-Each case in a process of its own: one program for all lengths T, beside eager and `torch.compile(dynamic=True)`, and beside programs
-searched for one length. Cases: gated feed forward, softmax over the free axis, a layer with causal attention, reductions over the
-free axis, a convolution of a free number of images. Per length: µs of a call (wall clock of calls in a row, then synchronized; median of rounds), and the relative
-error against eager in float64. Then lengths that nobody has met before: µs of the first call at each, and of a call at a length that
-recurs. The results are printed, one JSON line per case, and kept in results/raw/gpu_sizes.json.
+Each case in a process of its own: one program for all lengths T, beside eager and `torch.compile(dynamic=True)`, and
+beside programs searched for one length. Cases: gated feed forward, softmax over the free axis, a layer with causal
+attention, reductions over the free axis, a convolution of a free number of images. Per length: µs of a call (wall clock
+of calls in a row, then synchronized; median of rounds), and the relative error against eager in float64. Then lengths
+that nobody has met before: µs of the first call at each, and of a call at a length that recurs. The results are
+printed, one JSON line per case, and kept in results/raw/gpu_sizes.json.
 """
 
 from __future__ import annotations
@@ -291,7 +292,7 @@ def measured(
 
 def main() -> int:
     """Run each case in a process of its own; returns how many failed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--only", nargs="*", default=list(CASES))
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a search; half of it for one length")
     parser.add_argument("--seconds", type=float, default=140.0, help="limit of a case")

@@ -1,7 +1,8 @@
 """Seconds until a measuring process of a GPU is ready, by part: `python -m benchmarks.gpu_startup [--processes 1 3]`.
 
-Parts: importing this package's worker, importing PyTorch, the CUDA context, the first kernels (`gpu_worker.rehearse`), Triton's driver.
-With `--early`, the context is made in a thread while PyTorch is imported. Several processes start at once, as searches start them.
+Parts: importing this package's worker, importing PyTorch, the CUDA context, the first kernels (`gpu_worker.rehearse`),
+Triton's driver. With `--early`, the context is made in a thread while PyTorch is imported. Several processes start at
+once, as searches start them.
 """
 
 from __future__ import annotations

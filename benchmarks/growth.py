@@ -1,7 +1,9 @@
-"""How time and memory of an optimization grow with the number of operations, graph by graph: `python -m benchmarks.growth`.
+"""How time and memory of an optimization grow with the number of operations, graph by graph: `python -m
+benchmarks.growth`.
 
-Each row is one optimization in a process of its own, kernels neither remembered nor measured before: seconds of the whole call and of
-each stage, CPU seconds of the process, peak memory, and what the report says was cut. `--sizes 1000 2000 --kinds chain` picks some.
+Each row is one optimization in a process of its own, kernels neither remembered nor measured before: seconds of the
+whole call and of each stage, CPU seconds of the process, peak memory, and what the report says was cut. `--sizes 1000
+2000 --kinds chain` picks some.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The GPU benchmark's workloads in JAX, for XLA as a peer: the same functions of the same arguments, without convolutions."""
+"""The GPU benchmark's workloads in JAX, for XLA as a peer: the same functions of the same arguments, without
+convolutions."""
 
 from __future__ import annotations
 

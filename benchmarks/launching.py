@@ -1,8 +1,9 @@
-"""Ways to launch the kernels of a decode step: `python -m benchmarks.launching [NAMES] [--budget S] [--backend B] [--ways W]`.
+"""Ways to launch the kernels of a decode step: `python -m benchmarks.launching [NAMES] [--budget S] [--backend B]
+[--ways W]`.
 
-Searches a decode step of benchmarks/llm.py at random weights (or takes its plan from the plan cache), and runs its plan in each
-way of backends/program/launching.py, in turn. Prints a JSON row of the search with the way that it chose, a row per way (µs of
-a step, the largest difference of logits from the first way), and the table of kernels.
+Searches a decode step of benchmarks/llm.py at random weights (or takes its plan from the plan cache), and runs its plan
+in each way of backends/program/launching.py, in turn. Prints a JSON row of the search with the way that it chose, a row
+per way (µs of a step, the largest difference of logits from the first way), and the table of kernels.
 """
 
 from __future__ import annotations

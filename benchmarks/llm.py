@@ -1,16 +1,18 @@
-"""Decoding of language models beside PyTorch in CUDA graphs: `python -m benchmarks.llm [NAMES] [--budget S] [--limit S] [--quantize F] [--parts ...]`.
+"""Decoding of language models beside PyTorch in CUDA graphs: `python -m benchmarks.llm [NAMES] [--budget S] [--limit S]
+[--quantize F] [--parts ...]`.
 
 Each model has random weights, drawn in memory. Parts of a row, each in a process of its own:
 
-- `peers`: µs of the same layers in PyTorch with static caches (llm_peers.py): eager, captured in a CUDA graph, compiled and
-  captured, and `torch.compile(mode="reduce-overhead")`.
-- `step`: µs of a decode step (wall clock, the caches half full), number of kernels, share of the device's memory bandwidth, a
-  table of kernels (calls, µs, share of the step, share of the bandwidth, roofline limit), seconds of the search and its stages.
+- `peers`: µs of the same layers in PyTorch with static caches (llm_peers.py): eager, captured in a CUDA graph, compiled
+  and captured, and `torch.compile(mode="reduce-overhead")`.
+- `step`: µs of a decode step (wall clock, the caches half full), number of kernels, share of the device's memory
+  bandwidth, a table of kernels (calls, µs, share of the step, share of the bandwidth, roofline limit), seconds of the
+  search and its stages.
 - `generate`: tokens per second of `generate`, greedy and drawn, and seconds until the first token of a prompt.
 - `prefill`: µs of a prefill of 512 tokens, and the peers of it.
 
-`--limit` bounds the seconds of the whole run: each part gets what is left, and those that get nothing are named. A failure is an
-entry of the row. Results: standard output, and out/bench/llm.json (BENCH_WORK).
+`--limit` bounds the seconds of the whole run: each part gets what is left, and those that get nothing are named. A
+failure is an entry of the row. Results: standard output, and out/bench/llm.json (BENCH_WORK).
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""Decoding of a language model on a CPU beside ONNX Runtime, in turns: `python -m benchmarks.llm_cpu [kernels] [step] [--threads N] [--forms ...]`.
+"""Decoding of a language model on a CPU beside ONNX Runtime, in turns: `python -m benchmarks.llm_cpu [kernels] [step]
+[--threads N] [--forms ...]`.
 
 The shape is that of Qwen2-0.5B with random weights, output matrix of its own. Parts:
 
-- `kernels`: products of one row with each matrix, packed (int4, int8) and bfloat16: the generated C kernel, ONNX Runtime's
-  MatMulNBits (activations in int8: accuracy level 4; of int4 also in float32: level 1), PyTorch's bfloat16 product. µs, GB/s of the weight's bytes, and the share of the
-  speed at which one pass over the same bytes reads them.
-- `step`: a whole decode step after half of the caches, for each of `--forms` of weights: this library's program, and the same
-  layers in ONNX Runtime (GroupQueryAttention with float32 caches; MatMulNBits for int4 and int8, MatMul of float32 for float32
-  and bfloat16, of which it has no product on a CPU), with `--ggml FOLDER` in ggml (llm_ggml.c; Q4_0 and Q8_0), the library of
-  llama.cpp, whose source and build lie in FOLDER and FOLDER/b.
+- `kernels`: products of one row with each matrix, packed (int4, int8) and bfloat16: the generated C kernel, ONNX
+  Runtime's MatMulNBits (activations in int8: accuracy level 4; of int4 also in float32: level 1), PyTorch's bfloat16
+  product. µs, GB/s of the weight's bytes, and the share of the speed at which one pass over the same bytes reads them.
+- `step`: a whole decode step after half of the caches, for each of `--forms` of weights: this library's program, and
+  the same layers in ONNX Runtime (GroupQueryAttention with float32 caches; MatMulNBits for int4 and int8, MatMul of
+  float32 for float32 and bfloat16, of which it has no product on a CPU), with `--ggml FOLDER` in ggml (llm_ggml.c; Q4_0
+  and Q8_0), the library of llama.cpp, whose source and build lie in FOLDER and FOLDER/b.
 
-Rivals run in turns, and each has its fastest run: other processes on the machine only add time. With one thread (the default)
-times are CPU times, which other processes disturb less; with `--realtime` (Linux, root) the timed runs have real-time priority,
-so that other processes wait for both. Weights rotate through more memory than caches hold. Results: standard output, and out/bench/llm_cpu.json (BENCH_WORK), with the machine and its load.
+Rivals run in turns, and each has its fastest run: other processes on the machine only add time. With one thread (the
+default) times are CPU times, which other processes disturb less; with `--realtime` (Linux, root) the timed runs have
+real-time priority, so that other processes wait for both. Weights rotate through more memory than caches hold. Results:
+standard output, and out/bench/llm_cpu.json (BENCH_WORK), with the machine and its load.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ Call = Callable[[], object]
 
 @contextmanager
 def undisturbed(wanted: bool) -> Iterator[None]:
-    """Real-time priority for all threads of the process, if wanted. Raises PermissionError where that is not allowed."""
+    """Real-time priority for all threads of the process, if wanted. Raises PermissionError where that is not
+    allowed."""
 
     def give(policy: int, priority: int) -> None:
         for thread in os.listdir("/proc/self/task"):
@@ -383,7 +386,7 @@ def step(
 
 def main() -> None:
     """Run the parts named on the command line."""
-    ask = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    ask = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     ask.add_argument("parts", nargs="*", choices=["kernels", "step", []])
     ask.add_argument("--threads", type=int, default=1)
     ask.add_argument("--seconds", type=float, default=3.0, help="of each comparison")

@@ -1,7 +1,7 @@
 """Decode steps and prefill of the decoders of `benchmarks.llm` as plain PyTorch layers with static key-value caches.
 
-Each is timed four ways: eager, `torch.compile(mode="reduce-overhead")`, and both the eager and the compiled step captured in
-one CUDA graph, where nothing is launched from the host.
+Each is timed four ways: eager, `torch.compile(mode="reduce-overhead")`, and both the eager and the compiled step
+captured in one CUDA graph, where nothing is launched from the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Step = Callable[[], Any]
 
 
 class Decoder:
-    """Layers of a config with random weights on the device; `room`: positions of a cache, fewer in layers with windows."""
+    """Layers of a config with random weights on the device; `room`: positions of a cache, fewer in layers with
+    windows."""
 
     def __init__(self, config: dict[str, Any], batch: int, length: int) -> None:
         import torch
@@ -74,7 +75,8 @@ class Decoder:
         return x + (torch.nn.functional.rms_norm(y, y.shape[-1:], self.gain, 1e-6) if self.gemma else y)
 
     def step(self, token: Any, at: Any) -> Any:
-        """The next token [batch, 1] after a token at position `at` [1]; query heads of a group are rows over their keys."""
+        """The next token [batch, 1] after a token at position `at` [1]; query heads of a group are rows over their
+        keys."""
         functional = self.torch.nn.functional
         x = functional.embedding(token, self.table)
         angle = at.float()[:, None] * self.torch.cat((self.inverse, self.inverse))
@@ -93,7 +95,8 @@ class Decoder:
         return functional.linear(self._norm(x, self.gain), self.table).argmax(-1)
 
     def prefill(self, tokens: Any) -> Any:
-        """The next token after a prompt [batch, tokens], whose keys and values are written to the caches from position 0 on."""
+        """The next token after a prompt [batch, tokens], whose keys and values are written to the caches from position
+        0 on."""
         functional = self.torch.nn.functional
         x = functional.embedding(tokens, self.table)
         count = tokens.shape[1]

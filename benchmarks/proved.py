@@ -1,8 +1,9 @@
 """How many plans of whole models are proved to be the cheapest: `python -m benchmarks.proved`.
 
-Prices are the stated roofline, nothing is measured, so the problems are the same on every machine; the time to solve them is
-not. A block counts as proved where the whole plan is, or where its own problem (the block alone) is solved to the optimum.
-Some models are planned for a GPU as well, with generated kernels of several outputs among the candidates; none is needed here.
+Prices are the stated roofline, nothing is measured, so the problems are the same on every machine; the time to solve
+them is not. A block counts as proved where the whole plan is, or where its own problem (the block alone) is solved to
+the optimum. Some models are planned for a GPU as well, with generated kernels of several outputs among the candidates;
+none is needed here.
 """
 
 from __future__ import annotations

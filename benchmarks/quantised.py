@@ -1,8 +1,10 @@
-"""Products with quantized weights: `python -m benchmarks.quantised [--backend B] [--budget S] [--only SHAPE ...] [--out FILE]`.
+"""Products with quantized weights: `python -m benchmarks.quantised [--backend B] [--budget S] [--only SHAPE ...] [--out
+FILE]`.
 
-Each case is one product x @ W.T of a decode step, W in bfloat16 (float32 with --dtype) or quantized (int8, int4: groups of 128;
-fp8: a scale a row). Columns: µs of the plan's kernels (cold caches), GB/s over the bytes of the weight as stored, times faster than 16 bits,
-kernels of the plan and the storage that it reads, error against the dequantized weights. A case that fails is a row with its error.
+Each case is one product x @ W.T of a decode step, W in bfloat16 (float32 with --dtype) or quantized (int8, int4: groups
+of 128; fp8: a scale a row). Columns: µs of the plan's kernels (cold caches), GB/s over the bytes of the weight as
+stored, times faster than 16 bits, kernels of the plan and the storage that it reads, error against the dequantized
+weights. A case that fails is a row with its error.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print rows as they are measured, and write them as JSON."""
-    ask = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    ask = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     ask.add_argument("--backend", default="auto")
     ask.add_argument("--budget", type=float, default=10.0)
     ask.add_argument("--dtype", default="bfloat16")

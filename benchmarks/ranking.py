@@ -1,10 +1,10 @@
 """Does the sum of kernel times rank whole plans as they are measured end to end? `python -m benchmarks.ranking`.
 
-Per graph: the kernels of the best plans are measured; then the k best plans that differ enough, and the best plans without
-the kernels that took longest (for a spread of costs), are run in turn. Kendall's tau counts pairs ranked as measured minus
-pairs ranked otherwise, as shares. Pairs whose estimates differ by less than TIE are not ranked; pairs whose measured times
-differ by less than noise (the median of the differences round by round, against NOISE times its standard error) or by less
-than TIE say nothing either way and are left out of the second figure.
+Per graph: the kernels of the best plans are measured; then the k best plans that differ enough, and the best plans
+without the kernels that took longest (for a spread of costs), are run in turn. Kendall's tau counts pairs ranked as
+measured minus pairs ranked otherwise, as shares. Pairs whose estimates differ by less than TIE are not ranked; pairs
+whose measured times differ by less than noise (the median of the differences round by round, against NOISE times its
+standard error) or by less than TIE say nothing either way and are left out of the second figure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Terms of TASO's rule language as nested tuples, and their evaluation with NumPy, independent of the package.
 
-Semantics as in `rules/text/shapes.py`, implemented independently, so that verdicts of the package can be checked against it.
+Semantics as in `rules/text/shapes.py`, implemented independently, so that verdicts of the package can be checked
+against it.
 """
 
 from __future__ import annotations

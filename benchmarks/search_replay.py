@@ -1,12 +1,13 @@
-"""Searches on a virtual clock, without a GPU: `python -m benchmarks.search_replay WORKLOAD ... [--seconds 4 20] [--seeds 3]`.
+"""Searches on a virtual clock, without a GPU: `python -m benchmarks.search_replay WORKLOAD ... [--seconds 4 20]
+[--seeds 3]`.
 
-The extraction, the acquisition policy, the schedule searches and the order of trials are the real ones. Compilers, the device
-and solves only advance a virtual clock by the durations that benchmarks/search_rehearsal.py takes for an H200 with 32 cores, so
-a replay of 26 seconds takes a few seconds, and two replays of one policy give equal results on a busy machine. Kernel times are
-made up from rooflines (`Times` in search_rehearsal.py), a different set per seed.
+The extraction, the acquisition policy, the schedule searches and the order of trials are the real ones. Compilers, the
+device and solves only advance a virtual clock by the durations that benchmarks/search_rehearsal.py takes for an H200
+with 32 cores, so a replay of 26 seconds takes a few seconds, and two replays of one policy give equal results on a busy
+machine. Kernel times are made up from rooflines (`Times` in search_rehearsal.py), a different set per seed.
 
-Printed per search: the true cost in µs of the plan returned (unmeasured kernels at their true times), the number of measured
-kernels and rounds; `--json FILE` appends one line per search.
+Printed per search: the true cost in µs of the plan returned (unmeasured kernels at their true times), the number of
+measured kernels and rounds; `--json FILE` appends one line per search.
 """
 
 from __future__ import annotations

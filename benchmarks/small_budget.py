@@ -1,16 +1,18 @@
-"""How good plans of small budgets are: `python -m benchmarks.small_budget [--only NAME ...] [--budgets 5 20 60] [--seconds 540] [--to FOLDER]`.
+"""How good plans of small budgets are: `python -m benchmarks.small_budget [--only NAME ...] [--budgets 5 20 60]
+[--seconds 540] [--to FOLDER]`.
 
-Each module is optimized in processes of its own, with empty caches: at each budget with an empty cost store (`cold`), and with
-starter rows that were measured for the other modules only (`starter`), so that they are no look-up of the answer. Steps:
+Each module is optimized in processes of its own, with empty caches: at each budget with an empty cost store (`cold`),
+and with starter rows that were measured for the other modules only (`starter`), so that they are no look-up of the
+answer. Steps:
 
     cold     every budget, empty store
-    fill     a long search a module (`--reference` seconds if it is compared, `--fill` otherwise), several side by side (the device
-             is used by one at a time), each in a store of its own; their rows, exported, are the starter rows
+    fill     a long search a module (`--reference` seconds if it is compared, `--fill` otherwise), several at once (one
+             uses the device), each in a store of its own; their rows, exported, are the starter rows
     starter  every budget, starter rows of the other modules
     time     all programs of a module in turn, with cold caches, in one process
 
-Printed per module is µs of each program over the fastest of all (fill included). Results are written at once to FOLDER/results.json;
-`--steps` chooses steps, `--seconds` ends what is begun. `--device cpu` takes smaller sizes.
+Printed per module is µs of each program over the fastest of all (fill included). Results are written at once to
+FOLDER/results.json; `--steps` chooses steps, `--seconds` ends what is begun. `--device cpu` takes smaller sizes.
 """
 
 from __future__ import annotations

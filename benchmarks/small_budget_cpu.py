@@ -1,9 +1,11 @@
-"""Plans of a CPU after 5 s with and without the shipped starter rows, and after 60 s: `python -m benchmarks.small_budget_cpu --to FOLDER`.
+"""Plans of a CPU after 5 s with and without the shipped starter rows, and after 60 s: `python -m
+benchmarks.small_budget_cpu --to FOLDER`.
 
-None of the modules is among those whose kernels were measured for the starter rows (cpu_training_models.py). Each search is a process
-with an empty home: `cold` without starter rows, `starter` with the package's, `reference` with them and `--reference` seconds. On a
-busy machine (`--busy`) budgets are multiplied by the slowdown, the wall-clock time of 0.3 s of CPU time over that; kernels and programs
-are timed by CPU time (cpu_starter.py). Programs of a module are timed in turn in one process; printed are the ratios to the fastest.
+None of the modules is among those whose kernels were measured for the starter rows (cpu_training_models.py). Each
+search is a process with an empty home: `cold` without starter rows, `starter` with the package's, `reference` with them
+and `--reference` seconds. On a busy machine (`--busy`) budgets are multiplied by the slowdown, the wall-clock time of
+0.3 s of CPU time over that; kernels and programs are timed by CPU time (cpu_starter.py). Programs of a module are timed
+in turn in one process; printed are the ratios to the fastest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Speculative decoding and reuse of prompts on this machine: `python -m benchmarks.speculation [--budget S] [--counts 2 4 ...]`.
+"""Speculative decoding and reuse of prompts on this machine: `python -m benchmarks.speculation [--budget S] [--counts 2
+4 ...]`.
 
-The model has random weights; the draft is its first layers with the same embeddings. What the other layers add is scaled by
-`--late`, so that the draft agrees more or less often: a trained pair would be needed for a figure of its own. Rows: ms of a token of
-plain decoding, and with a draft of that many tokens a round, in turns, CPU time and wall clock; the median ratio; the share of accepted
-proposals. Then the seconds until the first token of a long prompt that continues the one before, computed as a whole and from where the
-caches hold it. Set OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 on a busy machine, where CPU times count.
+The model has random weights; the draft is its first layers with the same embeddings. What the other layers add is
+scaled by `--late`, so that the draft agrees more or less often: a trained pair would be needed for a figure of its own.
+Rows: ms of a token of plain decoding, and with a draft of that many tokens a round, in turns, CPU time and wall clock;
+the median ratio; the share of accepted proposals. Then the seconds until the first token of a long prompt that
+continues the one before, computed as a whole and from where the caches hold it. Set OMP_NUM_THREADS=1 and
+OPENBLAS_NUM_THREADS=1 on a busy machine, where CPU times count.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 `python -m benchmarks.stage_cost [--layers 18]` on a GPU of compute capability 9.0. A chain has the products of a decode
 step of Gemma-3-270M (cold weights, or with `small` one product whose weights stay in L2). Variants:
 
-- `graph`: one kernel per product; `pdl_plain`: with programmatic dependent launch; `pdl_warm`: with a prefetch of weights into
-  L2 before the wait; `pdl`: with weights loaded into registers before the wait;
-- `counters`: one persistent kernel, a counter of finished blocks per stage; `prefetch`: also the weights of the next stage to L2;
+- `graph`: one kernel per product; `pdl_plain`: with programmatic dependent launch; `pdl_warm`: with a prefetch of
+  weights into L2 before the wait; `pdl`: with weights loaded into registers before the wait;
+- `counters`: one persistent kernel, a counter of finished blocks per stage; `prefetch`: also the weights of the next
+  stage to L2;
 - `flags`: one persistent kernel whose values carry the number of the launch, so that a reader polls the data itself;
 - `..._ring`: weights of further stages are copied to shared memory while a stage waits.
 

@@ -1,9 +1,11 @@
-"""Whole calls of modules under `tg.compile` beside eager and `torch.compile`: `python -m benchmarks.torch_compile [--budget S] [--device D]`.
+"""Whole calls of modules under `tg.compile` beside eager and `torch.compile`: `python -m benchmarks.torch_compile
+[--budget S] [--device D]`.
 
-Each row: µs of one call as a caller sees it (wall clock, results synchronized), medians of alternating rounds: the bare module,
-torch.compile's default mode, tg.compile, and tg.compile's backend without the choice between compiled and bare calls
-(`torch.compile(backend="tensor_graphs")`); what runs after the decision; seconds of the first call with `wait=True`. Modules are
-written for this table and tuned for nothing. The last row is a training step of a small GPT-2 (forward, backward, SGD).
+Each row: µs of one call as a caller sees it (wall clock, results synchronized), medians of alternating rounds: the bare
+module, torch.compile's default mode, tg.compile, and tg.compile's backend without the choice between compiled and bare
+calls (`torch.compile(backend="tensor_graphs")`); what runs after the decision; seconds of the first call with
+`wait=True`. Modules are written for this table and tuned for nothing. The last row is a training step of a small GPT-2
+(forward, backward, SGD).
 """
 
 from __future__ import annotations

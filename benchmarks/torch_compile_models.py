@@ -1,11 +1,14 @@
-"""Record of `tg.compile` over architectures: `python -m benchmarks.torch_compile_models --results FILE [names]`, `--table FILE`.
+"""Record of `tg.compile` over architectures: `python -m benchmarks.torch_compile_models --results FILE [names]`,
+`--table FILE`.
 
-Each architecture runs in a process of its own, with limits of time and memory; rows are appended to FILE, and architectures that are
-in it are skipped. A row is right if all results have eager's types and an error against eager in float64 that rounding explains:
-at most eight times eager's own plus 1e-5, relative to the norm (where eager has no float64 form: against eager, at most 1e-5); integers may differ in ties only. Programs run for this comparison
-even where they are slower; the column "would run" is the decision from measured times (on this machine, small sizes). Then the
-architecture is compiled again as users do, called until `tg.compile` has chosen, and calls are timed beside the module's own: CPU
-time of the one thread, calls in turn, inputs at other addresses than before; "time" is the ratio of the lower quartiles, less than 1 if faster.
+Each architecture runs in a process of its own, with limits of time and memory; rows are appended to FILE, and
+architectures that are in it are skipped. A row is right if all results have eager's types and an error against eager in
+float64 that rounding explains: at most eight times eager's own plus 1e-5, relative to the norm (where eager has no
+float64 form: against eager, at most 1e-5); integers may differ in ties only. Programs run for this comparison even
+where they are slower; the column "would run" is the decision from measured times (on this machine, small sizes). Then
+the architecture is compiled again as users do, called until `tg.compile` has chosen, and calls are timed beside the
+module's own: CPU time of the one thread, calls in turn, inputs at other addresses than before; "time" is the ratio of
+the lower quartiles, less than 1 if faster.
 """
 
 from __future__ import annotations
@@ -68,7 +71,8 @@ class Times:
 
 
 def error(found: Any, exact: Any) -> float:
-    """Largest relative error of the floating-point results; infinite where types differ, or more than 1 % of the integers."""
+    """Largest relative error of the floating-point results; infinite where types differ, or more than 1 % of the
+    integers."""
     worst = 0.0
     (ours, one), (theirs, other) = _pytree.tree_flatten(found), _pytree.tree_flatten(exact)
     if one != other:

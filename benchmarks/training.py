@@ -1,12 +1,14 @@
-"""Training under `tg.compile` beside eager: `python -m benchmarks.training [--steps N] [--budget S] [--device D] [--scale small] [names]`.
+"""Training under `tg.compile` beside eager: `python -m benchmarks.training [--steps N] [--budget S] [--device D]
+[--scale small] [names]`.
 
 On a GPU within 70 s: `--device cuda --scale small --budget 3 --no-peer --seconds 66`.
 
-Models: GPT-2 of 4 layers, ResNet-18, ViT-S, each with its loss. Each row: the relative error of all gradients of the first step
-against eager in float64 (programs, eager), the losses of the first and the last step of both curves, the largest difference of each
-from the curve of eager in float64 (relative to the first loss), µs of a training step (forward, backward, optimizer), the operators
-that are in programs, and what runs after whole steps were compared. For the errors, the curves and the column of programs they run even
-where they are slower. Times are lower quartiles of alternating steps, without the time for which the thread waited for a core.
+Models: GPT-2 of 4 layers, ResNet-18, ViT-S, each with its loss. Each row: the relative error of all gradients of the
+first step against eager in float64 (programs, eager), the losses of the first and the last step of both curves, the
+largest difference of each from the curve of eager in float64 (relative to the first loss), µs of a training step
+(forward, backward, optimizer), the operators that are in programs, and what runs after whole steps were compared. For
+the errors, the curves and the column of programs they run even where they are slower. Times are lower quartiles of
+alternating steps, without the time for which the thread waited for a core.
 
 Every phase prints what it found at once. A phase that is not done when `--seconds` have passed ends there.
 """
@@ -183,8 +185,8 @@ Case = tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]
 
 
 def cases(scale: str) -> dict[str, Case]:
-    """Name -> (module, its operands), at a scale: "full", "medium" (GPT-2 only, narrower), "small" (the same layers, narrow) or
-    "tiny" (fewer layers).
+    """Name -> (module, its operands), at a scale: "full", "medium" (GPT-2 only, narrower), "small" (the same layers,
+    narrow) or "tiny" (fewer layers).
     """
 
     def tokens(batch: int, count: int, vocabulary: int) -> tuple[torch.Tensor, ...]:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.user_kernels --out OUT [--budget 20]
 
-Writes OUT/user_kernels.json: verdicts with seconds, and for each search the chosen kernels, the best measured time of the
-user kernel and the time of the plan without it. Each step has its own process and time limit; a failure is recorded.
+Writes OUT/user_kernels.json: verdicts with seconds, and for each search the chosen kernels, the best measured time of
+the user kernel and the time of the plan without it. Each step has its own process and time limit; a failure is
+recorded.
 """
 
 from __future__ import annotations

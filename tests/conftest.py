@@ -1,8 +1,8 @@
 """Settings of a test run: a home of its own, threads that sleep while they wait, a profile of Hypothesis, and Triton's
 interpreter where there is no GPU.
 
-No test reads or writes the user's cost store, or reads the shipped one. Libraries read the settings of their threads, and
-Triton the choice of its interpreter, when they are imported.
+No test reads or writes the user's cost store, or reads the shipped one. Libraries read the settings of their threads,
+and Triton the choice of its interpreter, when they are imported.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Docstrings of public modules, classes and functions drawn at random, to be read as a newcomer reads them:
-`python -m tests.draw_docstrings --seed N [--count 40] [--only PART_OF_A_PATH]`. Prints path, name and signature, and the docstring."""
+`python -m tests.draw_docstrings --seed N [--count 40] [--only PART_OF_A_PATH]`. Prints path, name and signature, and
+the docstring."""
 
 from __future__ import annotations
 

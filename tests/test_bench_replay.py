@@ -69,7 +69,8 @@ def test_times_are_taken_as_a_search_takes_them(bench: Any, tmp_path: Path, monk
 
 
 def test_the_search_comes_near_the_best_of_what_was_measured(bench: Any) -> None:
-    """16 schedules of each case, against all that an H200 has timed around its guesses; where it goes on, the best of them."""
+    """16 schedules of each case, against all that an H200 has timed around its guesses; where it goes on, the best of
+    them."""
     ratios, tables = {}, bench.read()
     for case, times in tables.items():
         ranked, _, own = bench.searched(*bench.kernel(case))

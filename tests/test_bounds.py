@@ -554,7 +554,8 @@ def node(eclass: str, children: Sequence[str], cost: float = 1.0) -> dict[str, A
 
 
 def ladder(n: int) -> dict[str, Any]:
-    """Two chains of one-row classes that read shared classes of two rows: written out, each class would be as long as its chain."""
+    """Two chains of one-row classes that read shared classes of two rows: written out, each class would be as long as
+    its chain."""
     nodes = {"r0": node("r", ["a0"]), "r1": node("r", ["b0"])}
     for i in range(n):
         for chain, other in (("a", i), ("b", 7 * i % n)):

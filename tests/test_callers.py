@@ -1,4 +1,5 @@
-"""On the CPU a program is compared with the graph as it is written and with the caller's own function; the fastest of them runs."""
+"""On the CPU a program is compared with the graph as it is written and with the caller's own function; the fastest of
+them runs."""
 
 from __future__ import annotations
 

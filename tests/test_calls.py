@@ -1,4 +1,5 @@
-"""What a caller may hand to `optimize` and to a program: named and nested arguments, results with None, Torch functions."""
+"""What a caller may hand to `optimize` and to a program: named and nested arguments, results with None, Torch
+functions."""
 
 from __future__ import annotations
 

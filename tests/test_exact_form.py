@@ -1,4 +1,5 @@
-"""Tolerance "exact" of functions and modules: results have the bits of the caller's function, or the call ends in NoPlanError."""
+"""Tolerance "exact" of functions and modules: results have the bits of the caller's function, or the call ends in
+NoPlanError."""
 
 from __future__ import annotations
 

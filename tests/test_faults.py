@@ -421,15 +421,15 @@ def test_a_broken_store_does_not_stop_a_run(damage: str, tmp_path: Path) -> None
 
 
 def test_a_read_only_home_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensor_graphs import settings
+    from tensor_graphs import cache_folder
 
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(settings.os, "access", lambda path, mode: "home" not in str(path))
-    monkeypatch.setattr(settings, "_temporary", [])
+    monkeypatch.setattr(cache_folder.os, "access", lambda path, mode: "home" not in str(path))
+    monkeypatch.setattr(cache_folder, "_temporary", [])
     with pytest.warns(UserWarning, match="not writable"):
-        folder = settings.home()
+        folder = cache_folder.home()
     assert folder != tmp_path / "home" and folder.is_dir()
-    monkeypatch.setattr(settings, "_temporary", [])
+    monkeypatch.setattr(cache_folder, "_temporary", [])
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "home"))  # the first call set another one
     made = tg.optimize(tg.exp(tg.input("x", (8,))), **FAST)
     assert any("not writable" in w for w in made.report.warnings)
@@ -438,12 +438,12 @@ def test_a_read_only_home_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_home_in_place_of_a_read_only_one_ends_with_its_process(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, warnings; warnings.simplefilter('ignore')\n"
-        "from tensor_graphs import settings\n"
-        "print(settings.home(), flush=True)\n"
+        "from tensor_graphs import cache_folder\n"
+        "print(cache_folder.home(), flush=True)\n"
         "if len(sys.argv) < 2:\n"
         "    subprocess.run([sys.executable, '-c', sys.orig_argv[2], 'child'])\n"
         "    if os.fork() == 0: sys.exit()\n"
-        "    os.wait(); print(settings.home().is_dir())\n"
+        "    os.wait(); print(cache_folder.home().is_dir())\n"
     )
     (tmp_path / "file").write_text("")
     env = {**os.environ, "TENSOR_GRAPHS_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}

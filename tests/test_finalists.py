@@ -1,4 +1,5 @@
-"""Finalists of a search, timed as whole programs by a simulated device on which that time is not the sum of kernel times."""
+"""Finalists of a search, timed as whole programs by a simulated device on which that time is not the sum of kernel
+times."""
 
 from __future__ import annotations
 

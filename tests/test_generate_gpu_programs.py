@@ -54,7 +54,8 @@ def test_torch_programs_generate_what_arrays_do(tmp_path: Path, case: str, monke
 
 @pytest.mark.usefixtures("on_torch")
 def test_torch_programs_speculate_as_arrays_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States of both models are shared on the device; greedy tokens are the plain ones, draws those of NumPy programs."""
+    """States of both models are shared on the device; greedy tokens are the plain ones, draws those of NumPy
+    programs."""
     (tmp_path / "draft").mkdir()
     folder, draft = write(tmp_path, "llama"), write(tmp_path / "draft", "llama", num_hidden_layers=1)
     prompts = [[3, 7, 1], [int(v) for v in np.random.default_rng(1).integers(0, VOCAB, 19)]]

@@ -99,7 +99,8 @@ def sentence_piece(seed: int, **more: Any) -> dict[str, Any]:
 
 
 def merged(fields: dict[str, Any], prompt: str) -> list[str]:
-    """SentencePiece's rule: join the neighbours whose text has the highest score, the leftmost first; bytes for the rest."""
+    """SentencePiece's rule: join the neighbours whose text has the highest score, the leftmost first; bytes for the
+    rest."""
     score = {t: s for t, s, k in zip(fields["tokens"], fields["scores"], fields["token_type"]) if k == NORMAL}
     parts = list(SPACE + prompt.replace(" ", SPACE))
     while True:

@@ -1,4 +1,5 @@
-"""The whole way for a GPU: rehearsed on the CPU (tensors there, Triton's interpreter), and for real where there is one."""
+"""The whole way for a GPU: rehearsed on the CPU (tensors there, Triton's interpreter), and for real where there is
+one."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def test_a_plan_for_a_gpu_is_verified(dtype: str, choice: str) -> None:
 
 @pytest.mark.usefixtures("rehearsal")
 def test_a_bottleneck_runs_through_generated_convolutions() -> None:
-    """Convolutions with their norms, activations and the residual, then a pool: three kernels or fewer, and verified."""
+    """Convolutions with their norms, activations and the residual, then a pool: three kernels or fewer, and
+    verified."""
     rng, params = np.random.default_rng(0), dict[str, np.ndarray]()
 
     def param(name: str, *shape: int) -> t.Tensor:
@@ -154,7 +156,8 @@ def test_a_bottleneck_runs_through_generated_convolutions() -> None:
 
 @pytest.mark.usefixtures("rehearsal")
 def test_saved_programs_bring_their_kernels(tmp_path: Path) -> None:
-    """Triton reads a kernel's source where it was defined: that works for a loaded program and for the file as a module."""
+    """Triton reads a kernel's source where it was defined: that works for a loaded program and for the file as a
+    module."""
     _, params = block("float32")
     only = Graph.of(c.softmax(t.matmul(t.input("x", (4, 32)), t.param("w", (32, 32))), axis=1), name="block")
     tg.optimize(
@@ -179,8 +182,8 @@ def test_saved_programs_bring_their_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("rehearsal")
 def test_what_a_model_computes_in_more_bits_is_stored_in_them_where_it_shows() -> None:
-    """A loss in float32 of logits in 16 bits: rounded on the way to memory, it was a thousand times as far off as the model's own, and
-    returned as what no kernel could do better."""
+    """A loss in float32 of logits in 16 bits: rounded on the way to memory, it was a thousand times as far off as the
+    model's own, and returned as what no kernel could do better."""
     x, ids = t.input("x", (8, 64), "float16"), t.input("ids", (8,), "int64")
     p = c.log_softmax(t.cast(x, "float32"), axis=1)
     picked = t.gather_elements(p, t.reshape(ids, (8, 1)), 1)
@@ -197,8 +200,8 @@ def test_what_a_model_computes_in_more_bits_is_stored_in_them_where_it_shows() -
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.usefixtures("rehearsal")
 def test_exact_rounds_where_the_graph_does(dtype: str) -> None:
-    """What the graph has in float32 lies in float32, what it has in 16 bits is rounded to them, and where a library's product
-    may add in another order there is no plan rather than a wrong one."""
+    """What the graph has in float32 lies in float32, what it has in 16 bits is rounded to them, and where a library's
+    product may add in another order there is no plan rather than a wrong one."""
     x, y = t.input("x", (8, 32), dtype), t.input("y", (8, 32), dtype)
     wide = t.cast(x, "float32") * t.cast(y, "float32") + t.cast(y, "float32") * 0.3
     outputs = [t.cast(wide * wide, dtype) + x, (x * y + x) * y, t.max(x * y + x, axis=1, keepdims=True) * y]
@@ -307,8 +310,8 @@ def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: 
 def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
     before: float, over: bool, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the whole program was slower, the unoptimized one is returned, verified; that is timed where kernels were not measured,
-    time or not."""
+    """Where the whole program was slower, the unoptimized one is returned, verified; that is timed where kernels were
+    not measured, time or not."""
     for module in (recall, time_program):
         monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(measuring, "measurer_of", lambda *given: None)
@@ -356,8 +359,8 @@ def test_finalists_are_timed_and_the_fastest_is_verified(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("rehearsal")
 def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second search is none, whatever the store has got meanwhile; with other weights it is verified, and a larger budget
-    goes on where the first one was cut."""
+    """The second search is none, whatever the store has got meanwhile; with other weights it is verified, and a larger
+    budget goes on where the first one was cut."""
     for module in (recall, time_program):
         monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(measuring, "measurer_of", lambda *given: None)

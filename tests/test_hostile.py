@@ -1,4 +1,5 @@
-"""Hostile files by the hundred for every reader, from a fixed seed: read, or refused by name. And links, signals and odd files."""
+"""Hostile files by the hundred for every reader, from a fixed seed: read, or refused by name. And links, signals and
+odd files."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ UPPER = (
 BASE = {
     "errors",
     "settings",
+    "cache_folder",
     "progress",
     "processes",
     "plain",
@@ -92,7 +93,8 @@ def statements(tree: ast.AST) -> Iterator[ast.stmt]:
 
 @cache
 def facts_of(module: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(our modules that a module imports, at import time or later, except for type checking only; its top-level classes)."""
+    """(our modules that a module imports, at import time or later, except for type checking only; its top-level
+    classes)."""
     path = FILES[module]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found: set[str] = set()

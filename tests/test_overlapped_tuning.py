@@ -129,7 +129,8 @@ def test_two_threads_make_the_same_tensors() -> None:
 
 
 class Device:
-    """In place of a process with a GPU: everything is right, after times that are made up. `tried` is set by the first try."""
+    """In place of a process with a GPU: everything is right, after times that are made up. `tried` is set by the first
+    try."""
 
     alive, ended = True, None
 

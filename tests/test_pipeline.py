@@ -407,7 +407,8 @@ def test_the_same_plan_twice(tmp_path: Path) -> None:
 
 
 def test_a_deterministic_rewriting_does_not_end_by_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is so busy that the clock ends rewriting gives no other plan; where it must, the report says so."""
+    """A machine that is so busy that the clock ends rewriting gives no other plan; where it must, the report says
+    so."""
     asked: list[tuple[float, float]] = []
     how: dict[str, Any] = {"measure": False, "costdb": tmp_path, "backend": "numpy", "limits": SMALL, "again": True}
 

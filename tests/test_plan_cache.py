@@ -192,7 +192,8 @@ def test_what_was_measured_to_be_slower_is_searched_again(home: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_what_is_predicted_otherwise_by_now_says_nothing_against_a_plan(home: Path) -> None:
-    """Predictions change with whatever else is measured: a plan of kernels that nobody had time to measure is as good as it was."""
+    """Predictions change with whatever else is measured: a plan of kernels that nobody had time to measure is as good
+    as it was."""
     first = optimized()
     plan = first.plan
     guess = lambda cost: replace(cost, source="predicted", us=1e-6)  # far less than what is predicted without any row

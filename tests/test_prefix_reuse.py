@@ -1,4 +1,5 @@
-"""Prompts that begin with tokens whose keys and values the caches hold: what is computed, and that tokens are the same."""
+"""Prompts that begin with tokens whose keys and values the caches hold: what is computed, and that tokens are the
+same."""
 
 from __future__ import annotations
 

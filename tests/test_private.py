@@ -13,7 +13,7 @@ from types import CodeType
 
 import pytest
 
-from tensor_graphs import settings
+from tensor_graphs import cache_folder, settings
 from tensor_graphs.backends.c import helpers as c_helpers
 from tensor_graphs.backends.ir.source_text import imports_of
 from tensor_graphs.backends.program.helper_functions import all_helpers
@@ -197,13 +197,13 @@ def test_nothing_is_compiled_where_others_can_replace_it(tmp_path: Path, monkeyp
     shared.mkdir()
     shared.chmod(0o777)
     monkeypatch.setattr("tempfile.tempdir", str(shared))
-    monkeypatch.setattr(settings, "_temporary", [])
+    monkeypatch.setattr(cache_folder, "_temporary", [])
     assert temporary_place() == "/tmp"
-    assert shared not in settings._temporary_folder().parents
+    assert shared not in cache_folder._temporary_folder().parents
     monkeypatch.setattr("tensor_graphs.private.unsafe_folder", lambda folder: "not safe")
-    monkeypatch.setattr(settings, "_temporary", [])
+    monkeypatch.setattr(cache_folder, "_temporary", [])
     with pytest.raises(UsageError, match="set TMPDIR"):
-        settings._temporary_folder()
+        cache_folder._temporary_folder()
 
 
 def test_the_compiler_s_temporary_files_are_in_the_compile_folder(
@@ -234,10 +234,10 @@ def test_a_user_without_a_home_folder_has_no_cache(
     if home:
         monkeypatch.setenv("HOME", home)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    monkeypatch.setattr(settings, "_temporary", [])
+    monkeypatch.setattr(cache_folder, "_temporary", [])
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="not known"):
-        assert settings.home().is_absolute()
+        assert cache_folder.home().is_absolute()
     os.environ.pop("TENSOR_GRAPHS_HOME", None)
     with pytest.warns(UserWarning, match="home folder is not known"):
         assert c_helpers.c_library(SOURCE).f() == 7
@@ -250,9 +250,9 @@ def test_plans_and_caches_leave_a_shared_home(tmp_path: Path, monkeypatch: pytes
     shared.mkdir()
     shared.chmod(0o777)
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(shared))
-    monkeypatch.setattr(settings, "_temporary", [])
+    monkeypatch.setattr(cache_folder, "_temporary", [])
     with pytest.warns(UserWarning, match="other users"):
-        folder = settings.private("plans")
+        folder = cache_folder.private("plans")
     assert shared not in folder.parents and not (shared / "plans").exists()
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "own"))
     (shared / "db").mkdir(mode=0o777)

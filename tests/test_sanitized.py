@@ -1,4 +1,5 @@
-"""Generated C kernels under AddressSanitizer and UndefinedBehaviorSanitizer: the short form of `python -m tests.fuzz.sanitized`."""
+"""Generated C kernels under AddressSanitizer and UndefinedBehaviorSanitizer: the short form of `python -m
+tests.fuzz.sanitized`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Speculative decoding: the tokens and the distribution of plain decoding, ragged batches, ends, errors, the command."""
+"""Speculative decoding: the tokens and the distribution of plain decoding, ragged batches, ends, errors, the
+command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs of graphs with free dimensions: searched at one choice of sizes, right at all of them, and refusing the others."""
+"""Programs of graphs with free dimensions: searched at one choice of sizes, right at all of them, and refusing the
+others."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ import torch
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs import settings
+from tensor_graphs import cache_folder, settings
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
 from tensor_graphs.backends.generate.generator import Lowerings
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
@@ -110,7 +110,8 @@ def lowered(seed: int, limit: float, pool: LowerPool) -> list[Any]:
 def test_kernels_lowered_in_threads_are_those_of_each_call_s_graph_and_tolerance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More than a hundred regions each, read by processes beside: nothing of another graph, nothing in another precision."""
+    """More than a hundred regions each, read by processes beside: nothing of another graph, nothing in another
+    precision."""
     monkeypatch.setattr(lower_pool, "WORTH", 20)
     given = [(0, 0.0), (1, 1e-2), (2, 1e-6), (0, 1e-2)]
     alone = [lowered(*one, LowerPool(0)) for one in given]
@@ -250,7 +251,8 @@ def test_the_settings_of_a_call_hold_in_its_threads() -> None:
 
 
 def in_child_while_held(contexts: Sequence[AbstractContextManager[Any]], right: Callable[[], bool]) -> bool:
-    """Result of `right()` in a forked child, while another thread of the parent is inside contexts; False if the child hangs."""
+    """Result of `right()` in a forked child, while another thread of the parent is inside contexts; False if the child
+    hangs."""
     held, done = threading.Event(), threading.Event()
 
     def holds() -> None:
@@ -298,21 +300,21 @@ def test_locks_are_free_in_a_forked_child(tmp_path: Path) -> None:
     """Those of a store and of traces, whichever thread of the parent holds them."""
     graph = CompiledGraph(torch.fx.symbolic_trace(torch.nn.ReLU()), CompileOptions())
     locks = [Store(tmp_path)._lock, aten_recurrent._LOCK, CompilePool(1, 90)._lock, graph._lock]
-    free = lambda: all(lock.acquire(timeout=20) for lock in [*locks, settings._making])
-    assert in_child_while_held([*locks, settings._making], free)
+    free = lambda: all(lock.acquire(timeout=20) for lock in [*locks, cache_folder._making])
+    assert in_child_while_held([*locks, cache_folder._making], free)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_has_a_temporary_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the parent goes with the parent."""
-    monkeypatch.setattr(settings, "_temporary", [])
-    folder = settings._temporary_folder()
+    monkeypatch.setattr(cache_folder, "_temporary", [])
+    folder = cache_folder._temporary_folder()
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(folder))
 
     def right() -> bool:
         shutil.rmtree(folder)  # as at the end of the parent
-        own = settings._temporary_folder()
+        own = cache_folder._temporary_folder()
         is_new = own != folder and own.is_dir() and "TENSOR_GRAPHS_HOME" not in os.environ
         shutil.rmtree(own)
         return is_new

@@ -1,5 +1,5 @@
-"""Verification of graphs whose sums overflow in their own dtypes: results that only the order of a sum decides are equal, others
-are not."""
+"""Verification of graphs whose sums overflow in their own dtypes: results that only the order of a sum decides are
+equal, others are not."""
 
 from __future__ import annotations
 

@@ -77,15 +77,20 @@ def _writes_alone(template: GeneratedKernel, kernel: Kernel) -> bool:
 
 
 def _read_across(found: Lowered, call: Call, weights: Iterable[str]) -> tuple[str, ...]:
-    """The matrices of weights over whose rows a product of one row sums. Transposed at load, the elements of a sum are
-    neighbours, which are read at full bandwidth; rows of the matrix are read in pieces."""
+    """Weight matrices that a product of at most ROWS rows reads with a stride along the summed axis, and that can be
+    transposed.
+
+    Transposed at load, the elements of a sum are contiguous and read at full bandwidth. Matrices whose rows would be
+    padded then are left out.
+    """
     if found.shape.kind != "contraction" or found.shape.m > ROWS:
         return ()
     sums = [e for e in found.kernel.reductions if e.value[0] == "sum" and e.kind == "float"]
     loads = [(x.value, e.axis) for e in sums for x in walk(e.args) if x.op == "load" and not x.args]
     reads = {name for (name, at, *_), axis in loads if abs(at.coefficient(axis)) > 1}
     kinds = {w: call.operands[w].type for w in weights}
-    return tuple(w for w, t in kinds.items() if w in reads and t.rank == 2 and is_float(t.dtype) and even(concrete(t.shape)[0], t.dtype) == t.shape[0])  # fmt: skip
+    matrices = {w: t for w, t in kinds.items() if w in reads and t.rank == 2 and is_float(t.dtype)}
+    return tuple(w for w, t in matrices.items() if even(concrete(t.shape)[0], t.dtype) == t.shape[0])
 
 
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
@@ -122,7 +127,8 @@ class C(KernelGenerator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel of terms over inputs (`Target.template`). Imports Torch, whose threads share the loops."""
+        """The generated kernel of terms over inputs (`Target.template`). Imports Torch, whose threads share the
+        loops."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)

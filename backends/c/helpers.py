@@ -121,7 +121,8 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
 
 
 def c_opened(path: Path) -> Any:
-    """The library in a file; the threads of the first one that has some are visible to others, which use them too."""
+    """Load a compiled library. The first one with a thread pool exports its symbols, so that libraries loaded later
+    share the pool."""
     library = ctypes.CDLL(str(path))
     shared = hasattr(library, "tensor_graphs_region_1")
     return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if shared else library
@@ -143,7 +144,8 @@ def c_clean(folder: Path, seconds: float = 600.0) -> None:
 
 
 def c_kept(binary: bytes | None, threads: bool = True) -> Any:
-    """The library of compiled code that a saved program has; None without code, or if it cannot be loaded here."""
+    """Load the library from the machine code that a saved program contains; None without code, or if it cannot be
+    loaded here."""
     if binary is None:
         return None
     if threads:

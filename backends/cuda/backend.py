@@ -56,7 +56,7 @@ def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Laun
     if s.scratch_parts == 1:
         return [emit(found.kernel, layout, name, found.shape, found.constant)]
     if found.shape.joined:
-        raise Unfusable("parts of rows that are written again")
+        raise Unfusable("a split reduction whose row results are read by the same kernel")
     first, second = split(found.kernel, split_axis(found.shape), s.scratch_parts)
     own, after = shape_of(first), shape_of(second, products=False)
     spread = replace(
@@ -65,7 +65,7 @@ def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Laun
     inner = tuple(dict.fromkeys(e.axis for e in second.reductions))
     after = replace(found.shape, joined={}, inner=inner, outer=inner, dots={})
     if len(spread.inner) != len(found.shape.inner):
-        raise Unfusable("a reduction that only the joining half does")
+        raise Unfusable("a reduction that only the combining kernel computes")
     # same thread layout, with the axis names of the split kernel
     names = dict(zip((a.name for a in found.shape.inner), (a.name for a in spread.inner), strict=True))
     moved = replace(

@@ -58,7 +58,8 @@ class FewRowAttentionSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-KV factor: number of parts into which the positions are split; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-KV factor: number of parts into which the positions are split; 1: not split
+        (`Schedule.scratch_parts`)."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
@@ -147,7 +148,8 @@ class FewRows:
         return self.rows * (head + columns) + loads + self.rows * s.deep + 20
 
     def us(self, s: FewRowAttentionSchedule) -> float:
-        """Estimated µs: launch, rounds of loads, instructions and bytes of the busiest SM, and the combination of parts."""
+        """Estimated µs: launch, rounds of loads, instructions and bytes of the busiest SM, and the combination of
+        parts."""
         head, columns = self._own(s)
         parts, machine = s.scratch_parts, target()
         part, threads = self.room // parts, s.lanes * s.groups

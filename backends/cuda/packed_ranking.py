@@ -1,4 +1,5 @@
-"""Ranking of schedules of skinny GEMM with quantized weights whose codes are converted 16 bytes at a time (`packed`)."""
+"""Ranking of schedules of skinny GEMM with quantized weights whose codes are converted 16 bytes at a time
+(`packed`)."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class PackedFew:
                 yield schedule | dict(self.own), self.us(along, wide, tiles, split)
 
     def _registers(self, tiles: int) -> int:
-        """Estimated registers per thread: codes, converted numbers of two tiles, rows, accumulators and about 40 others."""
+        """Estimated registers per thread: codes, converted numbers of two tiles, rows, accumulators and about 40
+        others."""
         octets = -(-self.rows // 8)
         return self.matrices * (4 * tiles + self.span + 2 * tiles * octets) + octets * self.span // 2 + 40
 

@@ -36,7 +36,8 @@ AHEAD = 3  # prefetch distance of the cp.async pipeline in loop iterations
 TOGETHER = 4  # vectors of a row for neighbouring threads to read: 1 took 2.9 times as long as 8, 2 took 1.4 times
 SEGMENT = 32  # contiguous elements that a warp should write at once
 RING = 47 << 10  # limit of a block's prefetch ring in bytes of shared memory
-# operations per element of a norm, which loads of matrices hide, and operations of longer prologues that an SM issues in a µs
+# operations per element of a norm, which loads of matrices hide, and operations of longer prologues that an SM issues
+# in a µs
 NORM, ISSUED = 6, 1.4e5
 WARM = 8 << 20  # bytes of matrices from which an L2 prefetch before the wait was slower than none
 
@@ -146,7 +147,8 @@ class Pass:
     batch: int
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, rank) of pointwise kernels; favours about 16 elements in flight per thread, coalesced accesses, and all SMs busy."""
+        """Yields (schedule, rank) of pointwise kernels; favours about 16 elements in flight per thread, coalesced
+        accesses, and all SMs busy."""
         crossed = min(self.vector, self.across) > 1
         squares = [(a, b) for a, b in product((8, 4, 2), repeat=2) if a <= self.vector and b <= self.across]
         shapes = squares if crossed else [(self.vector, 1)]
@@ -195,7 +197,8 @@ class Rows:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, rank) of row reductions; favours about 16 elements in flight per thread and a row within one warp."""
+        """Yields (schedule, rank) of row reductions; favours about 16 elements in flight per thread and a row within
+        one warp."""
         chunks, most = -(-self.length // self.vector), padded(max(1, self.count))
         whole = padded(chunks)
         for t in _powers(1, min(1024, whole)):
@@ -480,9 +483,10 @@ class Few:
     def us(self, along: int, wide: int, tiles: int, deep: int, split: int) -> float:
         """Estimated time in µs, fitted to measured kernels of this kind.
 
-        `along`, `wide`: warps of a block along K and N. `tiles`: column fragments per warp. `deep`: K chunks per warp and
-        iteration. `split`: split-K factor. The larger of DRAM time and the time of the busiest SM, times penalties for too few bytes in flight, for split-K
-        and for re-reading rows; at least one memory latency per iteration and wave.
+        `along`, `wide`: warps of a block along K and N. `tiles`: column fragments per warp. `deep`: K chunks per warp
+        and iteration. `split`: split-K factor. The larger of DRAM time and the time of the busiest SM, times penalties
+        for too few bytes in flight, for split-K and for re-reading rows; at least one memory latency per iteration and
+        wave.
         """
         warps, n, heights = along * wide, 8 * tiles * wide, -(-self.rows // 16)
         part, step = self.length / split, 32 * along * deep

@@ -293,10 +293,11 @@ def _partial_shape(kernel: Kernel, shape: Shape) -> Shape:
 
 
 def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
-    """Description of a skinny GEMM for tensor cores, if its operands are 16-bit or bytes, and contiguous along K; else None.
+    """Description of a skinny GEMM for tensor cores, if its operands are 16-bit or bytes, and contiguous along K; else
+    None.
 
-    One row is a skinny GEMM if a weight is computed from bytes: conversions then take more time than loads. A load with one value for
-    8 elements is a scale."""
+    One row is a skinny GEMM if a weight is computed from bytes: conversions then take more time than loads. A load with
+    one value for 8 elements is a scale."""
     axes = [e.axis for e in shape.dots if e.axis in shape.outer]
     packed = any(e.op == "load" and dtypes.itemsize(e.value[3]) == 1 for e in kernel.exprs)
     if not axes or shape.m > FEW or (shape.m <= 1 and not packed):
@@ -333,10 +334,10 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
         return Rows(shape.m, shape.n, width(kernel, shape, "n"), width(kernel, shape, "m"), rows, batch, own)
     matrices = [e.axis for e in shape.dots if e.axis in shape.outer]
     if shape.dots and not matrices:
-        raise Unfusable("a product inside another reduction")
+        raise Unfusable("a matrix product inside another reduction")
     main = max(matrices or shape.inner, key=lambda a: a.size)
     if kernel.stored_sides - {main}:
-        raise Unfusable("a result along the axis of a smaller reduction")
+        raise Unfusable("an output along the axis of a smaller reduction")
     at, own = shape.inner.index(main), _short(kernel, shape, main)
     if not matrices:
         along_rows = side["m"] > side[main.name]
@@ -374,7 +375,7 @@ def _short(kernel: Kernel, shape: Shape, main: Axis | None) -> tuple[tuple[str, 
             vector = width(kernel, shape, a.name)
             found |= {f"v{i}": vector, f"u{i}": -(-a.size // vector)}
     if prod(found.values()) > HELD:
-        raise Unfusable("a long reduction inside another one")
+        raise Unfusable("a long reduction nested in another one")
     return tuple(found.items())
 
 

@@ -141,8 +141,8 @@ class SizedKernel(KernelBase):
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's sizes are
-        symbolic.
+        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's
+        sizes are symbolic.
         """
         total: Dim = 0
         for form in self.all_forms(call):
@@ -247,7 +247,7 @@ class SizedKernel(KernelBase):
         self._confirm(schedule, texts, shape, bounds, emitter)
         (scratch,) = texts[1].values
         if isinstance(scratch, Limited):
-            raise NoForm("scratch memory of a limited size")
+            raise NoForm("the scratch size is bounded by a constant at some sizes")
         definitions = [name for name, _ in alike[0][1].definitions]
         return self._form(texts[0], scratch, dict(zip(definitions, texts[2:], strict=True)), bounds, emitter)
 
@@ -275,7 +275,7 @@ class SizedKernel(KernelBase):
         if around and len(alike) < LEAST_POINTS:
             alike = self._near(schedule, alike[0][0], shape, within, emitter)
         if len(alike) < min(LEAST_POINTS, len(tried)):
-            raise NoForm("its text is another one at every size")
+            raise NoForm("the emitted source has another structure at every size")
         return alike
 
     def _near(
@@ -301,7 +301,7 @@ class SizedKernel(KernelBase):
         for name, text in definitions.items():
             sized = emitter.with_sizes(text, name, sorted(self.ranges), PREFIX)
             if sized is None:
-                raise NoForm("a size in a place that the compiler must know")
+                raise NoForm("a size where the compiler needs a constant")
             whole, used = sized
             given[f"SIZES_{name}"] = emitter.size_arguments([SIZE.format(n) for n in used])
             if not name.startswith("kernel"):
@@ -324,7 +324,8 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Element count of each operand in free sizes; 32-bit addresses suffice where all counts are at most `LARGEST`."""
+        """Element count of each operand in free sizes; 32-bit addresses suffice where all counts are at most
+        `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(
@@ -358,9 +359,9 @@ class SizedKernel(KernelBase):
         least = {n: min(p[n] for p in points) for n in within}
         most = {n: max(p[n] for p in points) for n in within}
         if not all_legal and len(within) > 1:
-            raise NoForm("it is legal at some sizes only, and there are several")
+            raise NoForm("the schedule is legal at some sizes only, and several sizes are free")
         if not masked and not equal(least):
-            raise NoForm("its tiles must fit into the sizes")
+            raise NoForm("the tiles must divide the sizes: the schedule has no bounds checks")
         for n, (low, high) in within.items():
             least[n] = low if masked else _last(least[n], low, partial(equal_with, n))
             if masked:  # masks at the last size of this form mean that its tiles reach one size further
@@ -387,7 +388,7 @@ class SizedKernel(KernelBase):
             if tuple(map(skeleton, found.texts)) != tuple(shape):  # without loops or masks
                 continue
             if any(t.at(sizes) != f for t, f in zip(texts, found.texts, strict=True)):
-                raise NoForm(f"its text at {dict(sizes)} is not the one inferred from other sizes")
+                raise NoForm(f"the emitted source at {dict(sizes)} differs from the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted | str:
         """Texts that a schedule of `emitter` emits at some sizes, or the reason why there are none. Cached."""
@@ -413,7 +414,7 @@ class SizedKernel(KernelBase):
         call, names, template = self._at(sizes, schedule, emitter)
         call = replace(call, names=names)
         if template.lower_for(call) is None or not template.fits(call):
-            raise Unfusable("its schedule is not legal at every size")
+            raise Unfusable("a schedule that is not legal at every size")
         statement, definitions = template.write(call), dict[str, str]()
         for i, launch in enumerate(launches(template, call)):
             own = f"kernel{i}_"

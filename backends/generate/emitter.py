@@ -1,4 +1,5 @@
-"""Protocols of code generators (`Emitter`) and of the kernel launches that they emit (`Launch`), with default members."""
+"""Protocols of code generators (`Emitter`) and of the kernel launches that they emit (`Launch`), with default
+members."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ class Emitter(Protocol):
         ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
-        """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is legal."""
+        """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is
+        legal."""
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
@@ -173,11 +175,13 @@ class EmitterBase:
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes (`Emitter.sized_launch`)."""
+        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes
+        (`Emitter.sized_launch`)."""
         return statement, definitions
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the launch arguments that pass the values of free sizes; "" without sizes (`Emitter.size_arguments`)."""
+        """Text of the launch arguments that pass the values of free sizes; "" without sizes
+        (`Emitter.size_arguments`)."""
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:

@@ -86,7 +86,8 @@ class KernelGenerator(BackendBase):
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Kernels for the fusion groups of a view, as `Lowering.generated` yields them, from a new `Lowering` each time."""
+        """Kernels for the fusion groups of a view, as `Lowering.generated` yields them, from a new `Lowering` each
+        time."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:

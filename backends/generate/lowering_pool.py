@@ -32,8 +32,8 @@ from .lowering_jobs import HEAD, Job, Reply, message
 MOST = 16  # maximum workers of all pools together
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
-# Seconds between services of the pipes while replies are there. Each system call lets another thread run, such as overlapped
-# tuning, for up to Python's switch interval of 5 ms.
+# Seconds between services of the pipes while replies are there. Each system call lets another thread run, such as
+# overlapped tuning, for up to Python's switch interval of 5 ms.
 PUMPING_S = 0.01
 PIPE = 1 << 20  # bytes of a pipe: replies of a message, so that workers do not wait for a busy parent
 PATIENCE_S = 30.0  # deadline for one job; then the workers are killed

@@ -1,8 +1,8 @@
 """Declarations of schedules: frozen dataclasses whose fields declare domain, default, search moves and stored name.
 
-A schedule class (`Schedule`) belongs to one strategy (generate/strategy.py). Everything that depends on which parameters
-exist is derived from its fields: the stored form (parameter name -> integer, in cost stores, job files and plans), the
-domain part of legality, the moves of the schedule search, and the table of docs/schedules.md.
+A schedule class (`Schedule`) belongs to one strategy (generate/strategy.py). Everything that depends on which
+parameters exist is derived from its fields: the stored form (parameter name -> integer, in cost stores, job files and
+plans), the domain part of legality, the moves of the schedule search, and the table of docs/schedules.md.
 """
 
 from __future__ import annotations

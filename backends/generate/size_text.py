@@ -1,4 +1,5 @@
-"""Emitted text with sizes as parameters: the common form of texts that one schedule emits at several choices of sizes."""
+"""Emitted text with sizes as parameters: the common form of texts that one schedule emits at several choices of
+sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Text:
         for column in zip(*rows, strict=True):
             found = fit(column, points)
             if found is None:
-                raise NoForm(f"{column[:4]} is no known function of the sizes")
+                raise NoForm(f"{column[:4]} follows no known function of the sizes")
             values.append(found)
         return Text(pieces, tuple(values))
 

@@ -182,7 +182,8 @@ class StrategyEmitter(EmitterBase):
         return found is not None and found[1].warp_specialized
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether a stored schedule's text is also right for sizes below a tile: `Strategy.masked` (`Emitter.masked`)."""
+        """Whether a stored schedule's text is also right for sizes below a tile: `Strategy.masked`
+        (`Emitter.masked`)."""
         found = self.find(schedule)
         return found is not None and found[0].masked(found[1])
 

@@ -1,4 +1,5 @@
-"""Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel IR.
+"""Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel
+IR.
 
 A fusion group's term becomes a `GeneratedKernel` template, whose code, scratch memory, schedules and source follow from
 the term and the operands' layouts. An `Emitter` tiles the kernel and writes its source; this module, which all emitters
@@ -33,7 +34,7 @@ from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, places
 from .emitter import Emitter, Launch, Lowered, can_split
 from .schedule import Move, Numbers, Schedule
-from .weight_layouts import channels_last, laid_out, prepared, turned
+from .weight_layouts import channels_last, laid_out, prepared, transposed_matrix
 
 COUNTING = f'''_counters = {{}}
 
@@ -204,7 +205,8 @@ class GeneratedKernel(KernelBase):
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (`Template.writes_out`). Cached: repeated layers make equal calls."""
+        """Whether the code writes into a given buffer (`Template.writes_out`). Cached: repeated layers make equal
+        calls."""
         key = _scheduled_key(call)
         if key not in self._writes:
             self._writes[key] = mentions_out(self.write, self.operands, call)
@@ -446,7 +448,8 @@ def template_of(
         f"{emitter.name}.{family}{suffix}", emitter.name, spelled((first, *others)), first, emitter, tuple(others),
         precision, last,
         family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of([first, *others]),
-        setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])), prep={name: (turned if emitter.arrays else prepared)(name) for name in transposed},
+        setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])),
+        prep={name: (transposed_matrix if emitter.arrays else prepared)(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip
 

@@ -46,9 +46,9 @@ def laid_out(weight: Buffer, call: Call) -> Buffer:
     return Buffer(_narrow(weight.dtype, call), weight.shape, strides)
 
 
-def turned(name: str) -> Callable[[Call], str]:
+def transposed_matrix(name: str) -> Callable[[Call], str]:
     """Function from a call to the expression that transposes the weight `name`, a NumPy matrix, at load time."""
-    return identify(lambda call: f"np.ascontiguousarray({call.names[name]}.T)", "images.turned.<locals>.text")
+    return identify(lambda call: f"np.ascontiguousarray({call.names[name]}.T)", "weight_layouts.transposed_matrix")
 
 
 def prepared(name: str) -> Callable[[Call], str]:

@@ -86,7 +86,7 @@ class _Values:
             return np.exp2(args[0])
         function = OPS[e.op].numpy
         if function is None:
-            raise Unfusable(f"{e.op} has no value")
+            raise Unfusable(f"{e.op} has no NumPy function")
         return np.asarray(function({}, *args))
 
     def _load(self, e: Expr, args: list[Array]) -> Array:

@@ -165,18 +165,18 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
     if top:
         rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
         if rows & cols:
-            raise Unfusable("an axis is a row of one product and a column of another")
+            raise Unfusable("an axis is a row axis of one matrix product and a column axis of another")
         steady = {a for side in (rows, cols) for a in _outer_as_batch(kernel, _kept(kernel, side), outer)}
         tiled = (rows | cols) - steady
         rest = [a for a in kernel.axes if a not in tiled]
         return Shape(_kept(kernel, rows & tiled), _kept(kernel, cols & tiled), tuple(rest), {}, inner, outer, dots)
     if dots and any(not d.rows <= set(kernel.axes) and not d.cols <= set(kernel.axes) for d in dots.values()):
-        raise Unfusable("a product inside a reduction without rows of its own")
+        raise Unfusable("a matrix product inside a reduction, without output rows or columns of its own")
     joined = _joined(kernel)
     cols = frozenset(joined.values())
     batch = tuple(a for a in kernel.axes if a.name == "part")
     if len(cols) > 1:
-        raise Unfusable("reductions over two different column axes")
+        raise Unfusable("row reductions over two different column axes")
     if not kernel.reductions and kernel.axes:
         cols = frozenset(kernel.axes[-1:])
     elif not joined and not dots:  # axes that no reduction depends on are iterated over after them

@@ -149,7 +149,8 @@ def _scores(call: Call) -> Rooms:
 
 @identified("numpy._attention_text")
 def _attention_text(call: Call) -> str:
-    """Code that widens operands if needed, then calls the helper `attention` with a precomputed mask of hidden scores."""
+    """Code that widens operands if needed, then calls the helper `attention` with a precomputed mask of hidden
+    scores."""
     a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
     copies = "".join(
         f"np.copyto({{{o}32}}, {{{o}}}); " for o in "qkv" if call.operands[o].type.dtype != _computed(call)

@@ -204,7 +204,7 @@ def dequantize(q: Array, s: Array, z: Array, out: Array) -> None:
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
     """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
-    for a number of each row."""
+    for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -225,7 +225,7 @@ def power(x: Array, y: Array, exponents: Array, out: Array) -> None:
 
 def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, out: Array) -> None:
     """x - log(sum(exp(x))) along an axis, shifted by the maximum. `work` is out, or wider if out is 16-bit.
-    `powers`, `stat`: scratch memory like x, and for a number of each row."""
+    `powers`, `stat`: scratch memory of x's shape, and for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -260,7 +260,7 @@ def logsumexp(
 
 def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
     """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64. x may be out. `stat`: scratch
-    memory for a number of each row."""
+    memory for one value per row."""
     count = x.shape[-1]
     np.add.reduce(x, axis=-1, keepdims=True, out=stat)
     np.divide(stat, x.dtype.type(count), out=stat)
@@ -274,7 +274,7 @@ def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
 
 def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
     """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider if out is 16-bit.
-    `stat`: scratch memory for a number of each row."""
+    `stat`: scratch memory for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -287,7 +287,7 @@ def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, sta
 
 def rms_norm(x: Array, gain: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
     """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider if out is 16-bit.
-    `stat`: scratch memory for a number of each row."""
+    `stat`: scratch memory for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -317,7 +317,7 @@ def group_norm(
     x: Array, gain: Array, shift: Array, groups: int, eps: float, work: Array, stat: Array, out: Array
 ) -> None:
     """Group norm: normalised over groups of channels and all positions, then scaled and shifted. `work` is out, or
-    wider if out is 16-bit. `stat`: scratch memory for a number of each group."""
+    wider if out is 16-bit. `stat`: scratch memory for one value per group."""
     np.copyto(work, x)
     flat = work.reshape(x.shape[0], groups, -1)
     normalised(flat, eps, stat, flat)
@@ -330,7 +330,8 @@ def group_norm(
 def cross_entropy(
     logits: Array, target: Array, logs: Array, work: Array, powers: Array, stat: Array, out: Array
 ) -> None:
-    """-log_softmax(logits)[target], per row. The arrays after `target` are scratch memory of `log_softmax`, then out."""
+    """-log_softmax(logits)[target], per row. The arrays after `target` are scratch memory of `log_softmax`, then
+    out."""
     log_softmax(logits, 1, work, powers, stat, logs)
     np.negative(logs[np.arange(len(target)), target], out=out)
 
@@ -440,8 +441,8 @@ def attention(
     work: Array, out: Array,
 ) -> None:  # fmt: skip
     """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
-    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a
-    number of each row.
+    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for
+    one value per row.
     """
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
@@ -493,7 +494,8 @@ def along(index: Array, axis: int) -> tuple[Any, ...]:
 
 
 def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
-    """x at the index along one axis, per element; negative indices count from the end, others are clipped."""
+    """Elements of x at `index` along an axis (take_along_axis); negative indices count from the end, others are
+    clipped."""
     size, index = x.shape[axis], index.astype(np.int64, copy=False)  # a narrow dtype cannot hold the size
     np.copyto(out, x[along(np.clip(np.where(index < 0, index + size, index), 0, size - 1), axis)])
 

@@ -1,7 +1,7 @@
 """Scratch buffers of NumPy kernels: named temporary arrays, so that a call allocates nothing.
 
-The memory plan places all scratch buffers of a call in one block (`LibraryKernel.scratch`); emitted source makes the arrays
-once.
+The memory plan places all scratch buffers of a call in one block (`LibraryKernel.scratch`); emitted source makes the
+arrays once.
 """
 
 from __future__ import annotations

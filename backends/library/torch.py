@@ -137,7 +137,8 @@ def _pointwise() -> list[LibraryKernel]:
 
 
 def _plain_cast(call: Call) -> bool:
-    """Whether a cast is to a float, or from int or bool: casts that C and NumPy define alike, unlike float to integer."""
+    """Whether a cast is to a float, or from int or bool: casts that C and NumPy define alike, unlike float to
+    integer."""
     return dtypes.is_float(call.output.type.dtype) or not dtypes.is_float(call.operands["x"].type.dtype)
 
 

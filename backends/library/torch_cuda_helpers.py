@@ -44,15 +44,15 @@ def in_tf32(function: Any, *operands: Any, **more: Any) -> Any:
 
 
 def evened(w: Any) -> Any:
-    """A matrix padded with zeros to multiples of 16 bytes in both axes; column-major."""
+    """A column-major copy of a matrix, padded with zeros to multiples of 16 bytes in both axes."""
     step = 16 // w.element_size()
     rows, columns = w.shape
     return torch.nn.functional.pad(w.t(), (0, -rows % step, 0, -columns % step)).contiguous().t()
 
 
 def even_product(x: Any, w: Any, out: Any, room: Any, b: Any = None) -> None:
-    """x @ w, plus b, over a padded weight; a result of another width goes through scratch memory. Libraries have fast
-    kernels only for rows aligned to 16 bytes."""
+    """x @ w, plus b, into out, where w is padded (`evened`); a result of another width than out goes through the
+    scratch memory `room`. Libraries have fast kernels only for rows aligned to 16 bytes."""
     made = out if out.shape[1] == w.shape[1] else room_of(room, out, w.shape[1])
     if x.shape[1] < w.shape[0]:
         padded = room_of(room[made.nbytes if made is not out else 0 :], x, w.shape[0])
@@ -67,7 +67,7 @@ def even_product(x: Any, w: Any, out: Any, room: Any, b: Any = None) -> None:
 
 
 def room_of(room: Any, like: Any, columns: int) -> Any:
-    """A matrix at the start of scratch memory, with the rows and the dtype of another tensor."""
+    """A matrix view at the start of the scratch memory `room`, with the rows and the dtype of the tensor `like`."""
     return room[: like.shape[0] * columns * like.element_size()].view(like.dtype).view(-1, columns)
 
 
@@ -91,7 +91,8 @@ def padded_into(x: Any, axis: int, lo: int, value: float, out: Any) -> None:
 
 
 def taken(x: Any, index: Any, axis: int, out: Any) -> None:
-    """Slices of x at the indices (clipped); the index axes replace `axis`."""
+    """Slices of x at the indices along `axis`, into out; indices are clipped, and the axes of `index` replace
+    `axis`."""
     line = index.reshape(-1).long().clamp(0, x.shape[axis] - 1)
     flat = out.view(*x.shape[:axis], line.shape[0], *x.shape[axis + 1 :])
     if flat.dtype == x.dtype:
@@ -101,7 +102,8 @@ def taken(x: Any, index: Any, axis: int, out: Any) -> None:
 
 
 def picked(x: Any, index: Any, axis: int, out: Any) -> None:
-    """x at the index along one axis, per element; negative indices count from the end, others are clipped."""
+    """Elements of x at `index` along an axis (take_along_axis), into out; negative indices count from the end, others
+    are clipped."""
     size, index = x.shape[axis], index.long()
     out.copy_(torch.gather(x, axis, (index + size * (index < 0)).clamp_(0, size - 1)))
 
@@ -159,8 +161,9 @@ def rotated(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kernel: str, rows: bool) -> Any:
-    """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch, rank
-    5 a group axis that k and v share. With `rows` a position's heads lie together in the result, as projections want."""
+    """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch,
+    rank 5 a group axis that k and v share. With `rows`, the heads of a position are contiguous in the result (layout
+    [batch, T, heads, D]), as output projections read them."""
     shape = (*q.shape[:-1], v.shape[-1])
     q, k, v, mask = four_axes(q, k, v, mask)
     gqa = q.shape[1] != k.shape[1]
@@ -186,7 +189,8 @@ def grouped(q: Any, k: Any, v: Any, mask: Any, scale: float, kernel: str) -> Any
 
 
 def unpacked(x: Any, bits: int, form: str, axis: int, block: int) -> Any:
-    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes (`quantized_ops.unpack`), as int32 or float32."""
+    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes (`quantized_ops.unpack`), as int32 or
+    float32."""
     count, size, rest = 8 // bits, x.shape[axis], (1,) * (x.dim() - axis - 1)
     shifts = torch.arange(0, 8, bits, device=x.device, dtype=torch.int32).view(count, 1, *rest)
     units = x.reshape(*x.shape[:axis], size // block, 1, block, *x.shape[axis + 1 :]).to(torch.int32)

@@ -40,7 +40,7 @@ def kernel_of(
     roots = rebuild([root] if isinstance(root, Tensor) else list(root), _in_atomic_ops)
     for leaf in topological(roots):
         if leaf.is_leaf and leaf not in operands:
-            raise Unfusable(f"{leaf!r} is no operand")
+            raise Unfusable(f"{leaf!r} is not an operand")
     names = [f"out{n}" if n else out for n in range(len(roots))]
     apart = pieces(roots)
     if apart is not None:
@@ -76,7 +76,7 @@ def kernel_of(
     kernel = replace(kernel, stores=tuple(_joined(reader, s, stores[s.buffer][1]) for s in kernel.stores))
     overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
     if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
-        raise Unfusable("it reads what it writes into")
+        raise Unfusable("the kernel loads from the buffer that it scatters into")
     return halved(normalized(_small(kernel)))
 
 
@@ -95,16 +95,17 @@ def _with_operands(
     roots: Sequence[Tensor], factors: Sequence[Tensor], names: Mapping[Tensor, str], operands: Mapping[Tensor, str],
     buffers: Mapping[str, Buffer],
 ) -> Kernel:  # fmt: skip
-    """The kernel of one product's result that also stores left operands (`factors`) of the product, along its reduction axis."""
+    """The kernel of one product's result that also stores left operands (`factors`) of the product, along its reduction
+    axis."""
     if len(roots) > 1 or roots[0].op == "scatter_elements":
-        raise Unfusable("an operand of a product beside several results")
+        raise Unfusable("storing a product's left operand beside several outputs")
     (root,) = roots
     shape = concrete(root.shape)
     if 0 in shape:
         raise Unfusable("no elements")
     axes = tuple(Axis(f"i{n}", d) for n, d in enumerate(shape))
     if buffers[names[root]].strides != contiguous(shape):
-        raise Unfusable("an operand of a product beside a result that is not row-major")
+        raise Unfusable("storing a product's left operand beside an output that is not row-major")
     reader, at = Reader(Builder(), operands, buffers), tuple(map(index, axes))
     stores = [_placed(reader, root, names[root], _Part(at, reader.value(root, at)))]
     for t in factors:
@@ -206,13 +207,13 @@ def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> OutputStore:
     if axis >= 0:
         base = r.of.get(t.args[0])
         if base is None or t.attr("mode") != "set" or r.buffers[base] != buffer:
-            raise Unfusable("values written into what is not in memory, or not in their place")
+            raise Unfusable("a scatter whose base is not in memory, or is not updated in place")
         size = buffer.shape[axis]
         where = from_the_start(r.b, r.value(t.args[1], part.at, guards), size)
         if where.op in ("index", "const"):
             place = as_index(where) * buffer.strides[axis]
             if not (as_index(where).range[0] >= 0 and as_index(where).range[1] < size):
-                raise Unfusable("places that are not there")
+                raise Unfusable("a scatter index out of bounds")
         else:
             parts.append((where, buffer.strides[axis]))
             ends = (r.b.const(-1, "int"), where), (where, r.b.const(size, "int"))  # skip out-of-bounds writes
@@ -270,4 +271,4 @@ def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[In
         return unravelled(linear(at, shape), own)
     if len(own) == len(shape) and all(d in (1, whole) for d, whole in zip(own, shape)):
         return tuple(Index() if d == 1 else i for d, i in zip(own, at))
-    raise Unfusable(f"results of {shape} and {own} elements")
+    raise Unfusable(f"outputs of shapes {shape} and {own} in one iteration space")

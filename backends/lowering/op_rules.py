@@ -58,7 +58,7 @@ class Reader:
 
     def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
         if _reads_as_negative(t):
-            raise Unfusable("whole numbers that int64 does not hold")
+            raise Unfusable("uint64 values that int64 cannot represent")
         if t in self.of:
             name = self.of[t]
             buffer = self.buffers[name]
@@ -161,7 +161,9 @@ def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
         return x  # dtypes of floats belong to buffers
     if t.dtype == "float64" and x.kind == "int" and all(b.dtype != "float64" for b in r.buffers.values()):
-        raise Unfusable("whole numbers that float32 does not hold")  # float64 that no buffer has is computed in float32
+        raise Unfusable(
+            "integers converted to float64 in a kernel that computes in float32"
+        )  # float64 that no buffer has is computed in float32
     return r.b.make("cast", (x,), t.dtype, kind)
 
 
@@ -175,7 +177,7 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     if not axes:
         return r.value(t.args[0], at, guards)
     if 0 in sizes:
-        raise Unfusable("an empty reduction")
+        raise Unfusable("a reduction over an empty axis")
     if math.prod(sizes) <= r.unroll_limit:
         return _unrolled(r, t, at, axes, guards)
     windows, x = 0, t.args[0]
@@ -213,7 +215,7 @@ def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     x, y = t.args
     axis = r.fresh(int(x.shape[-1]), at, guards)  # type: ignore[arg-type]
     if axis.size == 0:
-        raise Unfusable("an empty contraction")
+        raise Unfusable("a contraction over an empty axis")
     k = index(axis)
     left = (*at[:-1], k)
     right = (k, at[-1]) if y.rank == 2 else (*at[:-2], k, at[-1])
@@ -264,7 +266,7 @@ def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     taps, inner = sizes[2:], sizes[1]
     axis = r.fresh(math.prod(taps) * inner, at, guards, "r" if inner > 1 else WINDOW)
     if axis.size == 0:
-        raise Unfusable("an empty contraction")
+        raise Unfusable("a contraction over an empty axis")
     *tap, c = unravelled(index(axis), (*taps, inner))
     padded = x
     for i, (lo, hi) in enumerate(zip(pads[:n], pads[n:]), 2):
@@ -311,7 +313,7 @@ def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[
     ):
         table = table.args[0]
     if table not in r.of:
-        raise Unfusable("elements picked from a value that is not in memory")
+        raise Unfusable("gather_elements from a value that is not in memory")
     a, buffer = t.attr("axis"), r.buffers[r.of[table]]
     place = Index()
     for k, (i, stride, size) in enumerate(zip(at, buffer.strides, buffer.shape, strict=True)):

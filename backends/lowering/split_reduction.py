@@ -30,23 +30,23 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     integer or float64, or if `parts` does not divide the axis.
     """
     if axis.size % parts or parts < 2:
-        raise Unfusable(f"{axis.size} elements in {parts} parts")
+        raise Unfusable(f"{axis.size} elements cannot be split into {parts} equal parts")
     if kernel.stored_sides:
-        raise Unfusable("a result along a reduction axis")
+        raise Unfusable("an output along the split reduction axis")
     kernel = in_one_pass(kernel, axis)
     b = kernel.builder
     states = [e for e in kernel.reductions if e.axis == axis]
     if any(e.kind != "float" for e in states) or any(x.dtype == "float64" for x in kernel.buffers.values()):
-        raise Unfusable("states that float32 does not hold")
+        raise Unfusable("partial results that float32 cannot represent")
     maxima: dict[Expr, Expr | None] = {}
     for e in states:
         waits = [x for x in walk(e.args) if x.op == "reduce" and x.axis == axis]
         maximum = rolled(e, axis)
         if waits and (maximum is None or set(waits) != {maximum}):
-            raise Unfusable("a reduction that needs the whole of another one first")
+            raise Unfusable("a reduction that reads a complete reduction over the same axis")
         maxima[e] = maximum
         if any(a.size > HELD for a in e.axes - set(kernel.axes)):
-            raise Unfusable("a split reduction inside another long one")
+            raise Unfusable("a split reduction nested in another long reduction")
         if any(
             x.op == "reduce"
             and x.axis.size > REPEATED
@@ -55,7 +55,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
             and x.axes <= set(kernel.axes)
             for x in walk(e.args)
         ):
-            raise Unfusable("a split reduction that reads the result of another long one")
+            raise Unfusable("a split reduction that reads the result of another long reduction")
     part, every = Axis("part", parts), Axis("parts", parts)
     short = Axis(f"{axis.name}p", axis.size // parts)
     here = index(part) * short.size + index(short)
@@ -122,5 +122,7 @@ def counted(programs: int, parts: int) -> int:
     Raises Unfusable if there are more than `COUNTERS`.
     """
     if programs // parts > COUNTERS:
-        raise Unfusable(f"{programs // parts} tiles to be joined")
+        raise Unfusable(
+            f"{programs // parts} output tiles, more than {COUNTERS} counters for combining partial results"
+        )
     return programs // parts

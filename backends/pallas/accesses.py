@@ -95,5 +95,5 @@ def last_index(buffer: Buffer, step: int) -> int:
     """
     sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
     if len(sizes) > 1 or not step:
-        raise Unfusable("an index into one of several axes with equal strides")
+        raise Unfusable("a data-dependent index into one of several axes with equal strides")
     return sizes[0] - 1 if sizes else 0

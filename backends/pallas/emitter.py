@@ -140,7 +140,7 @@ class _Writer:
     def launch(self, name: str) -> PallasLaunch:
         results = list(dict.fromkeys(s.buffer for s in self.kernel.stores))
         if len(results) > 1:
-            raise Unfusable("several results")
+            raise Unfusable("more than one output")
         operands = tuple(n for n in self.kernel.buffers if n not in results)
         for e in self.kernel.exprs:
             if e not in self._contracted:
@@ -250,7 +250,7 @@ class _Writer:
             found = f"{self._box(name, parts)}.astype({kind})"
         else:
             if self._dimension(name) is not None:
-                raise Unfusable("a load at other places of a blocked operand")
+                raise Unfusable("an operand split into blocks is loaded at positions outside of its block")
             place = self._position(at)
             for x, step in zip(args, steps):
                 place += f" + jnp.clip({x}, 0, {last_index(buffer, step)}) * {step}"
@@ -296,7 +296,7 @@ class _Writer:
     def _contraction(self, e: Expr, body: Expr) -> str:
         letters = {a: chr(ord("a") + n) for a, n in self.order.items()}
         if len(letters) > 26:
-            raise Unfusable("more axes than letters")
+            raise Unfusable("a contraction over more than 26 axes")
         texts, operands = [], []
         for factor in body.args:
             axes = [a for a in self.order if a in factor.axes]
@@ -336,7 +336,7 @@ class _Writer:
         axes = [p.axis for p in parts if p.axis is not None]
         ranked = sorted(axes, key=lambda a: self.order[a])
         if not store.value.axes <= set(axes):
-            raise Unfusable("a result that depends on an axis that its position does not")
+            raise Unfusable("an output that varies along an axis that its store index lacks")
         value = f"jnp.broadcast_to({self.names[store.value]}, {self._extent(frozenset(axes))})"
         value += f".reshape({_tuple(self._size(a) for a in ranked)})"
         if axes != ranked:

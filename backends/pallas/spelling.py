@@ -27,7 +27,8 @@ def node_text(node: Tensor, args: Sequence[str]) -> str:
 
 
 class _Fields(Mapping[str, Any]):
-    """Fields of a JAX format string for a node: the node's attributes, its shape and value as JAX text, and its dtypes."""
+    """Fields of a JAX format string for a node: the node's attributes, its shape and value as JAX text, and its
+    dtypes."""
 
     def __init__(self, node: Tensor) -> None:
         self.node = node

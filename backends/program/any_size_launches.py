@@ -192,7 +192,8 @@ class SizedLaunch(DirectLaunch):
 
 
 class KnownLaunches:
-    """Templates of a program's launches: (position in a call, kernel, options) -> template, for each form that was recorded.
+    """Templates of a program's launches: (position in a call, kernel, options) -> template, for each form that was
+    recorded.
 
     `complete`: whether calls consist of these launches only, without kernels of libraries.
     """
@@ -205,7 +206,8 @@ class KnownLaunches:
         self.stream, self.keep = 0, False
 
     def learn(self, kernels: Any, complete: bool) -> None:
-        """Add the launches that `kernels` (a `Launches`) recorded last; `complete`: whether they are all of the call."""
+        """Add the launches that `kernels` (a `Launches`) recorded last; `complete`: whether they are all of the
+        call."""
         self.complete &= complete
         for i, (one, (kernel, given, options)) in enumerate(zip(kernels.table, kernels.sites)):
             key = self.key(i, kernel, options)

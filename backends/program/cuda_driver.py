@@ -30,8 +30,8 @@ class Driver:
         self.checked(function, given, function(*given))
 
     def checked(self, function: Any, given: Any, code: int) -> None:
-        """Check the result `code` of `function(*given)`. In a thread without a context (code 201), set the program's context
-        and repeat the call. Raises RuntimeError for any other code but 0, and if the repeated call fails.
+        """Check the result `code` of `function(*given)`. In a thread without a context (code 201), set the program's
+        context and repeat the call. Raises RuntimeError for any other code but 0, and if the repeated call fails.
         """
         if code == 201 and not self.library.cuCtxSetCurrent(self.context):
             code = function(*given)

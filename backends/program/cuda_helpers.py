@@ -167,7 +167,8 @@ class CudaKernel:
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """All kernels compiled for an architecture such as "sm_90"; earlier results come from the private cache folder."""
+        """All kernels compiled for an architecture such as "sm_90"; earlier results come from the private cache
+        folder."""
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import FileStreamProgramCache
 

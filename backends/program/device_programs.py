@@ -45,7 +45,8 @@ class DevicePrograms:
         return bind(*([weights, states] if states else [weights]))
 
     def tensors(self, place: str) -> str:
-        """Name of the Torch device whose tensors programs on the device `place` work on; "" for programs on NumPy arrays."""
+        """Name of the Torch device whose tensors programs on the device `place` work on; "" for programs on NumPy
+        arrays."""
         return ""
 
     def hardware(self) -> str:
@@ -53,7 +54,8 @@ class DevicePrograms:
         return ""
 
     def present(self, place: str) -> str:
-        """Name of the hardware at `place` that compiled kernels run on; "" if programs have no compiled kernels there."""
+        """Name of the hardware at `place` that compiled kernels run on; "" if programs have no compiled kernels
+        there."""
         return ""
 
     def check_hardware(self, wanted: str, where: str = "") -> None:

@@ -1,4 +1,5 @@
-"""Helper functions of emitted GPU programs: memory, uploads, and (from gpu_calls.py, gpu_launches.py, cuda_driver.py) calls.
+"""Helper functions of emitted GPU programs: memory, uploads, and (from gpu_calls.py, gpu_launches.py, cuda_driver.py)
+calls.
 
 Their source is copied into emitted programs: each may use `np`, `torch` and the other helpers only.
 """
@@ -50,7 +51,7 @@ def uploaded(x: Any, device: Any, row_major: bool = True) -> Any:
 
 
 def kept(states: Any, name: str, shape: Sequence[int], dtype: Any, device: Any) -> Any:
-    """Memory of a state: the caller's tensor, else new zeros, which are added to the caller's states."""
+    """Memory of a state: the tensor in the caller's `states`, else new zeros, which are added to `states`."""
     if name not in states:
         states[name] = torch.zeros(shape, dtype=dtype, device=device)
     return states[name]

@@ -5,8 +5,8 @@ into a CUDA graph, and function, configuration and parameters of each are read b
 launch is one call of the driver. Parameters that depend on the caller's memory are known by the position of the tensor
 in the recorded call, never by their value.
 
-The source of the classes is copied into emitted programs: each may use `ctypes`, `torch`, the helpers of cuda_driver.py and
-the others only.
+The source of the classes is copied into emitted programs: each may use `ctypes`, `torch`, the helpers of cuda_driver.py
+and the others only.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ class Launches:
     """The launches of a program's generated kernels, in order.
 
     `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
-    (binaries, launches) of a saved program, or None. `variants`: record of the kernels of a program of every size, which
-    launches them if the program is a saved one. `given` and `options`: arguments with which the program calls a kernel.
+    (binaries, launches) of a saved program, or None. `variants`: record of the kernels of a program of every size,
+    which launches them if the program is a saved one. `given` and `options`: arguments with which the program calls a
+    kernel.
     """
 
     stored: Any = None
@@ -175,7 +176,8 @@ class Launches:
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
-        """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see `binaries`."""
+        """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see
+        `binaries`."""
         boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
         if self.sites is not None:
@@ -197,7 +199,7 @@ class Launches:
         self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
 
     def have(self, table: list[Any], stream: int) -> None:
-        """Make `table` the launches of the following calls; their configurations name `stream`."""
+        """Use `table` as the launches of later calls; their configurations contain the stream `stream`."""
         self.table, self.stream = table, stream
         self.slots = [x for one in table for x in one.slots]
         self.boxes = [one for one in table if one.boxes]
@@ -301,7 +303,8 @@ class OwnKernel:
         self.made(launch, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Call `launch`: the kernel's own interface or that of its stored binary; and record the launch while recording."""
+        """Call `launch`: the kernel's own interface or that of its stored binary; and record the launch while
+        recording."""
         compiled = launch(*given, **options)
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))

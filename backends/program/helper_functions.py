@@ -1,4 +1,5 @@
-"""Helper functions of emitted programs: collecting all that backends declare, and selecting those that a program needs."""
+"""Helper functions of emitted programs: collecting all that backends declare, and selecting those that a program
+needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Consecutive calls of C kernels at fixed addresses as one C function, so that a step of a model is one call from Python."""
+"""Consecutive calls of C kernels at fixed addresses as one C function, so that a step of a model is one call from
+Python."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 tell which way is fastest.
 
 - "": every kernel with the schedule with which it was measured.
-- "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights before
-  they wait for it.
+- "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights
+  before they wait for it.
 - "overlapping": as "held", and every generated kernel for which that is legal starts while its predecessor runs.
 """
 

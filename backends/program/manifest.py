@@ -37,10 +37,10 @@ STATE = "state:"  # key prefix of initial states; weight keys are identifiers, s
 class Manifest:
     """Metadata of a program: everything except weights and code.
 
-    `inputs`, `outputs`, `weights`, `states`: (name, shape, dtype) of each; sizes of inputs and outputs are expressions in
-    free sizes. `structure`: nesting of the outputs. `workspace`: bytes of intermediate values. `fresh`: peak of further
-    bytes that binding or a call allocates. `kernels`: number of kernel calls. `cost`, `lower_bound`: estimated µs of a
-    call and the proven bound, 0 without prices. `device`: name of the device that runs the program.
+    `inputs`, `outputs`, `weights`, `states`: (name, shape, dtype) of each; sizes of inputs and outputs are expressions
+    in free sizes. `structure`: nesting of the outputs. `workspace`: bytes of intermediate values. `fresh`: peak of
+    further bytes that binding or a call allocates. `kernels`: number of kernel calls. `cost`, `lower_bound`: estimated
+    µs of a call and the proven bound, 0 without prices. `device`: name of the device that runs the program.
     """
 
     name: str

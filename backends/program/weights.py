@@ -1,4 +1,5 @@
-"""Weights of a program, evaluated from params on demand or read from a safetensors file, and the writer of that file."""
+"""Weights of a program, evaluated from params on demand or read from a safetensors file, and the writer of that
+file."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def _without_widening(term: Tensor) -> Tensor:
 
 
 def _moved(term: Tensor, dtype: str) -> Tensor | None:
-    """A term of views and concatenations rebuilt without widening casts, if its operands then have `dtype`; else None."""
+    """A term of views and concatenations rebuilt without widening casts, if its operands then have `dtype`; else
+    None."""
     if term.dtype == dtype:
         return term
     if term.op == "cast":

@@ -1,4 +1,5 @@
-"""Torch tensors of the CPU and NumPy arrays over the same memory: conversion, and calls of programs on arrays with tensors."""
+"""Torch tensors of the CPU and NumPy arrays over the same memory: conversion, and calls of programs on arrays with
+tensors."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from ...extract.model.kernel import contiguous
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
-#: Positional arguments -> the program's arguments and a converter of its results (None: they are handed out as they are);
-#: None where an argument must be converted, copied or refused.
+#: Positional arguments -> the program's arguments and a converter of its results (None: they are handed out as they
+#: are); None where an argument must be converted, copied or refused.
 Taken = tuple[Sequence[Any], Callable[[Sequence[Any]], Sequence[Any]] | None]
 LARGE = 1 << 20  # bytes from which NumPy allocates results: it asks for large pages
 

@@ -72,8 +72,8 @@ class Race(Exception):
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
     """Compile every kernel that a text launches for a call. `capability`: compute capability (90 is sm_90).
 
-    Returns the number of `kernels`; maxima over them: `shared` memory (bytes), `registers` and `spills` per thread; `fits`:
-    whether the shared memory suffices; `digest` of binaries and parameters: equal digests mean equal programs.
+    Returns the number of `kernels`; maxima over them: `shared` memory (bytes), `registers` and `spills` per thread;
+    `fits`: whether the shared memory suffices; `digest` of binaries and parameters: equal digests mean equal programs.
 
     Raises Race if a kernel has an async-copy race.
     """

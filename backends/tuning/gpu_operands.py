@@ -151,7 +151,8 @@ def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator
 def _below(top: Tensor, through: Callable[[Tensor], bool]) -> Iterator[str]:
     """Names of the params that `top` is computed from through nodes for which `through` holds.
 
-    A product of a value with itself ends the path: it is positive whatever the param's sign, so the param may keep its own distribution.
+    A product of a value with itself ends the path: it is positive whatever the param's sign, so the param may keep its
+    own distribution.
     """
 
     def into(node: Tensor) -> Iterable[Tensor]:

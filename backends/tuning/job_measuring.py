@@ -17,6 +17,7 @@ from ...costdb.keys.device import GPU_KIND, gpu_facts, gpu_machine
 from ...costdb.store import shards
 from ...costdb.store.schema import Row, checked, rows_with, to_table
 from ...costdb.store.snapshot import LOADED, Snapshot
+from ...costdb.store.valid_rows import readable_tables
 from ...errors import DeviceUnavailableError, TensorGraphsError, UsageError
 from ...extract.model.kernel import Call, Candidate, Template, Vertex
 from .jobs import Job, read_job
@@ -60,11 +61,7 @@ class ShardSink(SinkBase):
 def known(root: Path) -> Snapshot:
     """The timings and failures in the readable shards under a folder."""
     found = Snapshot()
-    for shard in shards.find(root):
-        try:
-            table, _ = checked(shards.read(shard.path))
-        except (shards.BadShard, OSError):
-            continue
+    for table in readable_tables(root):
         for kind in ("timing", "failure"):
             part = rows_with(table, "kind", kind)
             found.extend(kind, {name: part.column(name).to_pylist() for name in LOADED[kind]})

@@ -1,7 +1,7 @@
 """The pipeline of tuning trials on a GPU: emission, compilation in a process pool, device jobs, and their events.
 
-The calling thread queues trials (`_submit`) and processes one completion at a time (`_step`); a writer thread emits source,
-compilers and device processes work in parallel. Idle compilers get schedules that a search may want next.
+The calling thread queues trials (`_submit`) and processes one completion at a time (`_step`); a writer thread emits
+source, compilers and device processes work in parallel. Idle compilers get schedules that a search may want next.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedu
 
 SCHEDULES = COUNT  # schedules measured per kernel
 REGIME = "cold"  # measurement regime (cold cache) that searches compare
-# stack bytes that are not spilled registers: frame alignment, a counter's address, and the words in which sines and cosines
-# reduce large arguments (32 or 48 bytes; kernels with rotary positions have them in every schedule)
+# stack bytes that are not spilled registers: frame alignment, a counter's address, and the words in which sines and
+# cosines reduce large arguments (32 or 48 bytes; kernels with rotary positions have them in every schedule)
 FRAME = 64
 WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or could not run
 # limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not
@@ -114,7 +114,8 @@ class Measured:
     def judge(self, one: Trial) -> bool:
         """Whether a compiled trial should run now: it has not failed, fits the GPU, and is no duplicate binary.
 
-        A trial with more than a few spilled bytes is set aside (`least_spilling`). Failures and duplicates are recorded.
+        A trial with more than a few spilled bytes is set aside (`least_spilling`). Failures and duplicates are
+        recorded.
         """
         reply = one.compiled.result() if one.compiled is not None else None
         if one.failure is not None or reply is None:

@@ -33,10 +33,10 @@ Reference = str | Callable[..., Any]
 class Launch:
     """Source text of a kernel in C, CUDA C++ or Triton, and how it is launched.
 
-    `source` defines a function with the name of the decorated function. Its arguments are pointers to the inputs, then to
-    the outputs, in declared order; a Triton function also takes `constants` by name. `grid`: programs (Triton) or blocks
-    (CUDA C++) along up to three axes. `block`: threads of a block along up to three axes, `shared`: dynamic shared memory
-    in bytes (CUDA C++). `warps` and `stages` are Triton's `num_warps` and `num_stages`.
+    `source` defines a function with the name of the decorated function. Its arguments are pointers to the inputs, then
+    to the outputs, in declared order; a Triton function also takes `constants` by name. `grid`: programs (Triton) or
+    blocks (CUDA C++) along up to three axes. `block`: threads of a block along up to three axes, `shared`: dynamic
+    shared memory in bytes (CUDA C++). `warps` and `stages` are Triton's `num_warps` and `num_stages`.
     """
 
     source: str

@@ -55,7 +55,8 @@ def wide(x: Any) -> Any:
 
 
 def equal_bits(x: Any, y: Any, floating: bool) -> Any:
-    """Mask of the elements in which arrays, or tensors, have equal bits; all NaN are equal. `floating`: whether they are floats."""
+    """Mask of the elements in which arrays, or tensors, have equal bits; all NaN are equal. `floating`: whether they
+    are floats."""
     same = x == y
     if not floating:
         return same
@@ -148,7 +149,8 @@ class MeasuredErrors:
         return share(gap, size, least), share(lost, math.sqrt(self.known))
 
     def worst(self, dtype: str, allowed: float) -> Worst:
-        """Element or slice nearest to its limit, or farthest beyond; `allowed`: relative error of the whole in `dtype`."""
+        """Element or slice nearest to its limit, or farthest beyond; `allowed`: relative error of the whole in
+        `dtype`."""
         if not self.flat.total:
             return Worst()
         xp, flat = self.xp, self.flat
@@ -178,7 +180,8 @@ class MeasuredErrors:
 
 
 def share(gap: float, scale: float, least: float = 0.0) -> float:
-    """Ratio gap / scale; 0 if the gap is at most `least`; the gap itself if the scale is 0 (a reference of zeros only)."""
+    """Ratio gap / scale; 0 if the gap is at most `least`; the gap itself if the scale is 0 (a reference of zeros
+    only)."""
     if gap <= least:
         return 0.0
     return gap / scale if scale > 0 else gap

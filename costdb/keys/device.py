@@ -124,8 +124,8 @@ def _gpu_machine(chosen: str) -> MachineKey:
 
 @lru_cache(maxsize=1)
 def gpu_facts() -> dict[str, Any]:
-    """Properties of the first NVIDIA GPU from Torch, by name (sizes in bytes, registers and threads per multiprocessor);
-    empty if there is none. The driver version has no patch level.
+    """Properties of the first NVIDIA GPU from Torch, by name (sizes in bytes, registers and threads per
+    multiprocessor); empty if there is none. The driver version has no patch level.
     """
     if "torch" not in sys.modules and not _has_driver():  # without importing Torch, which takes seconds
         return {}

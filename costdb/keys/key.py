@@ -115,7 +115,8 @@ def digest_of(identity: Sequence[str]) -> str:
 
 
 def canonical(value: object, label: str = "value") -> Plain:
-    """Canonical form of a key field's value, idempotent. Raises UsageError, which names `label`, for unsupported types."""
+    """Canonical form of a key field's value, idempotent. Raises UsageError, which names `label`, for unsupported
+    types."""
     kind = type(value)
     if kind is int:  # exact types first: checks of abstract types take ten times as long
         return value  # type: ignore[return-value]

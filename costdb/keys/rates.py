@@ -19,8 +19,8 @@ class Rates:
     `launch_us`: µs of a kernel launch. `bytes_per_us`: memory traffic; the first `cache_bytes` of a kernel move at
     `cache_bytes_per_us`. `flops_per_us`: float32 arithmetic; `dtype_factors` has the rate of other dtypes relative to
     it, 1 where not listed. `reference_flops_per_s`, `reference_bytes_per_s`: estimates for the float64 reference runs
-    of verification, which compute and write every value by itself. `weight_bytes_per_s`: their reading of weights, for a
-    GPU with the copy to it.
+    of verification, which compute and write every value by itself. `weight_bytes_per_s`: their reading of weights, for
+    a GPU with the copy to it.
     """
 
     launch_us: float

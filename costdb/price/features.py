@@ -1,8 +1,8 @@
 """Features of a kernel in a schedule for the learnt model: sizes, work, memory layout, and the schedule against them.
 
 All are numbers from the columns of a key and its work. Sizes and amounts are in logarithms of base 2, with -1 for 0; a
-schedule's parameter that is absent counts as 0. What depends on the schedule is computed for all rows at once, the rest is
-cached by the columns' texts.
+schedule's parameter that is absent counts as 0. What depends on the schedule is computed for all rows at once, the rest
+is cached by the columns' texts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESIDENT_THREADS, SHARED_BYTES = 2048, 227e3  # of a multiprocessor
 SMALL = 16  # an operand that is smaller than the largest by this factor is no traffic
 NAME_BITS = 16  # signs that tell names, and backends with families, apart
 NAME_WEIGHTS = {"cpu": 0.3}
-"""Weight of the signs by kind of device, 0 for others: on a GPU traffic decides, and names only divide what is alike."""
+"""Weight of the signs by kind of device, 0 for others: on a GPU traffic decides, names only divide equal kernels."""
 Row = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -77,7 +77,8 @@ def _elementwise(call: Array, amount: Array) -> Array:
 
 @lru_cache(maxsize=1 << 14)
 def _summed(shapes: str, flops: float) -> float:
-    """Length of the summed axes of a product: the largest that the sizes of its operands allow for its flops; 0 for none."""
+    """Length of the summed axes of a product: the largest that the sizes of its operands allow for its flops; 0 for
+    none."""
     *operands, result = [tuple(s) for s in json.loads(shapes)] or [()]
     rows, columns = max(1, math.prod(result[:-1])), max(1, (result or (1,))[-1])
     most = flops / (2.0 * rows * columns) * (1 + 1e-9)
@@ -87,8 +88,8 @@ def _summed(shapes: str, flops: float) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def _call(shapes: str, strides: str, dtypes: str) -> Row:
-    """Rows and columns of the (last) result, elements of the largest operand, longest axis, bytes of all; then number of
-    operands, largest and smallest item size, rank, and `_layouts`."""
+    """Rows and columns of the (last) result, elements of the largest operand, longest axis, bytes of all; then number
+    of operands, largest and smallest item size, rank, and `_layouts`."""
     found = [tuple(s) for s in json.loads(shapes)] or [()]
     sizes = [itemsize(t) for t in json.loads(dtypes)] or [4]
     result, operands = found[-1] or (1,), found[:-1] or found
@@ -140,8 +141,8 @@ def _innermost(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, i
 # ---------------------------------------------------------------- of the schedule
 def _tiles(call: Array, known: Mapping[str, Array], amount: Array, machine: Array) -> Array:
     """Tile, threads, blocks per multiprocessor, share of the last wave, padding, shared memory, occupancy, waves, and
-    times relative to the roofline: of the tiles' loads and arithmetic, and of elementwise operations that each column of
-    tiles repeats; all 0 without a schedule."""
+    times relative to the roofline: of the tiles' loads and arithmetic, and of elementwise operations that each column
+    of tiles repeats; all 0 without a schedule."""
     (flops, size_bytes, _), (itemsizes, traffic, peak, near, units, _), k = amount, machine, known
 
     def one(*names: str) -> Array:

@@ -1,7 +1,7 @@
 """Gaussian process regression with a Matérn-1/2 kernel, in NumPy (Rasmussen and Williams 2006, chapters 2 and 4).
 
-The kernel suits functions with steps, as times of kernels over sizes and schedules are. Fitting solves one linear system; it
-is deterministic, and takes 0.1 s for a thousand rows."""
+The kernel suits functions with steps, as times of kernels over sizes and schedules are. Fitting solves one linear
+system; it is deterministic, and takes 0.1 s for a thousand rows."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 Features are a kernel's sizes, layout and schedule.
 
-Fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays. Predictions add
-corrections by measured relatives to it (predict.py), so a search's own measurements count without another fit."""
+Fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays.
+Predictions add corrections by measured relatives to it (predict.py), so a search's own measurements count without
+another fit."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ _PARTS = ("centre", "scale", "rows", "weights", "numbers")
 
 
 class LearntFactors:
-    """Learnt models of log(time / roofline) by device. A device without a model uses that of the first device of its kind
-    ("gpu:…", "cpu:…").
+    """Learnt models of log(time / roofline) by device. A device without a model uses that of the first device of its
+    kind ("gpu:…", "cpu:…").
     """
 
     def __init__(self, models: Mapping[str, GaussianProcess] | None = None) -> None:

@@ -1,9 +1,9 @@
 """Price prediction: the measured time, otherwise an estimate from the nearest measured relatives, otherwise the
 roofline.
 
-The interpolated quantity is log(time / roofline), the distance from the lower bound, less what the device's learnt model
-(learnt.py) says of it, if there is one. It varies slowly with size, while time spans six decades and is not linear in any
-one measure of size.
+The interpolated quantity is log(time / roofline), the distance from the lower bound, less what the device's learnt
+model (learnt.py) says of it, if there is one. It varies slowly with size, while time spans six decades and is not
+linear in any one measure of size.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ class Predictor:
         return [abs(error) for _, error in self._residuals(place)]
 
     def held_out_pairs(self) -> list[HeldOut]:
-        """Measured times, each beside its prediction from other kernels: at most 256 keys of every family and device."""
+        """Measured times, each beside its prediction from other kernels: at most 256 keys of every family and
+        device."""
         found = []
         for place in sorted(place for place in self._places() if place[0] == "family"):
             for digest, error in self._residuals(place):

@@ -1,8 +1,8 @@
 """Predictions from related measured kernels: those of the same kernel, name or family.
 
-A kernel's log(time / roofline) is the mean of that of its nearest relatives, weighted by the inverse squared distance in
-the logarithms of flops and bytes, and in labels (dtypes, memory order, schedule, …). The interval comes from predicting
-each relative from the others.
+A kernel's log(time / roofline) is the mean of that of its nearest relatives, weighted by the inverse squared distance
+in the logarithms of flops and bytes, and in labels (dtypes, memory order, schedule, …). The interval comes from
+predicting each relative from the others.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class RelatedKernels:
         self._low, self._high = min(low, learnt[0]), max(high, learnt[1])
 
     def predict(self, queries: Sequence[Query], base: Array) -> list[tuple[float, float, float, int]]:
-        """For each query (low, middle, high factor over its bound, number of neighbours used). `base`: log factors of the
-        learnt model."""
+        """For each query (low, middle, high factor over its bound, number of neighbours used). `base`: log factors of
+        the learnt model."""
         features = _features([(query.work.flops, query.work.bytes) for query in queries])
         labels = {
             name: np.array([codes.get(query.labels[name], -1) for query in queries])

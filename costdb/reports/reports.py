@@ -10,7 +10,8 @@ from typing import Any
 
 
 class CostStoreWarning(UserWarning):
-    """Warning: the store works with restrictions, because it is not durable, was rebuilt, or refused part of its data."""
+    """Warning: the store works with restrictions, because it is not durable, was rebuilt, or refused part of its
+    data."""
 
 
 def plain(value: Any) -> Any:

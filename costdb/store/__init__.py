@@ -2,5 +2,5 @@
 
 In: rows.
 Out: measurements by digest.
-Imports: costdb.keys, costdb.price, costdb.reports, errors, plain, private, processes, settings, writing.
+Imports: cache_folder, costdb.keys, costdb.price, costdb.reports, errors, plain, private, processes, settings, writing.
 """

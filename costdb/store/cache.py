@@ -15,11 +15,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import private, settings
+from ... import cache_folder, private
 from ..keys.device import cores
 from . import cache_snapshot, shards
 from .schema import COLUMNS, FORMAT, checked
 from .snapshot import LOADED, Snapshot
+from .valid_rows import readable_tables
 
 if TYPE_CHECKING:
     import duckdb
@@ -67,7 +68,7 @@ def private_folder(root: Path) -> Path:
     if not why:
         return folder
     if private.unsafe_folder(root):
-        own = settings.home() / "stores" / blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
+        own = cache_folder.home() / "stores" / blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
         if not private.private_folder(own):
             return own
     raise CacheUnusable(f"the cache folder cannot be used: {why}")
@@ -150,12 +151,8 @@ def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int
     """All timings of some keys, read from the shards: (digest, regime, run, time in µs since 1970, samples in µs)."""
     wanted = set(digests)
     found = set()
-    for shard in shards.find(root):
-        try:
-            table, _ = checked(shards.read(shard.path))
-        except (shards.BadShard, OSError):
-            continue
-        names = ("digest", "regime", "run", "time_us", "samples", "kind")
+    names = ("digest", "regime", "run", "time_us", "samples", "kind")
+    for table in readable_tables(root):
         for *row, values, kind in zip(*(table.column(name).to_pylist() for name in names)):
             if kind == "timing" and row[0] in wanted:
                 found.add((*row, tuple(values)))

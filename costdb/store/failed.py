@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..reports.reports import StoreReport, shown
-from . import shards
-from .schema import checked
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from .valid_rows import readable_tables
 
 FAILURE_COLUMNS = ("kind", "digest", "name", "backend", "status", "stage", "message", "schedule", "time_us")
 Row = dict[str, Any]
@@ -43,7 +39,8 @@ class Failed(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class FailedReport(StoreReport):
-    """Failures of a store by kind, the most frequent first. `keys`: number of failed keys; `of`: number of tried keys."""
+    """Failures of a store by kind, the most frequent first. `keys`: number of failed keys; `of`: number of tried
+    keys."""
 
     root: str
     keys: int
@@ -87,9 +84,5 @@ def _way(way: tuple[str, str, str, str], found: dict[str, Row], of: int) -> Fail
 
 
 def _rows(root: Path) -> Iterator[Row]:
-    for shard in shards.find(root):
-        try:
-            table: pa.Table = checked(shards.read(shard.path))[0]
-        except (shards.BadShard, OSError):  # `db check` names bad shards
-            continue
+    for table in readable_tables(root):
         yield from table.select(FAILURE_COLUMNS).to_pylist()

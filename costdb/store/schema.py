@@ -103,7 +103,8 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRow(_Row):
-    """Row of timing samples in µs of one kernel in one run. `regime`: inputs "hot" in cache, or "cold" after a flush."""
+    """Row of timing samples in µs of one kernel in one run. `regime`: inputs "hot" in cache, or "cold" after a
+    flush."""
 
     samples: Sequence[float]
     regime: str = "hot"

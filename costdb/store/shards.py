@@ -178,7 +178,8 @@ def find(root: Path) -> list[ShardFile]:
 
 
 def _walk(folder: Path | str, depth: int = _DEPTH) -> Iterator[os.DirEntry[str]]:
-    """All regular files in and up to `depth` folders below `folder`, sorted; unreadable and vanished folders are skipped."""
+    """All regular files in and up to `depth` folders below `folder`, sorted; unreadable and vanished folders are
+    skipped."""
     try:
         with os.scandir(folder) as entries:
             ordered = sorted(entries, key=lambda entry: entry.name)

@@ -35,9 +35,10 @@ class Measurement:
     """Summary of a key's timings: the median over runs of each run's median.
 
     `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
-    the median), `n` the number of runs, `samples` the total number of samples, `own` whether this process measured the key too: if other runs contradict its own by more than a factor 2, only its
-    own count. `shipped`: only rows of other machines are known, from a team's store or, if it has none, from the package;
-    they do not count beside rows of this store. `alone`: only one run of a team's store is known."""
+    the median), `n` the number of runs, `samples` the total number of samples, `own` whether this process measured the
+    key too: if other runs contradict its own by more than a factor 2, only its own count. `shipped`: only rows of other
+    machines are known, from a team's store or, if it has none, from the package; they do not count beside rows of this
+    store. `alone`: only one run of a team's store is known."""
 
     us: float
     low: float
@@ -113,7 +114,8 @@ class Snapshot:
         return sum(len(columns["digest"]) for columns in self._columns.values())
 
     def column(self, kind: str, name: str) -> list[Any]:
-        """All values of the column `name` of the rows of a kind ("timing", "accuracy" or "failure"), in arrival order."""
+        """All values of the column `name` of the rows of a kind ("timing", "accuracy" or "failure"), in arrival
+        order."""
         return self._columns[kind][name]
 
     def digests(self, kind: str = "timing") -> Iterable[str]:
@@ -144,7 +146,8 @@ class Snapshot:
         return max(rows, key=lambda row: (columns["time_us"][row], *(str(column[row]) for column in columns.values())))
 
     def learnt_of(self, digests: Sequence[str]) -> Array:
-        """log(time / roofline) that the learnt models predict for keys with timings; computed for all of them at once."""
+        """log(time / roofline) that the learnt models predict for keys with timings; computed for all of them at
+        once."""
         if not self.learnt.models:
             return np.zeros(len(digests))
         lacking = [digest for digest in self._index["timing"] if digest not in self._learnt_of]

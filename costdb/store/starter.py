@@ -4,8 +4,8 @@ One Parquet file a device, in the schema of the shards, with one row of each kin
 (quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of
 this machine take precedence (`Snapshot`), and a price that rests on shipped rows alone has a wide interval, so that a
 search measures the kernel again before a plan depends on it. For a device without a file, the files of other devices of
-its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows and its
-held-out accuracy (accuracy.py) lie beside them.
+its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows and
+its held-out accuracy (accuracy.py) lie beside them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from . import shards
 from .accuracy import Accuracy, of_device
 from .schema import COLUMNS, SHIPPED, arrow_schema, checked, rows_with, to_table
 from .snapshot import LOADED, UNSCHEDULED, Snapshot
+from .valid_rows import exported_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +52,8 @@ def kind_of_device(device: str) -> str:
 
 
 def folder_in_use() -> Path | None:
-    """The folder of starter rows that the setting `starter` names; None for "none". CostStoreError if it is no folder."""
+    """The folder of starter rows that the setting `starter` names; None for "none". CostStoreError if it is no
+    folder."""
     named = settings.current().starter
     if named == NONE:
         return None
@@ -116,7 +118,7 @@ def export_starter(root: Path, folder: Path, max_bytes: int = MAX_BYTES) -> list
     cannot be written.
     """
     by_device: dict[str, list[Record]] = {}
-    for record in _records(root):
+    for record in (row for table in exported_tables(root) for row in table.to_pylist()):
         if kind_of_device(record["device"]) in KINDS:
             by_device.setdefault(record["device"], []).append(record)
     if not by_device:
@@ -173,16 +175,6 @@ def shipped_accuracy() -> list[Accuracy]:
         except (Malformed, OSError, ValueError, TypeError, LookupError) as error:
             raise CostStoreError(f"the accuracy of starter rows cannot be read: {error}", where=str(path)) from None
     return found
-
-
-def _records(root: Path) -> Iterator[Record]:
-    for shard in shards.find(root):
-        try:
-            yield from checked(shards.read(shard.path))[0].to_pylist()
-        except (shards.BadShard, OSError) as error:
-            raise CostStoreError(
-                f"a shard cannot be exported: {error}", where=str(shard.path), hint="`tensor-graphs db check`"
-            ) from error
 
 
 def _merged(rows: Iterable[Record], regime: str) -> Iterator[Record]:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from ... import settings
+from ... import cache_folder, settings
 from ...errors import CostStoreError, warned
 from ...processes.forks import Lock
 from ...writing import named_path, write_bytes
@@ -21,6 +21,7 @@ from . import cache, shards, starter, team
 from .schema import FORMAT, Row, checked, rows_with, to_table
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 from .starter import Devices
+from .valid_rows import exported_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +34,7 @@ KeyOrDigest: TypeAlias = KernelKey | str
 def default_root() -> Path:
     """Folder of the default store: the setting `costdb`, otherwise a folder in the cache folder."""
     configured = settings.current().costdb
-    return Path(configured) if configured else settings.home() / "costdb"
+    return Path(configured) if configured else cache_folder.home() / "costdb"
 
 
 class Store:
@@ -352,15 +353,7 @@ class Store:
 
         Raises CostStoreError if a shard is bad (run `check` first), UnwritableError if the file cannot be written.
         """
-        tables = [to_table(())]
-        for shard in shards.find(self.root):
-            try:
-                tables.append(checked(shards.read(shard.path))[0])
-            except (shards.BadShard, OSError) as error:
-                raise CostStoreError(
-                    f"a shard cannot be exported: {error}", where=str(shard.path), hint="`tensor-graphs db check`"
-                ) from error
-        table = _deduplicated([*tables, *self._pending])
+        table = _deduplicated([to_table(()), *exported_tables(self.root), *self._pending])
         write_bytes(path, shards.encode(table))
         return int(table.num_rows)
 

@@ -23,7 +23,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Protocol
 
-from ... import private, settings
+from ... import cache_folder, private
 from ...errors import CostStoreError
 from ...plain import Malformed, read_bytes
 from ..reports.reports import StoreReport
@@ -162,7 +162,7 @@ def place_of(team: str) -> Place:
 
 def mirror_of(team: str) -> Path:
     """This user's private folder with copies of a team's shards. Raises CostStoreError if it cannot be used."""
-    folder = settings.home() / "teams" / blake2b(team.encode(), digest_size=16).hexdigest()
+    folder = cache_folder.home() / "teams" / blake2b(team.encode(), digest_size=16).hexdigest()
     if why := private.private_folder(folder):
         raise CostStoreError(f"the mirror of the team's store cannot be used: {why}", where=str(folder))
     return folder

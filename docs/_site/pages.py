@@ -1,7 +1,8 @@
 """Pages of the site that are made from tables, results and files of the repository. MkDocs runs it (`mkdocs.yml`).
 
 Written: the home page (README), contributing, security and changes; the reference of the command line, settings and
-errors; the list of decisions; one page a file of benchmarks/results and a notebook; one page for each other file that a page links to.
+errors; the list of decisions; one page a file of benchmarks/results and a notebook; one page for each other file that a
+page links to.
 """
 
 from __future__ import annotations

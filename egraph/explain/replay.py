@@ -75,8 +75,8 @@ def check(
     errors = [max(differences[2 * i + 1], differences[2 * i + 2]) for i in range(len(steps))]
     for i, error in enumerate(
         errors
-        # Both forms may share a subterm only because of its value; replacing it by a random input then proves nothing, so
-        # compare the steps without the replacement.
+        # Both forms may share a subterm only because of its value; replacing it by a random input then proves nothing,
+        # so compare the steps without the replacement.
     ):
         if not error <= tolerance and not whole:
             ((errors[i],), _) = _compared([(steps[i].before, steps[i].after)], seed, bounds or {})

@@ -1,4 +1,5 @@
-"""Intervals of the ordered compute nodes, cut where few values are live, and merged where their kinds occur together."""
+"""Intervals of the ordered compute nodes, cut where few values are live, and merged where their kinds occur
+together."""
 
 from __future__ import annotations
 

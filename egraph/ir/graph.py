@@ -31,7 +31,8 @@ _entering = Lock()  # held while adding to the pool: two threads may create the 
 
 
 class Tensor:
-    """One value: an op applied to operands, or a leaf. Create tensors only with `make` and the builders in `ir/builders.py`."""
+    """One value: an op applied to operands, or a leaf. Create tensors only with `make` and the builders in
+    `ir/builders.py`."""
 
     __slots__ = ("__weakref__", "_digest", "args", "attrs", "data", "op", "type")
     __array_ufunc__: Callable[..., Any] | None = (
@@ -205,7 +206,8 @@ def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
 
 
 def constant(array: Any) -> Tensor:
-    """A constant leaf that holds a private copy of the array; equal contents give the same node, without a second copy."""
+    """A constant leaf that holds a private copy of the array; equal contents give the same node, without a second
+    copy."""
     value = np.asarray(array, order="C")
     dtype = dtypes.name_of(value.dtype)
     digest = hashlib.blake2b(value.reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
@@ -291,9 +293,9 @@ class Graph:
     """A computation: outputs over inputs, params, states and constants.
 
     `params` maps parameter names to data (possibly lazy; possibly missing until `bind`). `updates` maps each mutated
-    state to its value after a call. `structure`: containers in which outputs are returned, with output indices as leaves
-    (structure.py); None means a single output. `modules`: module paths ("blocks.0.attn") of operations as they were
-    loaded, where the source knows them; passes leave it as it is.
+    state to its value after a call. `structure`: containers in which outputs are returned, with output indices as
+    leaves (structure.py); None means a single output. `modules`: module paths ("blocks.0.attn") of operations as they
+    were loaded, where the source knows them; passes leave it as it is.
     """
 
     outputs: tuple[Tensor, ...]

@@ -1,8 +1,8 @@
 """The op table: the `Op` entry type, the registry `OPS`, attribute canonicalization and type inference.
 
-Entries are in `ir/atomic_ops.py` (ops with NumPy semantics) and `ir/composite_ops.py` (ops defined by a decomposition into simpler
-ops). Egglog sorts, interpreter, importers, per-op tests and docs are all derived from this table, so adding an op
-changes one place.
+Entries are in `ir/atomic_ops.py` (ops with NumPy semantics) and `ir/composite_ops.py` (ops defined by a decomposition
+into simpler ops). Egglog sorts, interpreter, importers, per-op tests and docs are all derived from this table, so
+adding an op changes one place.
 
 Conventions that keep the algebra small:
 - Every node has exactly one value. An operation with several results is several nodes (a split is a set of slices).
@@ -61,13 +61,13 @@ class TargetText(NamedTuple):
     """Source text of an op in each target language: C, CUDA C++ and Triton for elementwise ops, JAX for all ops.
 
     A text is a format string of the operands `{0}`, `{1}`, `{2}`; an empty text means that the language has none.
-    `c`: C over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA C++
-    over float32, and over float64 unless `cuda_double` is given; `cuda_whole` and `cuda_bool`: CUDA C++ over integers
-    and over bools, `c_whole` unless given. `triton`: Triton over float32 and float64, may be several texts separated
-    by "; ": the values of all but the last are variables, which later texts use as further operands;
-    `triton_whole`: Triton over integers and bools, `triton` unless given. `jax`: JAX over
-    every dtype; of an op that is not elementwise, it may name attributes, too, and what `backends/pallas/spelling.py`
-    derives from types (`{shape}`, `{dtype}`, `{wide}`, `{least}`, `{greatest}`).
+    `c`: C over float32, and over float64 unless `c_double` is given; `c_whole`: C over integers and bools. `cuda`: CUDA
+    C++ over float32, and over float64 unless `cuda_double` is given; `cuda_whole` and `cuda_bool`: CUDA C++ over
+    integers and over bools, `c_whole` unless given. `triton`: Triton over float32 and float64, may be several texts
+    separated by "; ": the values of all but the last are variables, which later texts use as further operands;
+    `triton_whole`: Triton over integers and bools, `triton` unless given. `jax`: JAX over every dtype; of an op that is
+    not elementwise, it may name attributes, too, and what `backends/pallas/spelling.py` derives from types (`{shape}`,
+    `{dtype}`, `{wide}`, `{least}`, `{greatest}`).
     """
 
     c: str = ""

@@ -1,12 +1,13 @@
 """Composite ops of quantized weights: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` (scales and zero points).
 
-Numbers are packed along one axis in units of `block` bytes. With n = 8 // bits numbers a byte, the first `block` numbers of
-a unit are the lowest bits of its bytes, the next `block` numbers the next bits, and so on. `block=1` therefore keeps
-neighbouring numbers in one byte; with `block=16` and 4 bits, a vector register of 16 bytes holds 32 numbers in two
-halves, each of which a single `and` selects.
+Numbers are packed along one axis in units of `block` bytes. With n = 8 // bits numbers a byte, the first `block`
+numbers of a unit are the lowest bits of its bytes, the next `block` numbers the next bits, and so on. `block=1`
+therefore keeps neighbouring numbers in one byte; with `block=16` and 4 bits, a vector register of 16 bytes holds 32
+numbers in two halves, each of which a single `and` selects.
 
-Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact. Neither op counts as arithmetic in rooflines: kernels convert in few instructions, or not at all where sums of
-products are over integers.
+Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact. Neither op
+counts as arithmetic in rooflines: kernels convert in few instructions, or not at all where sums of products are over
+integers.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ def _spread(value: Tensor, shape: Shape) -> Tensor:
 
 @composite("dequantize", 3, "dequantize", fused_as="cheap", flops=0)
 def dequantize(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """(q - zero) * scale, where each size of scale and zero divides that of q: one value a tensor, channel, group or block.
+    """(q - zero) * scale, where each size of scale and zero divides that of q: one value a tensor, channel, group or
+    block.
 
-    q: integers or floats [...]; scale: floats of equal rank, whose dtype is the result's; zero: any dtype, shaped like scale or of
-    size 1 along every axis.
+    q: integers or floats [...]; scale: floats of equal rank, whose dtype is the result's; zero: any dtype, shaped like
+    scale or of size 1 along every axis.
     """
     number = t.cast(q, scale.dtype)
     offset = _spread(t.cast(zero, scale.dtype), q.shape)

@@ -1,8 +1,8 @@
 """Structure of a program's results: nested containers whose leaves are output indices; its stored form.
 
-Containers are tuples, lists, dicts, named tuples, and a `Record` for every other type. A stored structure names the type of a
-named tuple by module and name. No module is imported for it: where none that is loaded has this type, the results
-are named tuples of an equal type.
+Containers are tuples, lists, dicts, named tuples, and a `Record` for every other type. A stored structure names the
+type of a named tuple by module and name. No module is imported for it: where none that is loaded has this type, the
+results are named tuples of an equal type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Record(dict[str, Any]):
 
 
 def field_names(kind: type) -> tuple[str, ...] | None:
-    """Names of the fields of a type of named tuples, those of torch.return_types and os included; None for other types."""
+    """Names of the fields of a type of named tuples, those of torch.return_types and os included; None for other
+    types."""
     if not issubclass(kind, tuple) or kind is tuple:
         return None
     names = getattr(kind, "_fields", getattr(kind, "__match_args__", None))

@@ -1,7 +1,7 @@
 """Operators and methods of `Tensor`, and checked builders for callers (loaders use the unchecked builders.py).
 
-The checks are NumPy's: an int must fit into the dtype of the other, tensor operand, and bitwise operations take no floats.
-Importing `egraph.ir` installs the operators.
+The checks are NumPy's: an int must fit into the dtype of the other, tensor operand, and bitwise operations take no
+floats. Importing `egraph.ir` installs the operators.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _is_kind(operand: Any, kind: str) -> bool:
 
 
 def _checked(build: Callable[..., Tensor], refused: str = "") -> Callable[..., Tensor]:
-    """A builder for callers. The built function raises UsageError for an int that the tensors' dtype cannot hold, and if
-    all operands are of the dtype category `refused`. (Builders themselves wrap such ints, as PyTorch does.)
+    """A builder for callers. The built function raises UsageError for an int that the tensors' dtype cannot hold, and
+    if all operands are of the dtype category `refused`. (Builders themselves wrap such ints, as PyTorch does.)
     """
 
     @functools.wraps(build)
@@ -178,7 +178,8 @@ _PACKAGE = __name__.partition(".")[0]
 def _compared(build: Callable[..., Tensor], equal: bool) -> Callable[[Any, Any], Any]:
     """`==` or `!=`: an elementwise comparison in the caller's code, identity in this package's own modules.
 
-    Terms are hash-consed, so the package compares them (in tuples, lists and dataclasses too) by identity, as dicts and sets do."""
+    Terms are hash-consed, so the package compares them (in tuples, lists and dataclasses too) by identity, as dicts and
+    sets do."""
 
     def compare(x: Any, y: Any) -> Any:
         module = str(sys._getframe(1).f_globals.get("__name__", ""))

@@ -11,7 +11,8 @@ from ..ir.rule import Rule
 
 @lru_cache(maxsize=4096)
 def rule_ops(rule: Rule) -> tuple[frozenset[str], frozenset[str]]:
-    """The ops of a rule, as (ops that its left sides match, ops that its right sides create); numbers count as `full`."""
+    """The ops of a rule, as (ops that its left sides match, ops that its right sides create); numbers count as
+    `full`."""
     return _ops(rule.lefts), _ops(rule.rights)
 
 

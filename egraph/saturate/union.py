@@ -2,7 +2,8 @@
 
 Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because what is pruned
 depends on what else was found. Their union contains both: it has every e-node of both views, merges e-classes that
-share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set of limits stands for.
+share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set of limits
+stands for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Worker process that runs egglog and can be killed, because egglog cannot be interrupted within a round.
 
-Started as `python -m tensor_graphs.egraph.saturate.worker` with pipes. It does not use `multiprocessing`, so it works from
-scripts without a main guard, from `python -` and from notebooks. A frame is a 4-byte length, a JSON header, and the raw
-bytes of the arrays that the header lists. A worker ends when its parent ends (end of input), when its memory exceeds
-the request's limit (exit code 77), or when it is killed at the deadline.
+Started as `python -m tensor_graphs.egraph.saturate.worker` with pipes. It does not use `multiprocessing`, so it works
+from scripts without a main guard, from `python -` and from notebooks. A frame is a 4-byte length, a JSON header, and
+the raw bytes of the arrays that the header lists. A worker ends when its parent ends (end of input), when its memory
+exceeds the request's limit (exit code 77), or when it is killed at the deadline.
 """
 
 from __future__ import annotations

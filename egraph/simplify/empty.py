@@ -1,4 +1,5 @@
-"""Removal of empty tensors (0 elements), of reductions over them and of products with them, so that kernels never see these."""
+"""Removal of empty tensors (0 elements), of reductions over them and of products with them, so that kernels never see
+these."""
 
 from __future__ import annotations
 

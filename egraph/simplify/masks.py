@@ -69,7 +69,8 @@ def _values(formula: Tensor) -> Matrix | None:
 
 
 def _spelling(hidden: Matrix) -> Tensor | None:
-    """Canonical formula of the mask that hides these elements; None without a known form, or if some row sees nothing."""
+    """Canonical formula of the mask that hides these elements; None without a known form, or if some row sees
+    nothing."""
     rows, columns = hidden.shape
     count, first = np.count_nonzero(hidden, axis=1), hidden.argmin(axis=1)
     last = columns - 1 - hidden[:, ::-1].argmin(axis=1)

@@ -32,8 +32,8 @@ def widen(graph: Graph, *, in_place: bool = False) -> Graph:
 def as_dtype(x: Tensor, dtype: str) -> Tensor:
     """The value in a dtype: unchanged, the operand of the cast that produced the value, or a new cast.
 
-    A cast is undone if it is lossless or between floats, whose rounding the tolerance judges; a cast to bool or an integer dtype is
-    kept."""
+    A cast is undone if it is lossless or between floats, whose rounding the tolerance judges; a cast to bool or an
+    integer dtype is kept."""
     if x.dtype == dtype:
         return x
     if x.op == "cast" and x.args[0].dtype == dtype:

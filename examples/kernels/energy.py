@@ -5,7 +5,8 @@ import tensor_graphs as tg
 
 @tg.kernel("c", reference=lambda x: tg.cumsum(x * x, axis=-1), inputs={"x": "float32[M, N]"})
 def energy(M: int, N: int) -> str:
-    """The source for `M` rows of `N` numbers. Eight rows at a time: an addition waits only for the last one of its own row."""
+    """The source for `M` rows of `N` numbers. Eight rows at a time: an addition waits only for the last one of its own
+    row."""
     return f"""
 void energy(const float *x, float *out) {{
     for (long first = 0; first < {M}; first += 8) {{

@@ -52,9 +52,10 @@ def candidate_hypergraph(
     """The hypergraph of all kernels of some backends that match a view and that some root may use.
 
     `view_strides`: layout of a view of an operand, None where it needs a copy. `types`: storage types of the classes
-    (model/storage_dtypes.py); a cast between classes of equal storage type is a view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover the roots.
-    `enough`: when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does, generated
-    kernels are bound in no further layouts; `stats["left_out"]` is then 1.
+    (model/storage_dtypes.py); a cast between classes of equal storage type is a view. `stop`: polled; raises Halted
+    when it returns True, because a partial candidate set may not cover the roots. `enough`: when `enough(False)`
+    returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are bound in no further
+    layouts; `stats["left_out"]` is then 1.
     """
     backends = [b.opened() for b in backends]
     if any(b.generates and b.several for b in backends):

@@ -3,12 +3,12 @@
 Kernels that compute one value and the consumers of its slices (queries, keys and values of one GEMM, rotated, and
 written into caches).
 
-The kernel that computes a value may store its slices separately (fusion/multi_output.py). The consumers of a slice are often
-cheap: another layout, a rotation, a row of a cache. If a slice is needed only for one later value, which elementwise
-operations and views make of it, the kernel stores the later value instead.
+The kernel that computes a value may store its slices separately (fusion/multi_output.py). The consumers of a slice are
+often cheap: another layout, a rotation, a row of a cache. If a slice is needed only for one later value, which
+elementwise operations and views make of it, the kernel stores the later value instead.
 
-Limits: at most `MAX_OUTPUTS` outputs, per slice its `MAX_LATER_VALUES` last later values, `MAX_GROUPS_PER_VALUE` groups per value; of groups with equal
-outputs, the ones that `MultiOutputFusion.least` keeps.
+Limits: at most `MAX_OUTPUTS` outputs, per slice its `MAX_LATER_VALUES` last later values, `MAX_GROUPS_PER_VALUE` groups
+per value; of groups with equal outputs, the ones that `MultiOutputFusion.least` keeps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class LaterValue(NamedTuple):
 
     @property
     def space(self) -> tuple[int, ...]:
-        """Shape that a kernel iterates over: that of the written tensor for a scatter, otherwise the shape of the term."""
+        """Shape that a kernel iterates over: that of the written tensor for a scatter, otherwise the shape of the
+        term."""
         return concrete((self.term.args[2] if self.term.op == "scatter_elements" else self.term).shape)
 
 

@@ -223,7 +223,8 @@ class MaximalFusion:
     """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first.
 
     `rows`: whether reductions are fused. `unrolled`: short reductions are unrolled and fused with their operands, which
-    may have up to MAX_SIZE_RATIO times as many elements as their results; only parts with a short reduction are yielded.
+    may have up to MAX_SIZE_RATIO times as many elements as their results; only parts with a short reduction are
+    yielded.
     """
 
     groups: FusionGroups
@@ -385,8 +386,9 @@ class MaximalFusion:
 def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
     """The view without rewritten e-nodes in the classes that large parts of maximal fusion compute.
 
-    `given`: classes in memory before any kernel runs. Such classes keep their cheapest e-node and those of the original graph; classes are unchanged. Rewriting finds tens
-    of thousands of forms of hundreds of additions and products, none of which saves operations.
+    `given`: classes in memory before any kernel runs. Such classes keep their cheapest e-node and those of the original
+    graph; classes are unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none
+    of which saves operations.
     """
     whole = MaximalFusion(FusionGroups(view, given))
     if not whole.large:

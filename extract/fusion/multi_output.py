@@ -1,13 +1,14 @@
 """Multi-output (horizontal) fusion: fusion groups with several output classes.
 
 Four kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
-norm, a GEMM and its activation, a residual stream and the products of its norm). (2) Values of one shape over the same inputs share their reads (a row's mean and mean
-of squares, two gates). (3) Slices of one value that are read separately (queries, keys and values of one GEMM) are
-stored in separate buffers, where a view of the whole would not be row-major. (4) Small GEMMs of a few rows over
-separate inputs, needed for the same value (a query and the keys of another sequence), share one launch.
+norm, a GEMM and its activation, a residual stream and the products of its norm). (2) Values of one shape over the same
+inputs share their reads (a row's mean and mean of squares, two gates). (3) Slices of one value that are read separately
+(queries, keys and values of one GEMM) are stored in separate buffers, where a view of the whole would not be row-major.
+(4) Small GEMMs of a few rows over separate inputs, needed for the same value (a query and the keys of another
+sequence), share one launch.
 
-Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that save the most bytes
-first.
+Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that
+save the most bytes first.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def _side_outputs(self, r: FusionGroup) -> list[tuple[Tensor, int]]:
-        """At most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes read to
-        compute them."""
+        """At most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes
+        read to compute them."""
         if r.term.entry.kind == "view":  # the viewed value has groups of its own
             return []
         beside, read_beside = self.groups.uses.beside, self.groups.beside.get(r.cls, ())

@@ -21,10 +21,10 @@ class FusionPolicy:
     `left_only`: operands of a product other than the first are leaves, because thread blocks for other rows read them
     again. `rows_bare`: operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements
     (statistics) are leaves, unless elementwise operations alone compute them; with it, `left_only` makes only the
-    statistics of those other operands leaves. `layers`: products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM
-    follows. `packed`: weights that are computed from fewer bytes (dequantized ones) are inlined, not read as they would
-    be folded at load. `rows_beside`: reductions on paths without a product are inlined, too, with what they read up to
-    products (a norm by which the product's result is divided).
+    statistics of those other operands leaves. `layers`: products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns
+    if another GEMM follows. `packed`: weights that are computed from fewer bytes (dequantized ones) are inlined, not
+    read as they would be folded at load. `rows_beside`: reductions on paths without a product are inlined, too, with
+    what they read up to products (a norm by which the product's result is divided).
     """
 
     name: str

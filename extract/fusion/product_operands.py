@@ -1,8 +1,8 @@
 """Left operands of products as further results of the product's kernel: a residual stream and the product of its norm.
 
-Every thread block of a matrix-vector product computes the whole left operand, and one block may store it, or a value from
-which it is computed, along the product's reduction axis. Such a result has the product's rows and as many columns as
-the reduction has elements, whatever the number of the product's columns.
+Every thread block of a matrix-vector product computes the whole left operand, and one block may store it, or a value
+from which it is computed, along the product's reduction axis. Such a result has the product's rows and as many columns
+as the reduction has elements, whatever the number of the product's columns.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ MAX_OPERAND_ROWS = 4  # products of more rows run on tensor cores, whose kernels
 
 
 def is_product_operand(part: Tensor, root: Tensor) -> bool:
-    """Whether `part` is the left operand of a matrix product in the term `root`, or is computed into it element by element.
+    """Whether `part` is the left operand of a matrix product in the term `root`, or is computed into it element by
+    element.
 
-    The product has the rows of `root`, at most MAX_OPERAND_ROWS of them, and other columns than `part`. Short products of
-    vectors do not count: kernels compute them like elementwise operations.
+    The product has the rows of `root`, at most MAX_OPERAND_ROWS of them, and other columns than `part`. Short products
+    of vectors do not count: kernels compute them like elementwise operations.
     """
     shape, whole = concrete(part.shape), concrete(root.shape)
     if not shape or not whole or shape[-1] == whole[-1] or part is root:

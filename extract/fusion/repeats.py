@@ -1,9 +1,9 @@
 """Repeated subgraphs of an e-graph: classes with equal surroundings, and the mapping of one occurrence to another.
 
 Models repeat layers. A result for a class of one layer holds for the corresponding class of another, with other
-operands. Two classes have equal colours if colour refinement (Weisfeiler and Leman, 1968) over `COLOUR_RADIUS` e-nodes, up and
-down, does not distinguish them. That is a heuristic for large e-graphs; `image` follows the e-nodes themselves, so a
-wrong guess is noticed."""
+operands. Two classes have equal colours if colour refinement (Weisfeiler and Leman, 1968) over `COLOUR_RADIUS` e-nodes,
+up and down, does not distinguish them. That is a heuristic for large e-graphs; `image` follows the e-nodes themselves,
+so a wrong guess is noticed."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ class Plan:
 
     `weights` maps each weight value to the expression over params and constants evaluated at load. `outputs` and
     `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs. The shapes, strides and
-    attributes of a plan with free `sizes` are expressions in these sizes; the plan runs at every size. `launching`: how the
-    kernels of a program on a GPU follow each other (backends/program/launching.py)."""
+    attributes of a plan with free `sizes` are expressions in these sizes; the plan runs at every size. `launching`: how
+    the kernels of a program on a GPU follow each other (backends/program/launching.py)."""
 
     graph: Graph
     values: tuple[Value, ...]

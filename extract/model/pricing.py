@@ -61,7 +61,8 @@ class Measurer(Protocol):
     def compile(
         self, wanted: Iterable[tuple[Template, Call]], seconds: float = ..., programs: Iterable[str] = ()
     ) -> bool:  # fmt: skip
-        """Compile kernels and programs before they are needed, for at most `seconds`; returns whether all were compiled.
+        """Compile kernels and programs before they are needed, for at most `seconds`; returns whether all were
+        compiled.
 
         `wanted`: the kernels' calls. `programs`: source texts.
         """
@@ -76,7 +77,8 @@ class Measurer(Protocol):
         ...
 
     def rest(self) -> None:
-        """End the measurements in flight and make their rows durable; afterwards another search may use the measurer."""
+        """End the measurements in flight and make their rows durable; afterwards another search may use the
+        measurer."""
         ...
 
     def close(self) -> None:
@@ -92,7 +94,8 @@ class Measurer(Protocol):
         With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
         beside the next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a
         candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, each
-        runs in a few schedules only. `later`: (candidate, `look`) pairs that may be requested next, for preparation in advance.
+        runs in a few schedules only. `later`: (candidate, `look`) pairs that may be requested next, for preparation in
+        advance.
         """
         ...
 
@@ -101,7 +104,8 @@ class Measurer(Protocol):
         ...
 
     def further(self, candidate: Candidate) -> bool:
-        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are more."""
+        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are
+        more."""
         ...
 
 
@@ -118,7 +122,8 @@ class Pricer(Protocol):
 
     @property
     def prepare(self) -> Callable[[Iterable[Candidate]], None] | None:
-        """Function that computes the keys of candidates, possibly in another thread. None if keys need no preparation."""
+        """Function that computes the keys of candidates, possibly in another thread. None if keys need no
+        preparation."""
         ...
 
 

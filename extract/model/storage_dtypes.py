@@ -2,7 +2,8 @@
 
 16-bit models are widened to float32 before the e-graph. On devices whose kernels read and write 16-bit floats, values
 of a widened model are stored in the model's own dtype, so rounding happens where the original rounded. Statistics (one
-value per row), other small values, and positions stay float32: an angle of 1000 radians is off by up to 2 in bfloat16."""
+value per row), other small values, and positions stay float32: an angle of 1000 radians is off by up to 2 in
+bfloat16."""
 
 from __future__ import annotations
 

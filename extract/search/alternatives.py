@@ -85,7 +85,8 @@ def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice
 
 
 def _solved(choice: Choice, us: Sequence[float], seconds: float) -> Choice | None:
-    """The cheapest choice found at other costs of the candidates, with the prices of `choice`. None if there is none."""
+    """The cheapest choice found at other costs of the candidates, with the prices of `choice`. None if there is
+    none."""
     rows = EncodedHypergraph(choice.hypergraph, us, choice.budgets)
     try:
         found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)

@@ -85,7 +85,8 @@ class EncodedHypergraph:
 
 
 def _cheapest_of_groups(hypergraph: Hypergraph, us: FloatArray) -> npt.NDArray[np.int64]:
-    """The cheapest candidate of each group of equal inputs and outputs, the first of equals; none where all cost infinity."""
+    """The cheapest candidate of each group of equal inputs and outputs, the first of equals; none where all cost
+    infinity."""
     order, starts = hypergraph.grouped
     if not len(order):
         return order

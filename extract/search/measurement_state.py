@@ -14,11 +14,11 @@ from ..model.pricing import Measurer, Priced
 from .cutoff import CallToken, CandidateIndex, CostCutoff, call_token
 
 MIN_CERTAINTY = 0.85  # a measured interval whose low end is below this share of its value is measured once more
-# Expected time after tuning, as a share of the time after a first look. (On an H200 the best of three guesses took 1.04 to
-# 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
+# Expected time after tuning, as a share of the time after a first look. (On an H200 the best of three guesses took 1.04
+# to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
 SHARE_AFTER_TUNING = 0.75
-# Expected time after further tuning, as a share of the time after tuning of the usual length. (On average the best of 16
-# takes 0.9 % longer than the best there is, 11 % at most.)
+# Expected time after further tuning, as a share of the time after tuning of the usual length. (On average the best of
+# 16 takes 0.9 % longer than the best there is, 11 % at most.)
 SHARE_AFTER_MORE_TUNING = 0.97
 # approximate number of schedules measured by a first look (True), and by the tuning that follows (False)
 SCHEDULES = {True: 2, False: 13}

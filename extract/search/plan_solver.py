@@ -137,7 +137,8 @@ class PlanSolver:
             )
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
-        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`, errors: as for `solve`."""
+        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`, errors: as for
+        `solve`."""
         self.chosen, found = self.solve(costs, limit, self.chosen)
         return found
 

@@ -30,7 +30,8 @@ Solve = Callable[..., Extraction]
 
 
 def choice_of_candidates(rows: EncodedHypergraph, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
-    """Choice array of a problem for given candidates, or for equivalent ones that the problem has instead; -1 for none."""
+    """Choice array of a problem for given candidates, or for equivalent ones that the problem has instead; -1 for
+    none."""
     problem = rows.problem
     alike, cls = hypergraph.alike, problem.cls.tolist()
     row = {alike[c]: n for n, c in enumerate(rows.candidate) if c >= 0}

@@ -48,8 +48,8 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
 
     0 for classes without a derivation.
 
-    Greatest fixpoint, computed in one pass over the components `order` (classes of each, children first), with iteration
-    inside each component. None if `expired` (polled) returns True: unfinished sets are too large.
+    Greatest fixpoint, computed in one pass over the components `order` (classes of each, children first), with
+    iteration inside each component. None if `expired` (polled) returns True: unfinished sets are too large.
     """
     must = [0] * len(items)
     return must if _fixpoint(items, order, must, lambda c: 1 << c, expired) else None

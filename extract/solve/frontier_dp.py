@@ -4,8 +4,8 @@ Classes are resolved in an order with few open classes (needed and not yet resol
 strongly connected component are resolved together; a root is resolved only when its children are open anyway (it is
 needed in any case, so it can wait at no cost). A label is a set of needed classes. The order is cut where few
 classes are open. Inside a piece between two cuts, the labels depend only on the piece and on its entering labels, so
-equal layers are searched once. Costs are integers in units far finer than any tolerance: rounding of floats would make equal layers
-differ."""
+equal layers are searched once. Costs are integers in units far finer than any tolerance: rounding of floats would make
+equal layers differ."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ PROOF_SHARE = 0.75
 MIN_LABELS_TO_FILTER = 24
 MAX_DOMINATING_LABELS = 400
 FEW_LABELS = 64
-"""Buckets of more than MIN_LABELS_TO_FILTER labels are filtered by dominance, against at most MAX_DOMINATING_LABELS of the cheapest
-labels. Where at most FEW_LABELS are kept, they are compared one by one, without packing the others."""
+"""Buckets of more than MIN_LABELS_TO_FILTER labels are filtered by dominance, against at most MAX_DOMINATING_LABELS of
+the cheapest labels. Where at most FEW_LABELS are kept, they are compared one by one, without packing the others."""
 
 Move = tuple[int, int, tuple[tuple[int, int], ...]]  # (units, classes read, chosen (member, row index) pairs)
 Label = tuple[int, int, "Move | None"]  # (units so far, predecessor label, move)
@@ -199,8 +199,8 @@ class FrontierPiece:
     """Subproblem between two cuts of the resolution order, with local bit numbers.
 
     Bits 0..after-1 are the classes open at its end, the following bits its own classes, in reverse order of resolution.
-    `rows[b]`: (cost, classes read as bits) of each row of the class with bit b. `groups[b]`: mask of the component of b.
-    `roots`: mask of own classes that are always needed.
+    `rows[b]`: (cost, classes read as bits) of each row of the class with bit b. `groups[b]`: mask of the component of
+    b. `roots`: mask of own classes that are always needed.
     """
 
     after: int
@@ -284,7 +284,8 @@ class PieceLabels:
     buckets: list[dict[int, Label]]
 
     def trace(self, mask: int) -> tuple[int, list[tuple[int, int]]]:
-        """Derivation of a label at the piece's end: (label at its beginning, (bit, row index) pairs chosen on the way)."""
+        """Derivation of a label at the piece's end: (label at its beginning, (bit, row index) pairs chosen on the
+        way)."""
         chosen: list[tuple[int, int]] = []
         _, before, move = self.buckets[0][mask]
         while move is not None:
@@ -295,7 +296,8 @@ class PieceLabels:
 
 
 class FrontierDP:
-    """Frontier DP of a problem. `fits`: whether order and memory are narrow enough. `upper`: cost of a known solution."""
+    """Frontier DP of a problem. `fits`: whether order and memory are narrow enough. `upper`: cost of a known
+    solution."""
 
     def __init__(self, rows: ProblemRows, upper: float) -> None:
         self.rows, self.upper = rows, upper
@@ -427,7 +429,8 @@ class FrontierDP:
 
 
 def _cuts(widths: Sequence[int]) -> list[int]:
-    """Steps after which the order is cut: the narrowest within MIN_CUT_DISTANCE, the first of equals; and the last step."""
+    """Steps after which the order is cut: the narrowest within MIN_CUT_DISTANCE, the first of equals; and the last
+    step."""
     found: list[int] = []
     for n, width in enumerate(widths[:-1]):
         near = widths[max(0, n - MIN_CUT_DISTANCE) : n + MIN_CUT_DISTANCE + 1]
@@ -450,8 +453,8 @@ def _permuted(mask: int, places: Sequence[int]) -> int:
 class _Run:
     """Progress of one search.
 
-    `left`: classes still to be resolved, equal pieces once; `whole`: no label was dropped; otherwise `since`: (time, classes left) when
-    dropping began.
+    `left`: classes still to be resolved, equal pieces once; `whole`: no label was dropped; otherwise `since`: (time,
+    classes left) when dropping began.
     """
 
     width: int
@@ -559,7 +562,8 @@ def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequenc
 def _unbeaten(bucket: dict[int, Label], most: int) -> dict[int, Label]:
     """Labels that are not dominated: no other label is at most as expensive and needs a subset.
 
-    Only the `most` cheapest of them where that is at most MAX_DOMINATING_LABELS; all labels where they differ in more than 64 bits.
+    Only the `most` cheapest of them where that is at most MAX_DOMINATING_LABELS; all labels where they differ in more
+    than 64 bits.
     """
     varies = reduce(or_, bucket) ^ reduce(and_, bucket)
     if varies.bit_count() > 64:

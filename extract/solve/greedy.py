@@ -1,7 +1,7 @@
 """Greedy extractions without proof: initial incumbents of every exact solver.
 
-All take `ProblemRows`, at other costs of rows if `cost` is given, and return one row per class (-1: no finite term); the caller collects what the roots reach
-(`ProblemRows.walk`)."""
+All take `ProblemRows`, at other costs of rows if `cost` is given, and return one row per class (-1: no finite term);
+the caller collects what the roots reach (`ProblemRows.walk`)."""
 
 from __future__ import annotations
 
@@ -231,7 +231,8 @@ def queued(
 
 
 def discounted(rows: ProblemRows, chosen: Collection[int]) -> list[float]:
-    """Costs of rows at which those of a solution are free: a greedy with these costs repairs or refines the solution."""
+    """Costs of rows at which those of a solution are free: a greedy with these costs repairs or refines the
+    solution."""
     price = list(rows.cost)
     for row in chosen:
         price[row] = 0.0
@@ -248,8 +249,8 @@ def best_greedy(
 ) -> tuple[float, list[int], str]:
     """The cheapest of greedy extractions and of `extra` choices, as (cost, rows children first, method's name).
 
-    `quick`: tree cost only. `given_only`: of `extra` alone, if one of them is a solution. (inf, [], "") if a root has no
-    finite term.
+    `quick`: tree cost only. `given_only`: of `extra` alone, if one of them is a solution. (inf, [], "") if a root has
+    no finite term.
     """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
     if given_only and (best := _cheapest(rows, candidates))[1]:

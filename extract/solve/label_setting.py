@@ -217,7 +217,8 @@ class RelaxedBounds:
     """Lower bounds on the remaining cost of a label, by state-space relaxation.
 
     `of(need)` is the exact cost of a relaxed problem in which all but the topologically last `depth` needed classes are
-    dropped after every step. Dropping classes only lowers the cost. The depth grows while the table stays below MAX_RELAXATION_STATES.
+    dropped after every step. Dropping classes only lowers the cost. The depth grows while the table stays below
+    MAX_RELAXATION_STATES.
     """
 
     def __init__(self, moves: list[list[tuple[float, int, int]]], start: int) -> None:

@@ -23,8 +23,8 @@ Copy = tuple[int, int, int]
 class Placement:
     """Problem of placing values on devices: its classes (class, device) have the index `class * devices + device`.
 
-    `made[i]` describes node i: (node of the original problem, device) for a kernel, (class of the original problem, source
-    device, target device) for a copy. Devices are indices into `devices`.
+    `made[i]` describes node i: (node of the original problem, device) for a kernel, (class of the original problem,
+    source device, target device) for a copy. Devices are indices into `devices`.
     """
 
     problem: Problem

@@ -363,9 +363,9 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
     `free`: zero-cost classes with one row, without cycles because all have finite terms; `readers`: rows that read each
     class, plus 1 for a root.
 
-    A class with several readers is replaced if its expansion adds at most MAX_FILL_IN_READS reads. The expansion of a replaced
-    class with one reader that is replaced too is merged into the reader's and has no entry: all expansions together are
-    no larger than the rows were.
+    A class with several readers is replaced if its expansion adds at most MAX_FILL_IN_READS reads. The expansion of a
+    replaced class with one reader that is replaced too is merged into the reader's and has no entry: all expansions
+    together are no larger than the rows were.
     """
     gone: set[int] = set()
     expanded: dict[int, set[int]] = {}

@@ -1,7 +1,7 @@
 """Cost-independent steps of solving, kept between solves of one e-graph at changing costs.
 
-A search with measurements solves the same rows again and again. The lists of a problem, the index of its rows by class and by
-child, and the first reduction (`detach`) depend on classes, children and roots alone.
+A search with measurements solves the same rows again and again. The lists of a problem, the index of its rows by class
+and by child, and the first reduction (`detach`) depend on classes, children and roots alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Weights that stay packed: lazy arrays of codes, scales and zero points, and the expression of the matrix over them."""
+"""Weights that stay packed: lazy arrays of codes, scales and zero points, and the expression of the matrix over
+them."""
 
 from __future__ import annotations
 

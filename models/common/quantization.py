@@ -1,8 +1,8 @@
 """Quantization of weight matrices [rows, K]: packed numbers, scales, and the expression of the dequantized matrix.
 
-Forms: `int8` and `int4` (symmetric whole numbers, one scale for each row and group along K), `fp8` (e4m3, one scale a row),
-`mxfp4` (e2m1, a power of two for 32 numbers). Two numbers of 4 bits share a byte, in units of up to 16 bytes: the first half
-of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantized_ops.py`).
+Forms: `int8` and `int4` (symmetric whole numbers, one scale for each row and group along K), `fp8` (e4m3, one scale a
+row), `mxfp4` (e2m1, a power of two for 32 numbers). Two numbers of 4 bits share a byte, in units of up to 16 bytes: the
+first half of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantized_ops.py`).
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def _replaced(node: Tensor, args: tuple[Tensor, ...], made: Mapping[Tensor, Tens
 
 
 def _matrices(graph: Graph, but: Sequence[Tensor]) -> dict[Tensor, bool]:
-    """Leaf -> whether its rows are the products' columns ([outputs, inputs], as in `x @ w.T`), for weights to quantize."""
+    """Leaf -> whether its rows are the products' columns ([outputs, inputs], as in `x @ w.T`), for weights to
+    quantize."""
     readers: dict[Tensor, list[Tensor]] = {}
     for node in graph.nodes():
         for a in node.args:

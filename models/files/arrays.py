@@ -22,8 +22,8 @@ COPIED = 1 << 20  # maximum bytes of an array that is copied; larger ones are ma
 class MappedArray:
     """A lazy array: `shape` elements of `dtype` (little-endian, C order), `offset` bytes into the file `path`.
 
-    The file is read only when `load` is called. `identity`: the file's (`plain.file_identity`) when its header was read;
-    () if it may have changed since.
+    The file is read only when `load` is called. `identity`: the file's (`plain.file_identity`) when its header was
+    read; () if it may have changed since.
     """
 
     path: Path

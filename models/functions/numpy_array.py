@@ -404,7 +404,8 @@ def _keys(key: Any) -> list[Any]:
 
 
 def native_name(dtype: Any) -> str:
-    """Name of a dtype. Raises TraceError for another byte order than this machine's, which a program's results cannot have."""
+    """Name of a dtype. Raises TraceError for another byte order than this machine's, which a program's results cannot
+    have."""
     name = dtypes.name_of(dtype)
     if name != "bfloat16" and not np.dtype(dtype).isnative:
         raise TraceError(f"an array of {np.dtype(dtype).str} cannot be traced: its byte order is not this machine's")

@@ -162,7 +162,8 @@ def _convolve(a: Any, v: Any, mode: str = "full") -> Any:
 
 
 def _windows_inside(size: int, width: int) -> Any:
-    """[size + width - 1, width] bool: whether place k of window i, which begins at i - (width - 1), is in range(size)."""
+    """[size + width - 1, width] bool: whether place k of window i, which begins at i - (width - 1), is in
+    range(size)."""
     place = np.arange(size + width - 1)[:, None] + np.arange(width) - (width - 1)
     return (place >= 0) & (place < size)
 

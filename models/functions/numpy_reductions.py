@@ -46,7 +46,8 @@ def _mean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False, 
 
 
 def _spread_dtype(a: Any, dtype: Any) -> str:
-    """Dtype in which a variance is taken. Raises TraceError for integers: NumPy cuts the mean, but not the differences."""
+    """Dtype in which a variance is taken. Raises TraceError for integers: NumPy cuts the mean, but not the
+    differences."""
     name = dtypes.name_of(dtype or _float_of(a))
     if not dtypes.is_float(name):
         raise TraceError(f"a variance in {name} cannot be traced", hint="give a dtype of floats, and cast the result")

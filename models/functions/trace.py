@@ -36,9 +36,10 @@ def trace(
 
     An example is an array (NumPy or torch; only shape and dtype matter), a `Type`, a pair (shape, dtype) or a tensor
     expression, whose type is used. Subclasses of np.ndarray (matrices, masked arrays) are refused. Numbers, strings,
-    bools and None are passed to the function unchanged. Inputs are named after the function's parameters. The function may return an array, or nested tuples, lists and dicts (string
-    keys) of arrays; None is kept. Raises UsageError for invalid examples, TraceError if the function returns anything
-    else or does something that cannot be represented in a graph.
+    bools and None are passed to the function unchanged. Inputs are named after the function's parameters. The function
+    may return an array, or nested tuples, lists and dicts (string keys) of arrays; None is kept. Raises UsageError for
+    invalid examples, TraceError if the function returns anything else or does something that cannot be represented in a
+    graph.
     """
     inputs: list[Tensor] = []
 

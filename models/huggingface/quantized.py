@@ -1,9 +1,9 @@
 """Quantized checkpoints: packed integers and scales become packed weights under the names that builders ask for.
 
 A weight is an expression over params of codes, scales and zero points, repacked without loss when they are loaded
-(`models/common/quantization.py`); extraction decides whether a program reads them or the expanded weight. Formats: MXFP4
-(gpt-oss), GPTQ, AWQ (gemm), compressed-tensors (pack-quantized, int-quantized, float-quantized; symmetric), fp8 in blocks,
-torchao. A GPTQ weight whose groups are not contiguous (`desc_act`) is expanded when it is read.
+(`models/common/quantization.py`); extraction decides whether a program reads them or the expanded weight. Formats:
+MXFP4 (gpt-oss), GPTQ, AWQ (gemm), compressed-tensors (pack-quantized, int-quantized, float-quantized; symmetric), fp8
+in blocks, torchao. A GPTQ weight whose groups are not contiguous (`desc_act`) is expanded when it is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two ways in which a decoder sees its tokens: a whole sequence, or the next tokens of sequences in key-value caches.
 
-A `TokenAccess` gives the token ids and their positions, splits and merges attention heads, and attends. Layers are stated once
-in terms of it (decoder.py).
+A `TokenAccess` gives the token ids and their positions, splits and merges attention heads, and attends. Layers are
+stated once in terms of it (decoder.py).
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ class Cached:
         return t.reshape(out, (self.batch, 1, -1)) if self._as_rows else joined(out)
 
     def wanted(self, x: Tensor) -> Tensor:
-        """x [B, T, hidden] at the token `last` of each row, [B, hidden]; with `every` all of x (`TokenAccess.wanted`)."""
+        """x [B, T, hidden] at the token `last` of each row, [B, hidden]; with `every` all of x
+        (`TokenAccess.wanted`)."""
         if self.every:
             return x
         if self.last is None:

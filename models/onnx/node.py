@@ -75,7 +75,8 @@ class Places:
 
 @dataclass(frozen=True)
 class Picked:
-    """Values `full[mask]` that a mask selects, rank 1. Without a mask, `full` is a scalar, repeated as often as needed."""
+    """Values `full[mask]` that a mask selects, rank 1. Without a mask, `full` is a scalar, repeated as often as
+    needed."""
 
     full: Tensor
     mask: Tensor | None

@@ -1,4 +1,5 @@
-"""Reading and checking an ONNX file before building: parsing without external data, local functions, versions, structure, the ONNX checker."""
+"""Reading and checking an ONNX file before building: parsing without external data, local functions, versions,
+structure, the ONNX checker."""
 
 from __future__ import annotations
 

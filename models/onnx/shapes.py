@@ -23,7 +23,8 @@ class _Undecided(Exception):
 
 
 def compare(a: Dim, b: Dim) -> int:
-    """Comparison of two sizes: -1, 0 or 1 for a < b, a == b, a > b. Raises _Undecided if it depends on free dimensions."""
+    """Comparison of two sizes: -1, 0 or 1 for a < b, a == b, a > b. Raises _Undecided if it depends on free
+    dimensions."""
     low, high = bounds(a - b)
     if low == high == 0:
         return 0

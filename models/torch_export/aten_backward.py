@@ -1,4 +1,5 @@
-"""Builders of ATen backward overloads without a decomposition: convolutions, pools, resampling, padding, weight norm."""
+"""Builders of ATen backward overloads without a decomposition: convolutions, pools, resampling, padding, weight
+norm."""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ def _shares(size: int, made: int, kernel: int, step: int, padding: int, counts_p
 
 
 def _spread(grad: Tensor, matrices: Sequence[Matrix]) -> Tensor:
-    """Return the gradient of the input of `aten_resample.resample` with these matrices [out, in]; grad[N, C, *S] or [C, *S]."""
+    """Return the gradient of the input of `aten_resample.resample` with these matrices [out, in]; grad[N, C, *S] or [C,
+    *S]."""
     if grad.rank == len(matrices) + 1:
         return t.squeeze(_spread(t.expand_dims(grad, 0), matrices), 0)
     return aten_resample.resample(grad, [m.T for m in matrices])
@@ -153,7 +155,8 @@ def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) 
 
 
 def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of nearest-neighbour resampling. `middle`: as for `aten_resample.nearest_positions`."""
+    """Return a builder of the gradient of nearest-neighbour resampling. `middle`: as for
+    `aten_resample.nearest_positions`."""
 
     def build(grad: Tensor, made: Sequence[Any], shape: Sequence[Any], *scales: float | None) -> Tensor:
         sizes, wanted = (whole_sizes(v, "the gradient of resampling") for v in (shape[2:], made))

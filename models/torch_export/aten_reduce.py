@@ -82,7 +82,8 @@ def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [largest or smallest element along an axis, its index], given one builder for each of the two."""
+    """Return a builder of [largest or smallest element along an axis, its index], given one builder for each of the
+    two."""
     find = arg(position)
     return lambda x, dim, keepdim=False: [value(x, _axes(x, dim), keepdim), find(x, dim, keepdim)]
 

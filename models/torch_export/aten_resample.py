@@ -77,8 +77,8 @@ def upsample_nearest_exact(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
 
 
 def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 0.0) -> Tensor:
-    """Nearest-neighbour resampling of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if that is
-    None. `middle`: as for `nearest_positions`.
+    """Nearest-neighbour resampling of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if
+    that is None. `middle`: as for `nearest_positions`.
     """
     n = x.rank - 2
     factors = scales_of(scales, n)
@@ -187,7 +187,8 @@ def _between(x: Tensor, axis: int, times: int) -> Tensor:
 
 
 def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
-    """Linear interpolation of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if that is None.
+    """Linear interpolation of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if that is
+    None.
 
     `align_corners`: the first and last positions of input and output coincide.
     """

@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that view tensors: slices, axes, sliding windows, strided memory. Arguments follow the ATen schema."""
+"""Builders of ATen overloads that view tensors: slices, axes, sliding windows, strided memory. Arguments follow the
+ATen schema."""
 
 from __future__ import annotations
 

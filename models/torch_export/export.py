@@ -41,8 +41,8 @@ def load_module(
     `dynamic_shapes` is that of torch.export; a size may also be given as a string, which becomes the dimension's name.
     `dims` binds named dimensions. Mutated buffers become states with updates; their initial values are in
     `Graph.params` under the state's name. `budget` is that of `optimize` in seconds; it bounds the export
-    (`export_bounds`). Raises ExportError if torch.export fails, ExportTimeError if it takes too long, TooLargeError if it
-    traces more operations than the setting `max_nodes`, UnsupportedError listing every operator without a builder.
+    (`export_bounds`). Raises ExportError if torch.export fails, ExportTimeError if it takes too long, TooLargeError if
+    it traces more operations than the setting `max_nodes`, UnsupportedError listing every operator without a builder.
     """
     import torch
 

@@ -50,8 +50,8 @@ _HINTS = {
 MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
-#: Operators whose results depend on the strides or the device of their first operand -> builders that take its traced value
-#: in addition.
+#: Operators whose results depend on the strides or the device of their first operand -> builders that take its traced
+#: value in addition.
 BY_PLACE: dict[str, Callable[..., Any]] = {
     "as_strided.default": lambda v, x, *given, **named: aten_views.as_strided(x, v.stride(), v.storage_offset(), *given, **named),
     "as_strided_scatter.default": lambda v, x, source, size, stride, offset=None: aten_views.as_strided(
@@ -436,7 +436,8 @@ class _Remake:
 
 
 def _structure(spec: Any, leaves: Sequence[int | None]) -> Any:
-    """Return the containers of the outputs, with output indices as leaves; None for a single output. None leaves are kept."""
+    """Return the containers of the outputs, with output indices as leaves; None for a single output. None leaves are
+    kept."""
     left = iter(leaves)
 
     def nested(spec: Any) -> Any:

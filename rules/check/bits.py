@@ -247,8 +247,8 @@ def _always(rule: Rule, numbers: Any) -> bool:
 def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
     """Yields (format name, encodings to try, cheapest first) for each number format in which the rule may match.
 
-    Raises OutOfScope for a rule that is not elementwise. Guards on shapes are checked with the types (smt/prove.py): an equality
-    that holds for every element also holds under them.
+    Raises OutOfScope for a rule that is not elementwise. Guards on shapes are checked with the types (smt/prove.py): an
+    equality that holds for every element also holds under them.
     """
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t for t in terms if isinstance(t, PatternCall)]

@@ -1,7 +1,8 @@
 """Rule checking by randomized testing: types, exact modular arithmetic, float64, and bitwise comparison.
 
 On random instances (rules/semantics/sample.py) both sides must have the same type. Then:
-- Rules within ring and field arithmetic are evaluated exactly modulo two primes (rules/semantics/prime_field.py), without rounding.
+- Rules within ring and field arithmetic are evaluated exactly modulo two primes (rules/semantics/prime_field.py),
+  without rounding.
 - Every rule is evaluated in float64 on well-scaled values, on values with zeros and signs, on positive values, and on
   mixed magnitudes with denormals. Integers must agree exactly, wrap-around included.
 - A rule that claims `exact` is evaluated in its own dtypes on infinities, NaN, -0.0 and denormals, and compared bit by

@@ -1,6 +1,7 @@
 """Trial of a rule on one random instance: both sides evaluated modulo primes, in float64, and bit by bit.
 
-`RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. What is compared, and how: check.py.
+`RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. What is compared, and how:
+check.py.
 """
 
 from __future__ import annotations

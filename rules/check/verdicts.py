@@ -1,7 +1,7 @@
 """Stored verdicts on our own rules, so that listing the rules needs no checking.
 
-    python -m tensor_graphs.rules.check.verdicts [NAME ...]     checks every rule (a few minutes) or the named ones, and writes
-                                                          verdicts.json beside this file
+    python -m tensor_graphs.rules.check.verdicts [NAME ...]     checks every rule (a few minutes) or the named ones, and
+                                                                writes verdicts.json beside this file
 
 A verdict is stored under a hash of the rule's sides, guards and claims: a new or changed rule is checked on demand.
 """

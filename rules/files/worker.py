@@ -1,9 +1,9 @@
 """Worker processes that check the rules of a large file in parallel.
 
 A worker reads one rule per line as JSON and answers each with a verdict. It is started with `python -m` in its own
-session, so that Ctrl-C reaches only the parent and the main script is not executed again. If a worker is killed, the parent
-checks its rule itself. A rule that takes longer than RULE_S, or more memory than a worker may have, or that crashes a
-worker, is "unknown".
+session, so that Ctrl-C reaches only the parent and the main script is not executed again. If a worker is killed, the
+parent checks its rule itself. A rule that takes longer than RULE_S, or more memory than a worker may have, or that
+crashes a worker, is "unknown".
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ the operand that comes first in a random order, as in prime_field.py; other func
 In terms of y = g**x, the first component is a quotient of polynomials in the variables x and y, and the second
 component is the logarithm of such a quotient, if integer coefficients in exponents are small. y is uniform over the
 nonzero residues. By the Schwartz–Zippel lemma a difference is missed with probability at most degree / (p - 1);
-collisions among compared values and among arguments of random functions are counted as in prime_field.py. Evaluation modulo
-two moduli follows Mirage (https://arxiv.org/abs/2405.05751), which does not bound exponents in this way.
+collisions among compared values and among arguments of random functions are counted as in prime_field.py. Evaluation
+modulo two moduli follows Mirage (https://arxiv.org/abs/2405.05751), which does not bound exponents in this way.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class Functions:
         ] = {}  # operand of each exponential by z3 term id; holding the term keeps its id valid
 
     def of(self, name: str) -> Callable[..., Any] | None:
-        """Function (z3 operand, axioms, undefined) -> z3 term that encodes the op `name`; None if no facts are known about it.
+        """Function (z3 operand, axioms, undefined) -> z3 term that encodes the op `name`; None if no facts are known
+        about it.
 
         `axioms` and `undefined` are lists that a call appends to, as the class says.
         """

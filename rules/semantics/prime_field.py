@@ -117,7 +117,8 @@ def _mixed(x: Array, key: int) -> Array:
 
 
 def _function(name: str, x: Array, p: int, key: int) -> Array:
-    """A random function of residues that has the symmetry of the named function: odd, even, or even and zero at zero."""
+    """A random function of residues that has the symmetry of the named function: odd, even, or even and zero at
+    zero."""
 
     def at(y: Array) -> Array:
         return (
@@ -296,8 +297,8 @@ _PRODUCTS = ("mul", "matmul", "conv", "div")
 
 
 def weight(order: Sequence[Tensor]) -> int:
-    """Upper bound on p × the probability that one evaluation of the nodes `order` (operands first) modulo a prime p misses a
-    difference.
+    """Upper bound on p × the probability that one evaluation of the nodes `order` (operands first) modulo a prime p
+    misses a difference.
 
     The bound is the polynomial degree plus, for uninterpreted functions, the number of argument pairs times the degree
     at which two arguments may collide.

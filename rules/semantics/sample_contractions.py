@@ -14,7 +14,8 @@ from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, least_rank, 
 
 
 def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of `matmul`: [..., M, K] @ [..., K, N] or [K, N]. Raises Reject if no draw gives `want`."""
+    """Draws types for the operands of `matmul`: [..., M, K] @ [..., K, N] or [K, N]. Raises Reject if no draw gives
+    `want`."""
     a, b = call.args
     left, right = s.known(a), s.known(b)
     rank = len(want.shape) if want.shape is not None else 0
@@ -98,7 +99,8 @@ def _kernel(s: Sampler, call: PatternCall, i: int, size: Any, wanted: Sizes) -> 
 
 
 def conv(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of `conv`: x[N, C, *S] with w[O, C/groups, *K]. Raises Reject if no draw gives `want`."""
+    """Draws types for the operands of `conv`: x[N, C, *S] with w[O, C/groups, *K]. Raises Reject if no draw gives
+    `want`."""
     x, w = call.args
     left, right = s.known(x), s.known(w)
     n = (
@@ -195,7 +197,8 @@ def unpack(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def dequantize(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for numbers, scales whose sizes divide those of the numbers, and zero points for each scale or for all."""
+    """Draws types for numbers, scales whose sizes divide those of the numbers, and zero points for each scale or for
+    all."""
     q, scale, zero = call.args
     rank = max(rank_of(s, call, want), 1)
     numbers = s.known(q)

@@ -26,7 +26,8 @@ def _kid_dtype(s: Sampler, call: PatternCall, i: int, want: Want) -> str:
 
 
 def pointwise(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of an elementwise op: a common shape first; each operand has it, or size 1 at some axes."""
+    """Draws types for the operands of an elementwise op: a common shape first; each operand has it, or size 1 at some
+    axes."""
     target: list[Any] = []
     have = [t for t in map(s.known, call.args) if t is not None]
     for i, sizes in enumerate(wanted_sizes(s, call, want)):
@@ -45,7 +46,8 @@ def pointwise(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def reduce(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws a type for the operand of a reduction. Reduced axes have size 1 in the result and any size in the operand."""
+    """Draws a type for the operand of a reduction. Reduced axes have size 1 in the result and any size in the
+    operand."""
     x = call.args[0]
     if s.known(x) is None and (want.shape is None or all(d is None for d in want.shape)):
         s.term(x, Want(want.shape, want.dtype))
@@ -79,7 +81,8 @@ def along(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def same(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws a type for the operand of an op that keeps the type. The result has the operand's shape; attributes name axes."""
+    """Draws a type for the operand of an op that keeps the type. The result has the operand's shape; attributes name
+    axes."""
     rank = rank_of(s, call, want)
     shape = want.shape if want.shape is not None else (None,) * max(rank, least_rank(call))
     rank = s.term(call.args[0], Want(shape, want.dtype)).rank
@@ -87,7 +90,8 @@ def same(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def norm(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of a norm: x, and rank-1 operands of the size of its last axis or of its channel axis.
+    """Draws types for the operands of a norm: x, and rank-1 operands of the size of its last axis or of its channel
+    axis.
 
     Raises Reject if no draw gives `want`.
     """

@@ -64,7 +64,8 @@ def permute(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def broadcast_to(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of `broadcast_to`: axes of size 1 are broadcast. Raises Reject if no draw gives `want`."""
+    """Draws types for the operands of `broadcast_to`: axes of size 1 are broadcast. Raises Reject if no draw gives
+    `want`."""
     x = call.args[0]
     try:
         shape = s.attr(call, "shape", not_yet)

@@ -164,7 +164,8 @@ class Sampler:
         return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
 
     def value(self, attr: Attr) -> Any:
-        """The value of an expression; raises NotYet if a variable is missing. Raises Reject if the expression has no value."""
+        """The value of an expression; raises NotYet if a variable is missing. Raises Reject if the expression has no
+        value."""
         env = self.env
         if any(n not in env for n in attr_names(attr)):
             raise NotYet
@@ -374,7 +375,8 @@ class Sampler:
         return found
 
     def dtype_for(self, *terms: Term) -> str:
-        """Dtype for subterms that must agree: the known one, else a random float, integer or bool dtype (mostly float)."""
+        """Dtype for subterms that must agree: the known one, else a random float, integer or bool dtype (mostly
+        float)."""
         for t in terms:
             found = self.known(t)
             if found is not None:

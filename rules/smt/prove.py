@@ -20,13 +20,13 @@ windows are sums whose terms are zero outside of the image; spatial axes are tre
 for any number. A sum whose terms vanish at all indices but one equals that term. Maxima and minima (`Extreme`) are
 those of sets: two are equal if each contains the other's terms; summands, nonnegative factors and increasing functions
 move inside. Where an op that is neither linear nor increasing reads a sum or a maximum, it reads a name (an
-uninterpreted function of the free indices) instead; sums that are equal everywhere share a name. semantics/function_facts.py holds the
-axioms about elementwise functions over the reals; the op table defines norms, softmax and attention. Gathers are not
-supported, nor are sums whose terms are not finite everywhere.
+uninterpreted function of the free indices) instead; sums that are equal everywhere share a name.
+semantics/function_facts.py holds the axioms about elementwise functions over the reals; the op table defines norms,
+softmax and attention. Gathers are not supported, nor are sums whose terms are not finite everywhere.
 
-Modules: smt/unknowns.py (unknowns and attributes), smt/equal_sums.py (equality of sums and maxima), smt/sum_arithmetic.py (their
-arithmetic), smt/elementwise.py, smt/layout.py and smt/contractions.py (semantics of ops); this module has terms and the
-query.
+Modules: smt/unknowns.py (unknowns and attributes), smt/equal_sums.py (equality of sums and maxima),
+smt/sum_arithmetic.py (their arithmetic), smt/elementwise.py, smt/layout.py and smt/contractions.py (semantics of ops);
+this module has terms and the query.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
 def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
     """Number of patterns of ranks and axes at which z3 proves equal types of both sides wherever the rule matches.
 
-    0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises OutOfScope if there are more
-    than `questions` patterns.
+    0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises OutOfScope if there are
+    more than `questions` patterns.
     """
     matched = asked = 0
     for tried, (ranks, fixed) in enumerate(structures(rule, False)):

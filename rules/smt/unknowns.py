@@ -112,7 +112,8 @@ class Unknowns:
         return self.z.Function(name, *sorts)
 
     def ask(self, facts: Sequence[Any]) -> Any:
-        """The solver's answer to whether some facts can hold together. Raises OutOfScope after the rule's time limit."""
+        """The solver's answer to whether some facts can hold together. Raises OutOfScope after the rule's time
+        limit."""
         if perf_counter() > self.until:
             raise OutOfScope("it takes too long")
         solver = self.z.Solver()
@@ -159,7 +160,8 @@ class Unknowns:
         return found
 
     def value(self, attr: Attr) -> Any:
-        """The value of an attribute expression over unknowns. Raises OutOfScope if unsupported. Raises Reject if it has no value."""
+        """The value of an attribute expression over unknowns. Raises OutOfScope if unsupported. Raises Reject if it has
+        no value."""
         z = self.z
         if isinstance(attr, AttrConstant):
             return attr.value

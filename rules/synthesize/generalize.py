@@ -1,4 +1,5 @@
-"""Generalization of a candidate to a rule about all shapes, with the weakest guards under which the rule passes its tests."""
+"""Generalization of a candidate to a rule about all shapes, with the weakest guards under which the rule passes its
+tests."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ class InstancePool:
                 break
 
     def weakest(self) -> list[Attr] | None:
-        """The conjunction that excludes all failing instances and keeps the most passing ones; None if there is none."""
+        """The conjunction that excludes all failing instances and keeps the most passing ones; None if there is
+        none."""
         truth, right = np.array(self.rows, bool).T, np.array(self.right)
         distinct = list({row.tobytes(): i for i, row in reversed(list(enumerate(truth)))}.values())
         useful = sorted(i for i in distinct if not truth[i][~right].all() and truth[i][right].any())

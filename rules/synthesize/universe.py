@@ -47,7 +47,8 @@ class World:
 
     @property
     def home(self) -> int:
-        """Rank of the variables if random instances rarely have that rank (rules are then tested at it, too), else 0."""
+        """Rank of the variables if random instances rarely have that rank (rules are then tested at it, too), else
+        0."""
         rank = max(t.rank for t in self.types.values())
         return rank if rank > 2 else 0
 

@@ -10,8 +10,8 @@ form, as attribute expressions over sizes, strides, paddings and dilations, so t
 - `frame`: a border of nonzero constants as zero padding, except where windows read the border.
 
 They create more kernels than they remove and are profitable only where launch overhead or parallelism dominates. So
-they are not in `rules.ALL`; `tg.optimize(model, rules=partial.RULES)` uses them. The tests compute the wrong region of each
-rewrite from its two programs and compare it with the closed form (tests/rules/partial_check.py).
+they are not in `rules.ALL`; `tg.optimize(model, rules=partial.RULES)` uses them. The tests compute the wrong region of
+each rewrite from its two programs and compare it with the closed form (tests/rules/partial_check.py).
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ ORDER = table("order", "algebra", [
     Rule("min-of-signs", "minimum(a, neg(a))", "neg(abs(a))", when=("floating(a)",), doc="the smaller of a value and its negative"),
 ])  # fmt: skip
 
-#: --ops matmul,add,mul,transpose,concat,split,relu --size 3, and --ops exp,log,mul,div,recip,sqrt,neg --size 2 --variables 2
+#: --ops matmul,add,mul,transpose,concat,split,relu --size 3, and --ops exp,log,mul,div,recip,sqrt,neg --size 2
+#: --variables 2
 ARITHMETIC = table("found arithmetic", "algebra", [
     Rule("relu-times-relu", "relu(a) * relu(a)", "a * relu(a)", doc="both sides are zero where a is negative"),
     Rule("relu-of-rectified-factor", "relu(a * relu(b))", "relu(a) * relu(b)", doc="a nonnegative factor is pulled out of a relu"),

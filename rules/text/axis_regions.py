@@ -15,7 +15,8 @@ PLACES = 16  # limit on cuts per axis
 class Regions:
     """Positions at which axes are cut (concat, split), propagated to all axes that ops index alike.
 
-    A *cut* is such a position; two axes are *aligned* if an op reads both at the same index. `places`: cuts of each axis.
+    A *cut* is such a position; two axes are *aligned* if an op reads both at the same index. `places`: cuts of each
+    axis.
     """
 
     def __init__(self, typing: Typing, signs: Signs) -> None:

@@ -74,7 +74,8 @@ def typings(
 
 
 def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """Instances of typed rules at random sizes, ranks and parameters: at least two per family, `count` in total if available."""
+    """Instances of typed rules at random sizes, ranks and parameters: at least two per family, `count` in total if
+    available."""
     rng = random.Random(seed)
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]
@@ -83,8 +84,8 @@ def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> li
 def instances(rule: TextRule, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
     """A text rule at `count` random shapes, sizes and parameters, with sides of equal shape if possible.
 
-    Of the scopes under which a rule's text can be read (`scopes`), the narrowest one with any such instance is taken: at its
-    shapes a sound rule holds under every reading. `seed`: of the random numbers.
+    Of the scopes under which a rule's text can be read (`scopes`), the narrowest one with any such instance is taken:
+    at its shapes a sound rule holds under every reading. `seed`: of the random numbers.
     """
     for scope in reversed(scopes(rule)):
         families = typings(rule, scope).found

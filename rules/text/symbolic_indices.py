@@ -1,4 +1,5 @@
-"""Symbolic indices of a family of shapes: index variables with their ranges, and what is provable about their values."""
+"""Symbolic indices of a family of shapes: index variables with their ranges, and what is provable about their
+values."""
 
 from __future__ import annotations
 

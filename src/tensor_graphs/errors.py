@@ -168,7 +168,8 @@ class VerificationError(TensorGraphsError):
 
 
 class NoPlanError(TensorGraphsError):
-    """Error for a search without an executable plan: no candidate kernels cover the outputs, or the budget ended first."""
+    """Error for a search without an executable plan: no candidate kernels cover the outputs, or the budget ended
+    first."""
 
     exit_code, code = 6, "no-plan"
 

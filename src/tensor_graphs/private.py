@@ -17,12 +17,12 @@ from pathlib import Path
 
 
 def unsafe_folder(folder: Path) -> str:
-    """The reason why another user could put files into `folder` or replace it; "" if none could. A folder that does not exist is safe
-    if one can be made there.
+    """The reason why another user could put files into `folder` or replace it; "" if none could. A folder that does not
+    exist is safe if one can be made there.
 
-    The folder must belong to this user, be no link, and be writable by nobody else. Folders and links that lead to it must belong to
-    this user or to root, and the folders must be writable by nobody else or be sticky, as /tmp is. (Where there are no owners, as on
-    Windows, all folders are safe.)
+    The folder must belong to this user, must not be a link, and must be writable by nobody else. Folders and links that
+    lead to it must belong to this user or to root, and the folders must be writable by nobody else or be sticky, as
+    /tmp is. (Where files have no owners, as on Windows, all folders are safe.)
     """
     import stat
 
@@ -76,8 +76,8 @@ def private_folder(folder: Path) -> str:
 
 
 def code_folder(name: str) -> Path | None:
-    """The folder `name` for compiled code, below TENSOR_GRAPHS_HOME or the user's cache folder. None, with a warning, where it cannot be
-    written or other users can write to it."""
+    """The folder `name` for compiled code, below TENSOR_GRAPHS_HOME or the user's cache folder. None, with a warning,
+    where it cannot be written or other users can write to it."""
     home = os.environ.get("TENSOR_GRAPHS_HOME")
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
@@ -117,8 +117,8 @@ def sealed(content: bytes, name: str = "") -> bytes:
 def read_sealed(path: Path, most: int = 1 << 28, name: str = "") -> bytes:
     """The content of a file of at most `most` bytes in a private folder, without its checksum. `name`: as for `sealed`.
 
-    FileNotFoundError if there is none, another OSError if it cannot be read or is a link; ValueError if it is no plain file, can be
-    written by another user, is too large, or does not have its checksum.
+    Raises FileNotFoundError if there is no file, another OSError if it cannot be read or is a link; ValueError if it is
+    not a regular file, can be written by another user, is too large, or does not match its checksum.
     """
     import stat
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from threading import Lock
 from typing import Any
 
-from .errors import UsageError, warned
-from .private import private_folder, temporary_place
+from .errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,9 @@ _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", de
 
 def current() -> Settings:
     """The current settings: those of an enclosing `override`, else of the environment, else defaults."""
-    overridden = _override.get()
-    if overridden is not None:
-        return overridden
+    changed = _override.get()
+    if changed is not None:
+        return changed
     found: dict[str, Any] = {}
     for name, variable, kind in _VARIABLES:
         text = os.environ.get(variable)
@@ -55,10 +52,15 @@ def current() -> Settings:
     return Settings(**found)
 
 
+def overridden() -> bool:
+    """Whether an enclosing `override` decides, so that environment variables do not."""
+    return _override.get() is not None
+
+
 def planned_gpu() -> str:
     """Value of the setting `gpu`, without reading the other settings: callers ask for it often."""
-    overridden = _override.get()
-    return os.environ.get("TENSOR_GRAPHS_GPU", "") if overridden is None else overridden.gpu
+    changed = _override.get()
+    return os.environ.get("TENSOR_GRAPHS_GPU", "") if changed is None else changed.gpu
 
 
 def _number(variable: str, text: str, most: int) -> int:
@@ -85,96 +87,3 @@ def override(**changes: Any) -> Iterator[Settings]:
         yield current()
     finally:
         _override.reset(token)
-
-
-def home() -> Path:
-    """The cache folder, created with mode 0700; a temporary folder of this process if unwritable or unknown."""
-    configured = current().home
-    folder = Path(configured) if configured else _cache_folder()
-    with suppress(OSError):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if os.access(folder, os.W_OK):
-                return folder
-    made = not _temporary
-    temporary = _temporary_folder()
-    if made:
-        if _override.get() is None:
-            os.environ["TENSOR_GRAPHS_HOME"] = str(temporary)
-        why = "not known" if folder is None else "not writable"
-        warned(f"the cache folder is {why}; using {temporary} for this process (set TENSOR_GRAPHS_HOME)")
-    return temporary
-
-
-def _cache_folder() -> Path | None:
-    """The platform's user cache folder; None if the user's home folder is not known."""
-    from platformdirs import user_cache_path
-
-    try:
-        folder = user_cache_path("tensor_graphs")
-    except RuntimeError:
-        return None
-    return folder if folder.is_absolute() else None  # not "~/.cache" below the current folder
-
-
-def private(name: str) -> Path:
-    """Path of the folder `name` below `home()` for code and plans, writable by this user only.
-
-    If other users could write to it, a temporary folder of this process is used instead, with a warning.
-    """
-    folder = home() / name
-    why = private_folder(folder)
-    if not why:
-        return folder
-    temporary = _temporary_folder() / name
-    if not temporary.is_dir():
-        warned(
-            f"{why}: compiled code and plans are kept in {temporary} for this process"
-            " (set TENSOR_GRAPHS_HOME to a folder that only you can write)"
-        )
-        temporary.mkdir(mode=0o700, exist_ok=True)
-    return temporary
-
-
-_temporary: list[Path] = []
-_making = Lock()
-
-
-def _temporary_folder() -> Path:
-    """A private temporary folder, removed at process exit."""
-    with _making:
-        if not _temporary:
-            import atexit
-            import tempfile
-
-            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=_place())))
-            atexit.register(_removed, _temporary[0], os.getpid())
-    return _temporary[0]
-
-
-def _forked() -> None:
-    """Free the lock, and forget the parent's folder, which goes with the parent: a child makes its own."""
-    global _making
-    _making = Lock()
-    if _temporary and os.environ.get("TENSOR_GRAPHS_HOME") == str(_temporary[0]):
-        del os.environ["TENSOR_GRAPHS_HOME"]
-    _temporary.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-def _place() -> str:
-    try:
-        return temporary_place()
-    except RuntimeError as error:
-        raise UsageError(str(error), where="environment") from None
-
-
-def _removed(folder: Path, owner: int) -> None:
-    """Remove the folder when its creating process exits, but not when a fork of that process does."""
-    if os.getpid() == owner:
-        import shutil
-
-        shutil.rmtree(folder, ignore_errors=True)

@@ -56,7 +56,8 @@ def named_path(path: str | os.PathLike[str]) -> Path:
 # ---------------------------------------------------------------- files
 @contextlib.contextmanager
 def named_errors(path: Path | str, needed: int | None = None) -> Iterator[None]:
-    """Context manager that converts an OSError to UnwritableError, with the needed and free bytes if the disk is full."""
+    """Context manager that converts an OSError to UnwritableError, with the needed and free bytes if the disk is
+    full."""
     try:
         yield
     except OSError as error:

@@ -49,7 +49,8 @@ def quick_interpreter() -> Iterator[None]:
 
 
 def _reduced_at_once(slow: Callable[..., Any]) -> Callable[..., Any]:
-    """`ReduceOps.generic_reduce` that combines whole arrays: the original calls a function of two numbers per element."""
+    """`ReduceOps.generic_reduce` that combines whole arrays: the original calls a function of two numbers per
+    element."""
 
     def fast(self: Any, given: Any) -> Any:
         if self.axis is None or len(given) != 1:

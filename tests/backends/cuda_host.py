@@ -61,7 +61,8 @@ def library_of(text: str, file: Path, *options: str) -> ctypes.CDLL:
 
 @cache
 def standard_headers(*options: str) -> Path:
-    """A header that includes the standard ones of the *_host.h; compiled once, because they take most of a compilation."""
+    """A header that includes the standard ones of the *_host.h; compiled once, because they take most of a
+    compilation."""
     lines = [
         line for file in sorted(HERE.glob("cuda_*host.h")) for line in file.read_text(encoding="utf-8").splitlines()
     ]

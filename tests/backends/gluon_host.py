@@ -1,8 +1,8 @@
 """Gluon's language on a CPU: enough to run kernels whose warps have roles without a GPU.
 
-Each role is a thread; barriers in memory count arrivals and bytes as Hopper's do; a product under way is computed when it is
-waited for, so that memory that is given back too early shows. Tensors know their layout, and two of different layouts do not
-meet; what the compiler would refuse fails here.
+Each role is a thread; barriers in memory count arrivals and bytes as Hopper's do; a product under way is computed when
+it is waited for, so that memory that is given back too early shows. Tensors know their layout, and two of different
+layouts do not meet; what the compiler would refuse fails here.
 """
 
 from __future__ import annotations

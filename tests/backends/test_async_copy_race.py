@@ -13,8 +13,8 @@ ROWS, COLUMNS = (
 
 
 def text(places: int, ahead: int, pending: int, *, products: int = 1, early: bool = False, box: bool = True) -> str:
-    """A loop that reads rows `ahead` rounds before they are multiplied, into a ring of so many places, and leaves so many products
-    under way; `early`: copies come before the wait."""
+    """A loop that reads rows `ahead` rounds before they are multiplied, into a ring of so many places, and leaves so
+    many products under way; `early`: copies come before the wait."""
 
     def copy(indent: str, place: str) -> list[str]:
         how = f"ttng.async_tma_copy_global_to_local %box[%m, %k] {place}, %there, %true : !tt" if box else (

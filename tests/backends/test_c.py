@@ -1,5 +1,5 @@
-"""Kernels in C: elementary functions over the whole range, fused bodies against the IR's specification, what is declared to be
-missing, special values, memory safety, programs that run by themselves, machines without a compiler."""
+"""Kernels in C: elementary functions over the whole range, fused bodies against the IR's specification, what is
+declared to be missing, special values, memory safety, programs that run by themselves, machines without a compiler."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ BINARY = ("add", "sub", "mul", "maximum", "minimum", "div")
 
 
 class Bodies:
-    """Random terms over a few inputs: pointwise operations with broadcasts, row and column reductions, views, selections."""
+    """Random terms over a few inputs: pointwise operations with broadcasts, row and column reductions, views,
+    selections."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -288,7 +289,7 @@ def close(got: Array, want: Array, kernel: kir.Kernel) -> None:
     assert agree.mean() > 0.9 if any(e.op in JUMPS for e in kernel.exprs) else agree.all(), str(kernel)
 
 
-# ---------------------------------------------------------------- every op, every dtype: what there is and what there is not
+# ---------------------------------------------------------------- every op, every dtype: supported and not
 #: op -> why it has no kernel in C. notimpl: not yet; never: left to libraries by design.
 GAPS = {
     **dict.fromkeys(("argmax", "argmin", "argsort", "cumsum"), "notimpl: the kernel IR has no index expression for it"),
@@ -537,7 +538,8 @@ def test_measuring_makes_the_same_kernel_from_its_terms() -> None:
 
 
 def test_a_scatter_writes_into_its_operand_or_a_copy_of_it() -> None:
-    """Indices from the end, indices that are not there, and the last of equal ones; fused with what computes the updates."""
+    """Indices from the end, indices that are not there, and the last of equal ones; fused with what computes the
+    updates."""
     rng = np.random.default_rng(0)
     values = {
         "cache": rng.normal(size=(2, 6, 4)).astype(np.float32),
@@ -583,7 +585,8 @@ def test_arithmetic_on_bools_inside_a_kernel_is_logic() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_product_of_one_row_reads_its_weights_across_too(dtype: str) -> None:
-    """Beside the kernel over a matrix as it lies is one over its transposed copy, where the elements of a sum are neighbours."""
+    """Beside the kernel over a matrix as it lies is one over its transposed copy, where the elements of a sum are
+    neighbours."""
     rng, kind = np.random.default_rng(3), dtypes.numpy_dtype(dtype)
     x, w = tg.input("x", (1, 96)), tg.param("w", (96, 48), dtype)
     row, values = rng.standard_normal((1, 96), np.float32), rng.standard_normal((96, 48), np.float32).astype(kind)

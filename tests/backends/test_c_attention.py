@@ -1,4 +1,5 @@
-"""Attention of few rows in C (decode steps): against the specification, positions beyond a number in memory, what is left to others."""
+"""Attention of few rows in C (decode steps): against the specification, positions beyond a number in memory, what is
+left to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Threads of C kernels: equal results, other numbers of threads, several callers, forked children, what a process shares."""
+"""Threads of C kernels: equal results, other numbers of threads, several callers, forked children, what a process
+shares."""
 
 from __future__ import annotations
 

@@ -181,7 +181,8 @@ def test_tensor_maps_and_results_of_libraries_at_new_sizes(program: Any) -> None
 
 
 def test_the_same_tensor_given_twice_is_two_tensors_later(program: Any) -> None:
-    """Which tensor a launch reads is known from the recorded call, not from the addresses of the first call at a size."""
+    """Which tensor a launch reads is known from the recorded call, not from the addresses of the first call at a
+    size."""
 
     def body(kernels: Any, memory: Any, n: int) -> Any:
         def launch(x: Any, y: Any, out: Any) -> Any:

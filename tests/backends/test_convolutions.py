@@ -1,4 +1,5 @@
-"""Generated convolutions, windows and pools: the kernel IR against float64, and Triton's interpreter, in both layouts."""
+"""Generated convolutions, windows and pools: the kernel IR against float64, and Triton's interpreter, in both
+layouts."""
 
 from __future__ import annotations
 
@@ -371,7 +372,8 @@ class _Launches(PricerBase):
 
 
 def test_a_bottleneck_is_a_kernel_for_each_convolution_or_fewer() -> None:
-    """Norm, activation and residual are in the convolutions' kernels; a 1x1 convolution can take the one before it along."""
+    """Norm, activation and residual are in the convolutions' kernels; a 1x1 convolution can take the one before it
+    along."""
     found = candidate_hypergraph(saturated(bottleneck()), [BACKEND], view_strides)
     choice = search(found, _Launches())
     kernels = [found.candidates[i].template for i in choice.chosen if not found.candidates[i].is_view]

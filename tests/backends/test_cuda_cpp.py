@@ -1,5 +1,5 @@
-"""Generated CUDA C++: every class of kernels in many layouts, run by threads on the CPU against the specification in NumPy;
-golden files; whole programs; and NVRTC, where it is installed."""
+"""Generated CUDA C++: every class of kernels in many layouts, run by threads on the CPU against the specification in
+NumPy; golden files; whole programs; and NVRTC, where it is installed."""
 
 from __future__ import annotations
 

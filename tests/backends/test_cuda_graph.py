@@ -1,5 +1,5 @@
-"""What a program on a GPU promises: replay is the same as launching, nothing of one call is left in the next, the caller's
-stream and the caller's own recording are respected, and nothing waits for the GPU unseen."""
+"""What a program on a GPU promises: replay is the same as launching, nothing of one call is left in the next, the
+caller's stream and the caller's own recording are respected, and nothing waits for the GPU unseen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Products of few rows on the matrix unit in CUDA C++: fragments, run by threads on the CPU against the specification."""
+"""Products of few rows on the matrix unit in CUDA C++: fragments, run by threads on the CPU against the
+specification."""
 
 from __future__ import annotations
 

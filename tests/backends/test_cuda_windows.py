@@ -1,5 +1,5 @@
-"""Kernels over short windows in CUDA C++: every box of results, layout and end of an image, run by threads on the CPU against the
-specification in NumPy; how often memory is read; what is legal."""
+"""Kernels over short windows in CUDA C++: every box of results, layout and end of an image, run by threads on the CPU
+against the specification in NumPy; how often memory is read; what is legal."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def text_of(template: GeneratedKernel, call: Call, **box: int) -> str:
 
 
 def test_what_several_results_read_is_read_once() -> None:
-    """Eight results of a row of 16-bit numbers and three rows of the filter: three runs of a row of the image, each weight."""
+    """Eight results of a row of 16-bit numbers and three rows of the filter: three runs of a row of the image, each
+    weight."""
     template = windowed(depthwise(image(1, 4, 16, 32), 3))
     first = text_of(template, call_of(template, "float16"), x=8, y=1, z=1, threads=128)
     assert [len(re.findall(rf"read<{n}>", first)) for n in (8, 4, 2, 1)] == [3, 0, 0, 3 * 2 + 9 + 1]

@@ -1,4 +1,5 @@
-"""Direct launches and graphs whose kernels use the caller's memory, with a driver that computes on the host (driver_host.c)."""
+"""Direct launches and graphs whose kernels use the caller's memory, with a driver that computes on the host
+(driver_host.c)."""
 
 from __future__ import annotations
 

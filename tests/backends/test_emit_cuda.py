@@ -1,4 +1,5 @@
-"""Programs for a GPU, run on Torch's CPU tensors (the same source, without a CUDA graph); on a GPU where there is one."""
+"""Programs for a GPU, run on Torch's CPU tensors (the same source, without a CUDA graph); on a GPU where there is
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention of few rows in CUDA C++ (decode steps): every schedule, run by threads on the CPU against the specification."""
+"""Attention of few rows in CUDA C++ (decode steps): every schedule, run by threads on the CPU against the
+specification."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def attention(
     room: int, head: int, heads: int = 4, groups: int = 1, *, batch: int = 1, window: int = 0, softcap: float = 0.0,
     norm: bool = False, sinks: bool = False, values: int = 0,
 ) -> Tensor:  # fmt: skip
-    """A decode step's attention over a cache of `room` positions, those up to a number in memory visible; `window`: the cache is
-    a ring of which so many are."""
+    """A decode step's attention over a cache of `room` positions, those up to a number in memory visible; `window`: the
+    cache is a ring of which so many are."""
     q = x("q", batch, groups, heads, head)
     if norm:
         q = c.rope(c.rms_norm(q, x("g", head), eps=1e-6), x("cos", 1, 1, 1, head), x("sin", 1, 1, 1, head))

@@ -152,8 +152,8 @@ def test_jobs_are_written_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_program_is_planned_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is known of that GPU, neither measured nor verified here; it says which GPU it is for. What would need that GPU is
-    refused by name, and kernels of one here are not measured as its own."""
+    """Of what is known of that GPU, neither measured nor verified here; it says which GPU it is for. What would need
+    that GPU is refused by name, and kernels of one here are not measured as its own."""
     from tensor_graphs.backends.program.saved_program import load_program
     from tensor_graphs.backends.tuning import measure_gpu
 

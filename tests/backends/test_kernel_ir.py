@@ -241,7 +241,7 @@ def test_a_split_reduction_means_the_same(name: str, parts: int) -> None:
 def test_rows_that_wait_for_a_whole_row_cannot_be_split() -> None:
     a = x("a", 4, 16)
     one = kernel(t.max(t.abs(a - t.mean(a, axis=1, keepdims=True)), axis=1))
-    with pytest.raises(kir.Unfusable, match="whole"):
+    with pytest.raises(kir.Unfusable, match="complete reduction"):
         split(one, one.reductions[0].axis, 2)
 
 
@@ -253,7 +253,7 @@ def test_whole_numbers_do_not_pass_through_a_float64_that_is_computed_in_float32
     def buffers(out: str) -> dict[str, kir.Buffer]:
         return {name: kir.Buffer(dtype, (4, 4), (4, 1)) for name, dtype in (("a", "int64"), ("out", out))}
 
-    with pytest.raises(kir.Unfusable, match="whole numbers"):
+    with pytest.raises(kir.Unfusable, match="integers converted"):
         kernel_of(t.cast(half, "int64"), {whole: "a"}, buffers("int64"))
     kernel_of(half, {whole: "a"}, buffers("float64"))
 
@@ -265,7 +265,8 @@ def test_what_has_no_index_expression_is_refused(root: Tensor) -> None:
 
 
 def test_a_loop_over_what_no_block_binds_is_refused() -> None:
-    """The norm of a sum of two products of different lengths: what joins the parts of one of them has the other one's loop."""
+    """The norm of a sum of two products of different lengths: what joins the parts of one of them has the other one's
+    loop."""
     rows = t.matmul(x("a", 128, 64), x("w", 64, 64)) + t.matmul(x("b", 128, 256), x("u", 256, 64))
     root = c.layer_norm(x("r", 128, 64) + rows, x("g", 64), x("h", 64), eps=1e-5)
     template, out = generated(root), Operand(Type(root.shape, "float32"), contiguous(root.shape))  # type: ignore[arg-type]
@@ -273,7 +274,7 @@ def test_a_loop_over_what_no_block_binds_is_refused() -> None:
     call = Call({o: kinds[o] for o in template.operands}, out, {})
     tiles = {"m": 32, "n": 32, "k0": 64, "k1": 32, "k2": 64, "group": 8, "stages": 3, "warps": 4}
     assert launches(template, replace(call, schedule=tiles))
-    with pytest.raises(kir.Unfusable, match="no block"):
+    with pytest.raises(kir.Unfusable, match="no enclosing block"):
         launches(template, replace(call, schedule=tiles | {"split": 2, "join": 1}))
 
 
@@ -287,7 +288,8 @@ def test_a_row_scale_leaves_the_product_behind_it() -> None:
 
 
 def test_queries_are_scaled_before_the_loop_over_keys() -> None:
-    """What no key moves joins the queries, in the two products alike; the keys' own norm stays a factor of the scores."""
+    """What no key moves joins the queries, in the two products alike; the keys' own norm stays a factor of the
+    scores."""
     one = scaled_early(base_two(kernel(KERNELS["normed_attention"]())))
     shape = shape_of(one)
     scores = [d for e, d in shape.dots.items() if e.axes - set(one.axes)]
@@ -437,8 +439,8 @@ def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
 
 
 def test_a_reduction_in_another_ones_loop_has_an_axis_of_its_own() -> None:
-    """A mean for each element that a softmax reads of as many numbers as it has keys: what the mean adds up was read at the
-    softmax's key alone. What is computed before a loop shares its axis."""
+    """A mean for each element that a softmax reads of as many numbers as it has keys: what the mean adds up was read at
+    the softmax's key alone. What is computed before a loop shares its axis."""
     assert {e.axis.name for e in kernel(KERNELS["as_many_keys_as_features"]()).reductions} == {"r64", "r32", "r32n1"}
     assert {e.axis.name for e in kernel(KERNELS["softmax"]()).reductions} == {"r48"}
     sizes = {"m": 16, "n": 16, "k0": 16, "k1": 16, "k2": 16, "warps": 4, "stages": 2}
@@ -494,7 +496,8 @@ def test_what_a_descriptor_can_say_is_said_once() -> None:
 
 
 def test_a_box_is_a_tile_of_a_matrix_in_memory() -> None:
-    """Heads side by side in a row are columns of it; what would leave the row, or is not next to each other, is no box."""
+    """Heads side by side in a row are columns of it; what would leave the row, or is not next to each other, is no
+    box."""
     row, col, head = Axis("m", 64), Axis("k", 32), Axis("h", 4)
     tiles = {row: ("m0", 16), col: ("0", 32)}
     at = index(row) * 128 + index(head) * 32 + index(col)
@@ -535,7 +538,7 @@ def test_more_tiles_than_can_be_counted_are_refused() -> None:
     kind = Operand(Type((1 << 18, 64), "float32"), (64, 1))
     call = Call({"a": kind}, Operand(Type((1 << 18, 1), "float32"), (1, 1)), {})
     schedule = {"m": 1, "n": 1, "k0": 16, "warps": 1, "stages": 2, "split": 2, "join": 1}
-    with pytest.raises(kir.Unfusable, match="tiles"):
+    with pytest.raises(kir.Unfusable, match="output tiles"):
         launches(found, replace(call, schedule=schedule))
 
 
@@ -671,7 +674,8 @@ LOST = {
 
 @pytest.mark.parametrize("name", LOST)
 def test_nan_is_not_lost_by_reductions(name: str) -> None:
-    """However a reduction is tiled, walked, rolled or split: NaN comes out where the specification has it, and nowhere else."""
+    """However a reduction is tiled, walked, rolled or split: NaN comes out where the specification has it, and nowhere
+    else."""
     make, schedules, operand = LOST[name]
     root = make()
     given = values(root)
@@ -722,7 +726,8 @@ def test_what_is_infinite_at_zero_ends_with_its_axis(side: Callable[[Tensor], Te
 
 @pytest.mark.parametrize("rows", [16, 64, 512])
 def test_what_products_outside_of_loops_read_fits_into_shared_memory(rows: int) -> None:
-    """A chain of float32 whose first sum could be whole: 256 x 256 numbers beside each other's rows would not compile."""
+    """A chain of float32 whose first sum could be whole: 256 x 256 numbers beside each other's rows would not
+    compile."""
     root = t.matmul(t.matmul(x("a", rows, 256), x("v", 256, 192)), x("w", 192, 256))
     for s in _space(root):
         tiles = [(s["m"], s["k0"]), (s["k0"], s["k1"]), (s["k1"], s["n"])] if s["k0"] >= 256 and s["k1"] >= 192 else []
@@ -741,7 +746,8 @@ def test_extremes_of_whole_numbers_are_exact(size: int, dtype: str) -> None:
 
 
 def test_short_sums_of_products_stay_sums() -> None:
-    """Triton's compiler would make a product of matrices of them, in TF32, or of fewer elements than the matrix unit takes."""
+    """Triton's compiler would make a product of matrices of them, in TF32, or of fewer elements than the matrix unit
+    takes."""
     for k in (2, 3, 8):
         root = t.matmul(x("a", 36, k), x("w", k, 64))
         given, template = values(root), generated(root)
@@ -778,7 +784,8 @@ def _experts(rows: int = 3, experts: int = 4, chosen: int = 2) -> dict[str, Tens
 
 @pytest.mark.parametrize("name", ["adapters", "biased", "added"])
 def test_rows_may_choose_their_matrices(name: str) -> None:
-    """Experts and adapters lie in one tensor; what a row has chosen is read from its place, and several are added with weights."""
+    """Experts and adapters lie in one tensor; what a row has chosen is read from its place, and several are added with
+    weights."""
     root = _experts()[name]
     picks = np.array([[3, 0], [1, 1], [0, 2]])
     given = values(root) | {"i": picks if name == "added" else picks[:, 0].copy()}
@@ -844,7 +851,8 @@ def test_loops_within_loops_over_axes_of_one_size() -> None:
 
 
 def test_guesses_for_long_rows_keep_the_memory_busy() -> None:
-    """A row that no tile holds is walked by many threads: of 1001 rows of 32001, one warp for four took ten times as long."""
+    """A row that no tile holds is walked by many threads: of 1001 rows of 32001, one warp for four took ten times as
+    long."""
     root = c.softmax(t.input("x", (1001, 32001), "float16"), axis=1)
     call = Call({"x": Operand(Type((1001, 32001), "float16"), (32001, 1))}, Operand(root.type, (32001, 1)), {})
     for guess in generated(root).space(call)[:3]:  # type: ignore[misc]
@@ -852,7 +860,8 @@ def test_guesses_for_long_rows_keep_the_memory_busy() -> None:
 
 
 def test_rows_of_a_product_behind_another_are_the_rows_of_that() -> None:
-    """Channels before pixels: the computed side is the left one, whichever way results lie, and the tile of pixels is free."""
+    """Channels before pixels: the computed side is the left one, whichever way results lie, and the tile of pixels is
+    free."""
     shape = shape_of(kernel(KERNELS["small_mlp_of_channels"]()))
     assert (shape.m, shape.n) == (2 * 20, 32) and shape.kind == "attention"
 
@@ -882,7 +891,8 @@ def test_guesses_for_small_products_wait_little() -> None:
 
 
 def test_functions_forget_signs_and_numbers_are_computed() -> None:
-    """An odd function of a value and of its negative is computed once, however the sign is written; so is what reads numbers alone."""
+    """An odd function of a value and of its negative is computed once, however the sign is written; so is what reads
+    numbers alone."""
     b = kir.Builder()
     x, y = (b.load("x", index(Axis("i", 8)) + n, "float32", (), ()) for n in (0, 8))
     half, minus = b.const(0.5), b.const(-0.5)

@@ -160,7 +160,8 @@ def read_before_wait(step: Step) -> set[str]:
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(("name", "parts", "way"), [("mlp", True, OVERLAPPING), ("decode", False, HELD)])
 def test_weights_are_read_before_the_wait_and_nothing_else(name: str, parts: bool, way: str) -> None:
-    """The first kernel begins when all before the program has ended. Results are the same bit for bit, states included."""
+    """The first kernel begins when all before the program has ended. Results are the same bit for bit, states
+    included."""
     plan = planned(name, parts)
     first, *others = launched(replace(plan, launching=way)).steps
     assert not first.call.constant and not first.call.schedule.get("early")
@@ -175,7 +176,8 @@ def test_weights_are_read_before_the_wait_and_nothing_else(name: str, parts: boo
 
 
 def test_matrices_are_under_way_to_shared_memory_before_the_wait() -> None:
-    """The first copies of a loop over a matrix, if it is a weight; of an operand that a kernel writes, behind the wait."""
+    """The first copies of a loop over a matrix, if it is a weight; of an operand that a kernel writes, behind the
+    wait."""
     sizes = {"a": (1, 640), "g": (640,), "w": (640, 64)}
     a, g, w = (t.input(n, size, "bfloat16") for n, size in sizes.items())
     root = t.matmul(c.rms_norm(a, g, eps=1e-6), w)

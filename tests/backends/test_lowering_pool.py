@@ -173,7 +173,8 @@ def test_pools_have_a_number_of_processes_together(monkeypatch: pytest.MonkeyPat
 
 
 def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> None:
-    """With the first ones, a few each until they have answered; the caller waits for none that has not, and at the end for none at all."""
+    """With the first ones, a few each until they have answered; the caller waits for none that has not, and at the end
+    for none at all."""
     x = t.input("x0", (8, 32))
     operand = Operand(x.type, contiguous((8, 32)))
     job = lambda: Job(("triton",), flat([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
@@ -219,7 +220,8 @@ def taken(batch: lower_pool.Batch) -> list[Any]:
 
 
 def test_indices_of_another_process_are_found_among_equal_ones() -> None:
-    """Names have other hashes in each process: a kernel that was sent had equal indices twice, and another text than one read here."""
+    """Names have other hashes in each process: a kernel that was sent had equal indices twice, and another text than
+    one read here."""
     make = (
         "import pickle, sys\nfrom tensor_graphs.backends.ir.index import Axis, index\n"
         "i = (index(Axis('n', 12)) + 3) // 4 + 1\nhash(i)\nsys.stdout.buffer.write(pickle.dumps(i))"

@@ -137,7 +137,8 @@ PROGRAMS: dict[str, Callable[[], Terms]] = {
 
 
 def _turns(given_back: bool = True) -> Terms:
-    """Rows of three by three made of four, times three: put together, then summed over an axis of what was put together."""
+    """Rows of three by three made of four, times three: put together, then summed over an axis of what was put
+    together."""
     q, v = x("q", 50, 4), x("v", 50, 3)
     q = q / tg.sqrt(tg.sum(q * q, axis=-1, keepdims=True))
     a, b, c, d = (q[:, n] for n in range(4))
@@ -148,7 +149,8 @@ def _turns(given_back: bool = True) -> Terms:
 
 
 def _corners() -> Terms:
-    """Two results of two elements each, of which one is put together and the other one is the largest of pairs; and a norm."""
+    """Two results of two elements each, of which one is put together and the other one is the largest of pairs; and a
+    norm."""
     a, b = x("a", 30, 2), x("b", 30, 2)
     size = tg.exp(a[:, 0] - b[:, 1]) * tg.tanh(a[:, 1] * b[:, 0])
     both = tg.stack([tg.sin(size), size * a[:, 0]], axis=1)
@@ -250,7 +252,8 @@ def test_results_side_by_side_are_written_as_rows(name: str, widths: list[int]) 
 
 
 def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
-    """The steps of a recurrence over states of four each, and programs without short sums: what is written out is no part."""
+    """The steps of a recurrence over states of four each, and programs without short sums: what is written out is no
+    part."""
     assert not whole_of(_recurrence(), unrolled=True).parts
     whole = whole_of(_scan(), unrolled=True)
     (part,) = (p for p in whole.parts if whole.weight(p.members) > 10)
@@ -261,7 +264,8 @@ def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
 
 
 def test_nothing_starts_or_reads_inside_a_large_part() -> None:
-    """Of a part that is one kernel, small groups are those at its ends: its states are neither made nor read by others."""
+    """Of a part that is one kernel, small groups are those at its ends: its states are neither made nor read by
+    others."""
     (y,) = _read_out(24)
     found = whole_of([t.matmul(t.reshape(y, (16, 24)), x("w", 24, 6))])
     assert len(found.large) == 1 and len(found.unread) > 100

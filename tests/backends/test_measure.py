@@ -279,7 +279,8 @@ def test_a_kernel_with_a_large_operand_is_checked_in_strips(monkeypatch: pytest.
 
 
 def test_a_kernel_that_ends_at_a_number_is_timed_on_all_positions() -> None:
-    """The last position, in the layout and within the dtype of the operand; other operands are those that were checked."""
+    """The last position, in the layout and within the dtype of the operand; other operands are those that were
+    checked."""
     at = t.input("at", (2,), "int64")
     seen = t.le(t.iota((2, 300), 1), t.reshape(at, (2, 1)))
     root = t.where(seen, t.input("x", (2, 300)), t.full((1, 1), 0.0))

@@ -1,4 +1,5 @@
-"""Measuring on a GPU, with the CPU and Triton's interpreter in its place: what is right, what is wrong, what is stored."""
+"""Measuring on a GPU, with the CPU and Triton's interpreter in its place: what is right, what is wrong, what is
+stored."""
 
 from __future__ import annotations
 
@@ -438,7 +439,8 @@ def test_what_is_left_under_way_goes_on_before_the_next_call(monkeypatch: pytest
 
 
 def test_idle_compilers_get_what_a_search_may_want_next() -> None:
-    """While a schedule of the first round still compiles, neighbours of the best known one do; they are asked for once."""
+    """While a schedule of the first round still compiles, neighbours of the best known one do; they are asked for
+    once."""
     slow, compilers, kept = {"BLOCK": 1024}, Compilers(lambda call: call.schedule != slow), Rows()
     us = lambda call: 5.0 + abs(math.log2(call.schedule["BLOCK"] / 16))
     found = timed(us, space=lambda call: [{"BLOCK": 64}, slow], fits=lambda call: set(call.schedule) == {"BLOCK"})

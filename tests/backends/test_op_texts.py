@@ -1,4 +1,5 @@
-"""The spelling of every elementwise op of floats in Triton, run by its interpreter, and in CUDA C++, compiled for the host."""
+"""The spelling of every elementwise op of floats in Triton, run by its interpreter, and in CUDA C++, compiled for the
+host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Products with packed weights: sums in blocks in C, Triton's kernels by its interpreter, against the expanded weight in float64."""
+"""Products with packed weights: sums in blocks in C, Triton's kernels by its interpreter, against the expanded weight
+in float64."""
 
 from __future__ import annotations
 

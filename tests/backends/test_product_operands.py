@@ -72,7 +72,7 @@ def test_blocks_that_walk_the_reduction_and_parts_of_it_are_refused() -> None:
     assert template.emitter.fits(found.kernel, found.shape, first, False)
     walked = {**first, "t0": 8, "u0": 1, "v0": 1}
     assert not template.emitter.fits(found.kernel, found.shape, walked, False)
-    with pytest.raises(kir.Unfusable, match="along a reduction"):
+    with pytest.raises(kir.Unfusable, match="along the split reduction axis"):
         split(found.kernel, found.shape.outer[0], 2)
 
 

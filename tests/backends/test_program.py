@@ -145,7 +145,8 @@ def test_a_cache_is_written_where_it_lies() -> None:
 
 
 def test_a_state_that_is_read_after_its_update_keeps_its_old_value() -> None:
-    """The new value is computed first: writing it where the state lies would give the later reader the wrong version."""
+    """The new value is computed first: writing it where the state lies would give the later reader the wrong
+    version."""
     k, i, x = t.state("k", (6, 4)), t.input("i", (1, 4), "int64"), t.input("x", (1, 4))
     new = t.scatter_elements(k, i, x, 0)
     total = t.sum(new, (0, 1), keepdims=True)
@@ -187,7 +188,8 @@ def test_programs_share_states_and_weights() -> None:
 
 
 def test_weights_of_a_pool_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a program that was bound with them lives, for another one of a pool, and for one that joins another pool."""
+    """While a program that was bound with them lives, for another one of a pool, and for one that joins another
+    pool."""
     x, w = t.input("x", (2, 64)), t.param("w", (64, 64))
     graph = Graph.of(x @ t.exp(w), params={"w": np.eye(64, dtype=np.float32)})
     pool, evaluated, plain = SharedWeights(), list[str](), EvaluatedWeights.__getitem__

@@ -1,4 +1,5 @@
-"""Strategies and declared schedules: stored forms, a parameter and a strategy added at run time, and the page about them."""
+"""Strategies and declared schedules: stored forms, a parameter and a strategy added at run time, and the page about
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The GPU's library kernels against their meaning in float64, on Torch's CPU tensors: alone and with floats in several dtypes."""
+"""The GPU's library kernels against their meaning in float64, on Torch's CPU tensors: alone and with floats in several
+dtypes."""
 
 from __future__ import annotations
 

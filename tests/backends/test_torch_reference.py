@@ -87,8 +87,8 @@ def test_what_lies_in_memory_in_fewer_bits_is_computed_in_the_terms_own() -> Non
 
 
 def test_elements_picked_from_beyond_an_axis_are_its_first_or_last() -> None:
-    """By the interpreter, by the reference on a device (where Torch's own would end all work there) and by a program: losses pick by
-    labels of which some say that there is none, and hide what comes of it."""
+    """By the interpreter, by the reference on a device (where Torch's own would end all work there) and by a program:
+    losses pick by labels of which some say that there is none, and hide what comes of it."""
     x, i = tg.input("x", (3, 5), "float64"), tg.input("i", (3, 4), "int64")
     root = t.gather_elements(x, i, 1)
     values = {"x": np.arange(15.0).reshape(3, 5), "i": np.tile(np.array([-100, -1, 3, 200]), (3, 1))}

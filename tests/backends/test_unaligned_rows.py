@@ -1,4 +1,5 @@
-"""Matrices whose rows are not 16-byte aligned: padded weight layouts, TMA boxes at their end, and the kernels that read them."""
+"""Matrices whose rows are not 16-byte aligned: padded weight layouts, TMA boxes at their end, and the kernels that read
+them."""
 
 from __future__ import annotations
 

@@ -225,7 +225,8 @@ def test_what_would_race_or_hang_is_found(right: str, wrong: str, parts: bool, t
 
 
 def test_tiles_that_overlap_have_the_same_bits(tmp_path: Path) -> None:
-    """The last tile of columns begins earlier; which of two blocks writes last must not show, whoever joins the parts of a sum."""
+    """The last tile of columns begins earlier; which of two blocks writes last must not show, whoever joins the parts
+    of a sum."""
     root = t.cast(t.matmul(x("x", 64, 192), x("w", 192, 160)), "float32")
     template = generated(root)
     given = {
@@ -240,7 +241,8 @@ def test_tiles_that_overlap_have_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_few_tiles_are_in_parts_and_begin_early() -> None:
-    """Where a product has less tiles than there are multiprocessors; and small kernels are started before the one before has ended."""
+    """Where a product has less tiles than there are multiprocessors; and small kernels are started before the one
+    before has ended."""
     for rows, size, columns in ((64, 5632, 2048), (200, 4096, 1024), (32, 4864, 896)):
         root = t.matmul(x("x", rows, size), t.permute(x("w", columns, size), (1, 0)))
         template = generated(root)
@@ -321,8 +323,8 @@ def test_a_value_of_each_row_beside_the_product_has_no_roles() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_ragged_result_inside_a_wider_one_ends_where_it_does(tmp_path: Path) -> None:
-    """What lies beyond the columns there belongs to another; the copy unit is told of a narrower matrix, or rows are written by
-    threads."""
+    """What lies beyond the columns there belongs to another; the copy unit is told of a narrower matrix, or rows are
+    written by threads."""
     found = []
     for apart in (160, 157):
         template, call = called("ragged", n=192)

@@ -14,7 +14,8 @@ from tensor_graphs.costdb.store.store import Store
 def test_failures_are_counted_by_key_and_way(
     tmp_path: Path, key: Callable[..., KernelKey], timing: Callable[..., TimingRow]
 ) -> None:
-    """Each key once for each way, the latest as the example, of all keys of its name; a key that was timed as well counts."""
+    """Each key once for each way, the latest as the example, of all keys of its name; a key that was timed as well
+    counts."""
     one, two, other = key(1), key(2), key(3, name="other")
     wrong = [FailureRow(key=k, status="wrong", stage="try", message=f"at {t}", time_us=1_700_000_000_000_000 + t) for k, t in (
         (one, 1), (one, 3), (two, 2),

@@ -230,7 +230,8 @@ def test_repeats_are_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["transformer by hand", "two windows"])
 def test_what_many_layers_read_is_an_input(name: str) -> None:
-    """An attention block reads the stream, cos, sin and the mask; an MLP block the stream alone; each gives one value."""
+    """An attention block reads the stream, cos, sin and the mask; an MLP block the stream alone; each gives one
+    value."""
     blocks = checked(CASES[name][0])
     shapes = {len(i.inputs) for i in blocks.instances if repeats(blocks)[i.block] == max(repeats(blocks).values())}
     assert shapes == {4, 1}
@@ -405,8 +406,8 @@ def test_exported_models(name: str, modules: Any) -> None:
 
 
 def test_a_layer_behind_its_tables_is_the_same_block() -> None:
-    """The first layer's beginning runs on from the embedding and the tables of positions: found there as it is in the others,
-    so that queries, keys and values of one product lie in one block everywhere."""
+    """The first layer's beginning runs on from the embedding and the tables of positions: found there as it is in the
+    others, so that queries, keys and values of one product lie in one block everywhere."""
     heads, kv, d, places, w = 4, 2, 8, 16, 32
     at = t.input("at", (1,), "int64")
     angles = t.reshape(t.cast(at, "float32"), (1, 1, 1)) * t.constant(

@@ -1,4 +1,5 @@
-"""Symbolic sizes: whatever their form, they are the numbers that Python computes; sizes that take different ways meet."""
+"""Symbolic sizes: whatever their form, they are the numbers that Python computes; sizes that take different ways
+meet."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def test_other_masks_are_not_that_one(hidden: Tensor) -> None:
 
 
 WINDOW = t.logical_or(t.gt(COLUMN, ROW), t.le(COLUMN, ROW - 3))
-#: Masks that are no causal ones but have a spelling: a window, one to both sides, one of fewer rows than columns, the last columns.
+#: Masks that are no causal ones but have a spelling: a window, one to both sides, one of fewer rows than columns, the
+#: last columns.
 BANDS: dict[str, tuple[Tensor, Tensor]] = {
     "window": (WINDOW, t.logical_not(t.logical_and(t.le(COLUMN, ROW), t.lt(ROW - COLUMN, t.full((1, 1), 3, "int64"))))),
     "both sides": (t.logical_or(t.gt(COLUMN, ROW + 1), t.lt(COLUMN, ROW - 2)), t.logical_not(t.logical_and(t.ge(COLUMN - ROW, -2), t.lt(COLUMN - ROW, t.full((1, 1), 2, "int64"))))),

@@ -470,7 +470,8 @@ def test_a_deadline_for_all_blocks_leaves_the_rest_as_they_are() -> None:
 
 @pytest.mark.parametrize("when", ["start", "step", "ready"])
 def test_an_unread_reply_answers_no_other_request(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C between a request and its reply, and between a start and its report: the process gets no further request."""
+    """Ctrl-C between a request and its reply, and between a start and its report: the process gets no further
+    request."""
     graph, pool, receive = long_sum(4), Pool(1), SaturationWorker._receive
     asked: list[str] = []
 

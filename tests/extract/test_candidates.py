@@ -1,4 +1,5 @@
-"""From views to candidate kernels: what is free, what layouts exist, what is left out, and that a plan always exists."""
+"""From views to candidate kernels: what is free, what layouts exist, what is left out, and that a plan always
+exists."""
 
 from __future__ import annotations
 
@@ -265,7 +266,8 @@ def test_every_pointwise_op_has_a_kernel(op: str) -> None:
 
 
 def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
-    """Generated kernels are left out from when there are enough of them, or looked at in fewer layouts; nothing else is."""
+    """Generated kernels are left out from when there are enough of them, or looked at in fewer layouts; nothing else
+    is."""
     x = tg.input("x", (8, 16))
     view = view_of(Graph.of(tg.softmax(tg.exp(x) * 2.0 + x, axis=1)))
     backends = [backend(name) for name in ("torch_cuda", "triton")]
@@ -294,11 +296,13 @@ def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
 
 
 def test_kernels_that_were_found_first_are_bound_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where time ends while backends look at many kernels in all layouts, those that they looked at before are there."""
+    """Where time ends while backends look at many kernels in all layouts, those that they looked at before are
+    there."""
     backends, sizes = [backend(name) for name in ("torch_cuda", "triton")], itertools.count(17)
 
     def needed() -> int:
-        """How often one must be asked for the time until a generated kernel is there, of kernels that nobody has looked at."""
+        """How often one must be asked for the time until a generated kernel is there, of kernels that nobody has looked
+        at."""
         for most in itertools.count():
             looks, x = itertools.count(), tg.input("x", (8, next(sizes)))
             y = t.permute(tg.exp(x), (1, 0))

@@ -1,4 +1,5 @@
-"""End to end: on small graphs, saturated by all rules, every way to run them is enumerated, and none is cheaper than the plan."""
+"""End to end: on small graphs, saturated by all rules, every way to run them is enumerated, and none is cheaper than
+the plan."""
 
 from __future__ import annotations
 

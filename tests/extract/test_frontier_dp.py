@@ -34,8 +34,8 @@ def least(rows: ProblemRows) -> float:
 
 @st.composite
 def layered(draw: st.DrawFn, layers: int, most: int = 3, ways: int = 2) -> ProblemRows:
-    """Equal layers on top of each other, with cycles inside, values of the layer before and of the first one read; each may
-    have a root of its own; some have bundles of which two values are taken."""
+    """Equal layers on top of each other, with cycles inside, values of the layer before and of the first one read; each
+    may have a root of its own; some have bundles of which two values are taken."""
     size = draw(st.integers(1, most))
     cyclic, rooted = draw(st.booleans()), draw(st.booleans())
     block = []

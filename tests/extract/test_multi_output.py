@@ -156,7 +156,8 @@ def test_memory_budgets_count_every_output() -> None:
 
 
 def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
-    """A table that a chain of values reads is not made together with the chain's end; the end and a value beside it are."""
+    """A table that a chain of values reads is not made together with the chain's end; the end and a value beside it
+    are."""
     x = tg.input("x", (4,))
     table = tg.exp(x)
     first = tg.tanh(table + 1.0)
@@ -251,7 +252,8 @@ def test_values_over_the_same_inputs() -> None:
 
 
 def test_small_products_over_inputs_of_their_own() -> None:
-    """They share nothing but the cost of beginning: where that is something, they are few rows, and none reads another."""
+    """They share nothing but the cost of beginning: where that is something, they are few rows, and none reads
+    another."""
     x, z, w = tg.input("x", (4, 8)), tg.input("z", (4, 8)), tg.param("w", (8, 6))
     for columns in (6, 10):
         a, b = x @ w, z @ tg.param("v", (8, columns))

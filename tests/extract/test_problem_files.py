@@ -1,4 +1,5 @@
-"""Bad problems, bad choices, bad files: each gets an ExtractionError that says what and where; good files round-trip."""
+"""Bad problems, bad choices, bad files: each gets an ExtractionError that says what and where; good files
+round-trip."""
 
 from __future__ import annotations
 

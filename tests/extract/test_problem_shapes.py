@@ -38,8 +38,8 @@ COSTS = {
 
 @st.composite
 def documents(draw: st.DrawFn, most: int = 7) -> dict[str, Any]:
-    """Cyclic and acyclic e-graphs; several and repeated roots, self loops, repeated children, subsumed nodes, classes that
-    nothing reaches or builds; children named as nodes of their class, any of them."""
+    """Cyclic and acyclic e-graphs; several and repeated roots, self loops, repeated children, subsumed nodes, classes
+    that nothing reaches or builds; children named as nodes of their class, any of them."""
     n = draw(st.integers(1, most))
     costs = st.sampled_from(COSTS[draw(st.sampled_from(sorted(COSTS)))])
     sizes = [draw(st.integers(1, 3)) for _ in range(n)]

@@ -22,7 +22,8 @@ WIDTH = 32
 
 
 def network(layers: int, odd: int = -1) -> EGraphView:
-    """Layers with a norm, a gate, a cache and a residual each over a mask that all read; layer `odd` has another gate."""
+    """Layers with a norm, a gate, a cache and a residual each over a mask that all read; layer `odd` has another
+    gate."""
     x, at = t.input("x", (1, WIDTH)), t.state("at", (1, 1), "int64")
     seen, updates = t.where(t.le(t.iota((1, 16), 1), at), t.full((1, 1), 0.0), t.full((1, 1), -1.0)), {}
     for i in range(layers):

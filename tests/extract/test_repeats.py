@@ -121,8 +121,8 @@ def test_steps_of_an_unrolled_program_are_grown_once_and_are_the_same_kernels() 
 
 
 def test_places_are_views_of_what_is_given() -> None:
-    """A step's row, also without the axis of one element and in a wider type of the same memory; no rows of what is computed, no
-    wider slices, and none where few are read."""
+    """A step's row, also without the axis of one element and in a wider type of the same memory; no rows of what is
+    computed, no wider slices, and none where few are read."""
     view = unrolled(9)
     found = sequence_slice_classes(view, given(view), view.types)
     assert len(found) == 18 and not found & given(view)

@@ -375,7 +375,8 @@ def test_kernels_without_schedules_are_measured_first() -> None:
 
 
 def test_a_plan_that_needs_no_compiler_is_measured_before_what_is_hoped_for() -> None:
-    """The hopeful plan is exp0 and tanh0, to be compiled; the time ends after the first round, and the libraries' plan is known."""
+    """The hopeful plan is exp0 and tanh0, to be compiled; the time ends after the first round, and the libraries' plan
+    is known."""
     graph = variants(2, tg.tanh(tg.exp(X)))
     for c in graph.candidates:
         if c.template.name == "exp0":
@@ -474,7 +475,8 @@ def test_a_librarys_long_kernel_is_near_what_is_expected() -> None:
 
 # ---------------------------------------------------------------- surprises
 class Surprising(Prices):
-    """Libraries' kernels are expected near `believed` and take what is true; those with schedules hope for a tenth of it."""
+    """Libraries' kernels are expected near `believed` and take what is true; those with schedules hope for a tenth of
+    it."""
 
     def __init__(self, truth: dict[str, float], believed: dict[str, float]) -> None:
         super().__init__(truth)
@@ -498,7 +500,8 @@ def compiled(graph: Hypergraph, *names: str) -> Hypergraph:
 
 
 def test_what_would_be_returned_is_measured_before_more_of_what_is_hoped_for() -> None:
-    """Two libraries' kernels take ten times what is expected of them; of 30 others, each round hopes for some that take their place."""
+    """Two libraries' kernels take ten times what is expected of them; of 30 others, each round hopes for some that take
+    their place."""
     names = [f"exp{i}" for i in range(2, 32)]
     graph = compiled(variants(32), *names)
     truth = {"exp0": 100.0, "exp1": 120.0, **{n: 70.0 + i for i, n in enumerate(names)}}
@@ -509,7 +512,8 @@ def test_what_would_be_returned_is_measured_before_more_of_what_is_hoped_for() -
 
 
 def test_when_the_time_is_up_what_the_plan_believes_is_measured_still(now: list[float]) -> None:
-    """The first measuring lasts longer than the search has; a surprise leads to the next kernel, until what is returned was measured."""
+    """The first measuring lasts longer than the search has; a surprise leads to the next kernel, until what is returned
+    was measured."""
 
     class Slow(Surprising):
         def measure(self, found: Iterable[Candidate], **more: Any) -> Sequence[Candidate]:
@@ -657,7 +661,8 @@ def test_what_is_not_priced_when_the_search_ends_is_left(monkeypatch: pytest.Mon
 
 
 def test_when_no_time_is_left_for_measuring_a_surprise_is_replaced_by_what_was_measured(now: list[float]) -> None:
-    """exp0 and exp1 surprise in the last measuring there is time for: exp3, which is known, is taken, not exp2, which may as well."""
+    """exp0 and exp1 surprise in the last measuring there is time for: exp3, which is known, is taken, not exp2, which
+    may as well."""
 
     class Last(Surprising):
         def measure(self, found: Iterable[Candidate], **more: Any) -> Sequence[Candidate]:

@@ -98,7 +98,8 @@ def pricer(tmp_path_factory: pytest.TempPathFactory) -> CostPricer:
 
 
 class Greedy:
-    """A solver that cannot do more than the greedies: it ends dearer on larger problems, as any does that is cut short."""
+    """A solver that cannot do more than the greedies: it ends dearer on larger problems, as any does that is cut
+    short."""
 
     def __init__(self) -> None:
         self.nodes: list[int] = []

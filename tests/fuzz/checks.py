@@ -142,7 +142,8 @@ def of_node(view: EGraphView, node: int, operands: Sequence[Array], *, exact: bo
 
 
 def apart(view: EGraphView, node: int, got: Array, want: Array, operands: Sequence[Array]) -> str:
-    """What is wrong between two values of a class; '' for rounding, and for jumps that rounding of the operands explains."""
+    """What is wrong between two values of a class; '' for rounding, and for jumps that rounding of the operands
+    explains."""
     floats = dtypes.is_float(view.types[int(view.cls[node])].dtype)
     if not floats and np.array_equal(got, want):
         return ""
@@ -282,7 +283,8 @@ def forms(one: Case, *, exact: bool = False) -> tuple[Graph, EGraphView]:
 
 
 def odd_plans(one: Case, rng: random.Random, names: Sequence[str], tries: int, narrow: bool) -> Iterator[Plan]:
-    """Plans of the graph at random prices, each with kernels that no earlier one has. ValueError where none covers the outputs."""
+    """Plans of the graph at random prices, each with kernels that no earlier one has. ValueError where none covers the
+    outputs."""
     work, view = forms(one)
     types = narrow_types(view) if narrow else None
     chosen = backends_of(*names)

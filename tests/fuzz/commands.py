@@ -1,10 +1,10 @@
 """Commands on odd paths and hostile files: `python -m tests.fuzz.commands [--count N] [--seed N]`.
 
-Each command runs in this process with --json on a path that is no file (a folder, pipe, socket, device, loop of links, missing or
-impossible name), and on N hostile files for each kind of input (rule files of 512 bytes, because checking takes time for each rule). It
-must print exactly one JSON document, whose `ok` says whether the exit code is 0, and return a documented exit code other than 1 within
-10 s of CPU time. Files that are findings are kept in `fuzz-findings`. The last line counts cases and findings; the exit code is 1 if there are
-findings.
+Each command runs in this process with --json on a path that is no file (a folder, pipe, socket, device, loop of links,
+missing or impossible name), and on N hostile files for each kind of input (rule files of 512 bytes, because checking
+takes time for each rule). It must print exactly one JSON document, whose `ok` says whether the exit code is 0, and
+return a documented exit code other than 1 within 10 s of CPU time. Files that are findings are kept in `fuzz-findings`.
+The last line counts cases and findings; the exit code is 1 if there are findings.
 """
 
 from __future__ import annotations

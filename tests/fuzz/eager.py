@@ -1,13 +1,14 @@
 """Random programs through the engine against NumPy in float64: `python -m tests.fuzz.eager --graphs 50000 --seed 0`.
 
-Neither the programs nor what they are compared with come from the op table: every operation is written down here a second time,
-once as a call of the public API and once as NumPy in float64 (whole numbers in their own dtype, which wrap around), with its own
-rule of how far rounding may bring the result. That bound is carried from value to value: the error of each operand, amplified by
-the operation's derivative, and the rounding of the operation itself. A whole number or a truth value that a bound decides (a
-comparison of nearly equal numbers, the floor of one near a whole number) may be either; everything else must be equal.
+Neither the programs nor what they are compared with come from the op table: every operation is written down here a
+second time, once as a call of the public API and once as NumPy in float64 (whole numbers in their own dtype, which wrap
+around), with its own rule of how far rounding may bring the result. That bound is carried from value to value: the
+error of each operand, amplified by the operation's derivative, and the rounding of the operation itself. A whole number
+or a truth value that a bound decides (a comparison of nearly equal numbers, the floor of one near a whole number) may
+be either; everything else must be equal.
 
-Many small programs, unrelated but for being compiled together, go through one call of `optimize`. `--once SEED` compiles one alone
-and prints it.
+Many small programs, unrelated but for being compiled together, go through one call of `optimize`. `--once SEED`
+compiles one alone and prints it.
 """
 
 from __future__ import annotations

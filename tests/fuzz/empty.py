@@ -2,8 +2,9 @@
 
     python -m tests.fuzz.empty [--only NAME] [--optimized]
 
-A case names the sizes of its operands by letters, so that operands that must agree do. Sizes that eager refuses are left out.
-(pixel_unshuffle is no case: of an empty tensor eager returns the argument, of another shape than PyTorch itself declares.)
+A case names the sizes of its operands by letters, so that operands that must agree do. Sizes that eager refuses are
+left out. (pixel_unshuffle is no case: of an empty tensor eager returns the argument, of another shape than PyTorch
+itself declares.)
 """
 
 from __future__ import annotations

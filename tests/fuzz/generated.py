@@ -1,5 +1,5 @@
-"""Generated kernels, run on this CPU: what the IR says of them (in NumPy) against the values of the e-graph, and programs for
-a GPU: Triton's text in its interpreter, CUDA C++ through the host's compiler."""
+"""Generated kernels, run on this CPU: what the IR says of them (in NumPy) against the values of the e-graph, and
+programs for a GPU: Triton's text in its interpreter, CUDA C++ through the host's compiler."""
 
 from __future__ import annotations
 
@@ -117,5 +117,6 @@ def cuda(one: Case, rng: random.Random) -> str:
 
 
 def gpu(one: Case, rng: random.Random) -> str:
-    """Programs of all backends of a GPU, on one: what its copy units, matrix units and early starts make of kernels' texts."""
+    """Programs of all backends of a GPU, on one: what its copy units, matrix units and early starts make of kernels'
+    texts."""
     return plans(one, rng, names=("torch_cuda", "triton", "nvrtc"), tries=2, device="cuda", narrow=True)

@@ -1,8 +1,8 @@
 """Random typed graphs over the whole op table, with data at which every value is finite.
 
-A `Grower` adds one value after another: an op of the table over values that fit it, or the left side of a rule over fresh
-leaves (so that rules meet what they were written for). Each value is evaluated at once, in float64, and one that is too
-large, or not finite, is not kept: what a graph computes can be compared without excuses.
+A `Grower` adds one value after another: an op of the table over values that fit it, or the left side of a rule over
+fresh leaves (so that rules meet what they were written for). Each value is evaluated at once, in float64, and one that
+is too large, or not finite, is not kept: what a graph computes can be compared without excuses.
 """
 
 from __future__ import annotations

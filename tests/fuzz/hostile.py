@@ -1,8 +1,8 @@
 """Hostile files: damaged and twisted versions of good ones, the same for the same seed.
 
-Bytes are flipped, cut, repeated and put together from two files. Where a file holds JSON (alone, gzipped, or behind the length that a
-safetensors file begins with), its values are also exchanged for ones of other types, huge numbers, deep nests, odd texts and paths, and
-its keys are repeated.
+Bytes are flipped, cut, repeated and put together from two files. Where a file holds JSON (alone, gzipped, or behind the
+length that a safetensors file begins with), its values are also exchanged for ones of other types, huge numbers, deep
+nests, odd texts and paths, and its keys are repeated.
 """
 
 from __future__ import annotations

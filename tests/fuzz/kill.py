@@ -1,11 +1,12 @@
 """Processes that are killed while they write: `python -m tests.fuzz.kill [WHAT] [--count N] [--seed N] [--seconds S]`.
 
-A child appends rows to a store, saves programs over an older one, writes e-graphs over an older one, or compacts a store, again and
-again; it is killed (SIGKILL) after a random time. Then must hold: each file is the old or the new one, whole, and can be loaded; no
-acknowledged row is lost; and after the next start nothing is left behind. Three of four kills come before a random one of the steps in
-which files are opened, renamed and removed, so that all steps are met; the others after a random time. The last line
-says how many kills there were, how many hit a write under way, and what failed; the exit code is 1 if anything did. A store and a
-folder are in use for 25 kills, then new ones begin, so that the time of a check does not grow; --seconds ends each kind early.
+A child appends rows to a store, saves programs over an older one, writes e-graphs over an older one, or compacts a
+store, again and again; it is killed (SIGKILL) after a random time. Then must hold: each file is the old or the new one,
+whole, and can be loaded; no acknowledged row is lost; and after the next start nothing is left behind. Three of four
+kills come before a random one of the steps in which files are opened, renamed and removed, so that all steps are met;
+the others after a random time. The last line says how many kills there were, how many hit a write under way, and what
+failed; the exit code is 1 if anything did. A store and a folder are in use for 25 kills, then new ones begin, so that
+the time of a check does not grow; --seconds ends each kind early.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Random Python functions of NumPy arrays, traced: they must give what they give untraced, or raise a named error.
 
-`python -m tests.fuzz.numpy_functions [--count N] [--seed S] [--optimized K]` writes functions as source text, of operators, ufuncs and
-their methods, functions and methods of arrays, indices, assignments and Python control flow. NumPy alone decides what is right: the
-source is run on arrays in the inputs' dtypes and, where floats differ, on float64 ones. Every K-th function goes through
-`optimize(..., measure=False)` as a whole, the others through tracing and the interpreter. The generator knows nothing of the tracer.
+`python -m tests.fuzz.numpy_functions [--count N] [--seed S] [--optimized K]` writes functions as source text, of
+operators, ufuncs and their methods, functions and methods of arrays, indices, assignments and Python control flow.
+NumPy alone decides what is right: the source is run on arrays in the inputs' dtypes and, where floats differ, on
+float64 ones. Every K-th function goes through `optimize(..., measure=False)` as a whole, the others through tracing and
+the interpreter. The generator knows nothing of the tracer.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ TARGETS = ["float32", "float64", "int32", "int64", "int8", "uint8", "bool", "flo
 
 @dataclass
 class Writer:
-    """Writes one function: its arguments, statements and result. `known` has the value of each name for the inputs that are drawn, so that
-    what NumPy itself refuses is seldom written."""
+    """Writes one function: its arguments, statements and result. `known` has the value of each name for the inputs that
+    are drawn, so that what NumPy itself refuses is seldom written."""
 
     rng: random.Random
     arguments: dict[str, np.ndarray] = field(default_factory=dict)
@@ -356,8 +357,9 @@ ULP = {"float16": 1e-3, "float32": 1.2e-7, "float64": 2.3e-16}
 
 
 def agreeing(found: np.ndarray, want: np.ndarray, exact: np.ndarray | None, sharp: np.ndarray | None) -> bool:
-    """Whether a result is NumPy's: shape, dtype, integers and bools exactly, floats up to rounding. `exact` and `sharp` are NumPy's and the
-    graph's in float64: where values in the inputs' dtypes differ by more than rounding, as where numbers cancel, these must not."""
+    """Whether a result is NumPy's: shape, dtype, integers and bools exactly, floats up to rounding. `exact` and `sharp`
+    are NumPy's and the graph's in float64: where values in the inputs' dtypes differ by more than rounding, as where
+    numbers cancel, these must not."""
     if found.shape != want.shape or found.dtype != want.dtype:
         return False
     if within(found, want, 64):
@@ -372,7 +374,8 @@ def agreeing(found: np.ndarray, want: np.ndarray, exact: np.ndarray | None, shar
 
 
 def rounded_alike(found: np.ndarray, want: np.ndarray, exact: np.ndarray) -> bool:
-    """Whether a result is as near to NumPy's as that is to NumPy's in float64, roughly: what is float64 may be made of smaller floats."""
+    """Whether a result is as near to NumPy's as that is to NumPy's in float64, roughly: what is float64 may be made of
+    smaller floats."""
     with np.errstate(all="ignore"):
         a, b, c = (v.astype(np.float64) for v in (found, want, exact))
         fine = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)

@@ -1,5 +1,5 @@
-"""ONNX operators with random attributes and shapes: our loader against onnx's reference evaluator, and ONNX Runtime where they
-differ.
+"""ONNX operators with random attributes and shapes: our loader against onnx's reference evaluator, and ONNX Runtime
+where they differ.
 
 `python -m tests.fuzz.onnx_nodes [--seconds S] [--seed N]`
 """

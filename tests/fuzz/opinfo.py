@@ -3,11 +3,11 @@
     python -m tests.fuzz.opinfo --dtype float32 --samples 0 --results FILE [--shard 0/2] [--only NAME]
     python -m tests.fuzz.opinfo --table docs/reliability/opinfo.md FILE...
 
-Every sample of every entry ends as one of three: `right`, `refused` with the name of what is missing, or `wrong`. A result is
-right where it has eager's shape and dtype and its error against eager in float64 is within that dtype's rounding or a few times
-eager's own error; integers and bools must be equal to eager's. Samples of an entry are exported together, since exporting costs
-far more than evaluating; what fails is halved until single samples are left. One entry in four (`--share`) also goes through
-`optimize` (without measuring), with the same comparison.
+Every sample of every entry ends as one of three: `right`, `refused` with the name of what is missing, or `wrong`. A
+result is right where it has eager's shape and dtype and its error against eager in float64 is within that dtype's
+rounding or a few times eager's own error; integers and bools must be equal to eager's. Samples of an entry are exported
+together, since exporting costs far more than evaluating; what fails is halved until single samples are left. One entry
+in four (`--share`) also goes through `optimize` (without measuring), with the same comparison.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ UNDEFINED = re.compile(
 )
 
 
-#: Entries that say where values stand (argsort in its one result, the others in the second): of equal ones PyTorch may name any.
+#: Entries that say where values stand (argsort in its one result, the others in the second): of equal ones PyTorch may
+#: name any.
 POSITIONS = ("topk", "kthvalue", "median", "nanmedian", "mode", "sort", "msort", "argsort", "max", "min")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of an operator: its tensors, and the operator as a function of them that returns a flat list of tensors."""
+    """One call of an operator: its tensors, and the operator as a function of them that returns a flat list of
+    tensors."""
 
     text: str
     tensors: tuple[Any, ...]

@@ -1,11 +1,12 @@
-"""Gradients of PyTorch's own operator samples (OpInfo): AOTAutograd's graphs, imported and interpreted, against autograd.
+"""Gradients of PyTorch's own operator samples (OpInfo): AOTAutograd's graphs, imported and interpreted, against
+autograd.
 
     python -m tests.fuzz.opinfo_backward --samples 3 --results FILE [--shard 0/2] [--only NAME]
     python -m tests.fuzz.opinfo_backward --table FILE...
 
-Entries with autograd, in float32. A sample is `right` where the results and the gradients of all floating-point operands agree with
-eager's as `tests.fuzz.opinfo` asks of results; `refused` with the operators of the forward and the backward graph that stay
-eager; or `wrong`.
+Entries with autograd, in float32. A sample is `right` where the results and the gradients of all floating-point
+operands agree with eager's as `tests.fuzz.opinfo` asks of results; `refused` with the operators of the forward and the
+backward graph that stay eager; or `wrong`.
 """
 
 from __future__ import annotations

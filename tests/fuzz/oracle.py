@@ -1,9 +1,9 @@
 """Whether a result is what a graph means: float64, and as far off as rounding may bring it.
 
-How far that is, is found out: the graph is evaluated a few times with noise of the size of its dtypes' rounding in every
-value that is computed. Where the noise moves a value (a cancellation, a floor near a whole number, an argmax of near ties),
-a result may move as well; where it does not, it must be there. Short numbers, such as 1.5, are taken to be computed exactly
-(but not what was divided or looked up), so that ties among them are no excuse.
+How far that is, is found out: the graph is evaluated a few times with noise of the size of its dtypes' rounding in
+every value that is computed. Where the noise moves a value (a cancellation, a floor near a whole number, an argmax of
+near ties), a result may move as well; where it does not, it must be there. Short numbers, such as 1.5, are taken to be
+computed exactly (but not what was divided or looked up), so that ties among them are no excuse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import apply, expand_all
 
 Array = np.ndarray[Any, Any]
-#: Noise by the coarsest float dtype on the way, and what an error may be beside the noise's effect, of the largest value.
+#: Noise by the coarsest float dtype on the way, and what an error may be beside the noise's effect, of the largest
+#: value.
 NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 BASE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
 TIMES = 30.0  # of the largest movement seen under noise

@@ -1,9 +1,9 @@
 """Faults planted in the library, each of which a test must notice: `python -m tests.fuzz.planted [NAME...]`.
 
-Each fault replaces one function by one that does less: a check that does not look, a limit that is none. The test named beside it runs in
-a process of its own with the fault (by way of a pytest plugin) and must fail; without the fault it must pass. Faults of worker processes
-are planted in the processes that the test starts, where they import the module. The exit code is 1 if a test fails without its fault, or
-passes with it.
+Each fault replaces one function by one that does less: a check that does not look, a limit that is none. The test named
+beside it runs in a process of its own with the fault (by way of a pytest plugin) and must fail; without the fault it
+must pass. Faults of worker processes are planted in the processes that the test starts, where they import the module.
+The exit code is 1 if a test fails without its fault, or passes with it.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def plant_in_child() -> None:
-    """Plant the fault that CHILDREN names when its module is imported: called by each Python process that a test starts."""
+    """Plant the fault that CHILDREN names when its module is imported: called by each Python process that a test
+    starts."""
     if named := os.environ.get(CHILDREN):
         sys.meta_path.insert(0, _OnImport(FAULTS[named]))
 

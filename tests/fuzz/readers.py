@@ -1,11 +1,12 @@
 """Fuzzing the readers of files: `python -m tests.fuzz.readers READER [--seconds S] [--seed N] [--guided]`.
 
-A reader must return, or raise a TensorGraphsError, within 10 s of CPU time and 2 GiB for each file. All else is a finding: it is printed with its
-traceback once for each place that raises it, and the file is kept under --keep. Every minute and at the end a line says how many files
-were read, what was covered (with --guided) and how many findings there are; the exit code is 1 if there were any.
+A reader must return, or raise a TensorGraphsError, within 10 s of CPU time and 2 GiB for each file. All else is a
+finding: it is printed with its traceback once for each place that raises it, and the file is kept under --keep. Every
+minute and at the end a line says how many files were read, what was covered (with --guided) and how many findings there
+are; the exit code is 1 if there were any.
 
-Without --guided, files come from the generator in hostile.py. With it, atheris (a coverage-guided fuzzer, `pip install atheris`) chooses
-among its mutations and those of the generator by what they reach in this package.
+Without --guided, files come from the generator in hostile.py. With it, atheris (a coverage-guided fuzzer, `pip install
+atheris`) chooses among its mutations and those of the generator by what they reach in this package.
 """
 
 from __future__ import annotations

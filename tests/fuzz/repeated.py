@@ -1,5 +1,6 @@
-"""Graphs of repeated regions: one random body several times over, with weights of its own each time, what is shared, what skips
-from one to a later one, and values of each that are outputs. What is stamped of a block must be right at every repeat."""
+"""Graphs of repeated regions: one random body several times over, with weights of its own each time, what is shared,
+what skips from one to a later one, and values of each that are outputs. What is stamped of a block must be right at
+every repeat."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python -m tests.fuzz.sanitized --graphs 200 [--seed 0] [--each 6] [--batch 50]
 
-Kernels of random graphs (sizes 0, 1 and odd) are compiled with -fsanitize=address,undefined, a batch in one executable, and run over
-buffers of exactly their size: random bits, NaN, infinities, denormals, 0, 1 and the limits of integers. So reads and writes out of
-bounds, unaligned accesses, shifts by too much and bools other than 0 and 1 end in a report that names the kernel. Results are not
-compared. Prints how many kernels ran; the exit code is 1 if there was a report.
+Kernels of random graphs (sizes 0, 1 and odd) are compiled with -fsanitize=address,undefined, a batch in one executable,
+and run over buffers of exactly their size: random bits, NaN, infinities, denormals, 0, 1 and the limits of integers. So
+reads and writes out of bounds, unaligned accesses, shifts by too much and bools other than 0 and 1 end in a report that
+names the kernel. Results are not compared. Prints how many kernels ran; the exit code is 1 if there was a report.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _run(folder: Path, text: str) -> str:
 
 
 def reports(found: Sequence[Found], seed: int = 0) -> dict[str, str]:
-    """What the sanitizers say of kernels, by the kernel's name. Kernels after one that ends the process run in a process of their own."""
+    """What the sanitizers say of kernels, by the kernel's name. Kernels after one that ends the process run in a
+    process of their own."""
     bad: dict[str, str] = {}
     left = list(found)
     while left:

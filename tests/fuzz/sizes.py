@@ -1,5 +1,5 @@
-"""Programs for every size: a graph that was grown at two sizes no other number equals, written in free ones, searched at some and
-run at others."""
+"""Programs for every size: a graph that was grown at two sizes no other number equals, written in free ones, searched
+at some and run at others."""
 
 from __future__ import annotations
 

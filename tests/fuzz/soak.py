@@ -2,10 +2,10 @@
 
     python -m tests.fuzz.soak --count 1000 --threads 1 [--measured 25] [--seed 0]
 
-Every graph is another one, so that all that is kept by graph grows. Prints the process' resources ten times, each time when nothing is
-under way and after garbage collection, then the growth of memory per optimization (least squares over the second half), and what
-share of it are pages of files, pages of anonymous memory, memory in use of the C heap, blocks of Python's allocator, objects of the
-garbage collector, and entries of memo tables.
+Every graph is another one, so that all that is kept by graph grows. Prints the process' resources ten times, each time
+when nothing is under way and after garbage collection, then the growth of memory per optimization (least squares over
+the second half), and what share of it are pages of files, pages of anonymous memory, memory in use of the C heap,
+blocks of Python's allocator, objects of the garbage collector, and entries of memo tables.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ LIMITS = tg.Limits(iterations=2, nodes=1000, seconds=5.0)
 
 
 def graph(seed: int, stages: int | None = None) -> tuple[tg.Tensor, dict[str, Any]]:
-    """An expression over one input x [rows, columns] float32 and its weights by name: products, norms, softmax, pointwise chains and
-    views, with sizes and constants drawn by the seed."""
+    """An expression over one input x [rows, columns] float32 and its weights by name: products, norms, softmax,
+    pointwise chains and views, with sizes and constants drawn by the seed."""
     rng, data = random.Random(seed), np.random.default_rng(seed)
     rows, columns = rng.randint(2, 48), rng.randint(2, 48)
     value, params = tg.input("x", (rows, columns)), dict[str, Any]()
@@ -107,8 +107,9 @@ class _Heap(ctypes.Structure):
 
 
 def details() -> dict[str, int]:
-    """Where the memory of this process is, by name: KB of resident file and anonymous pages, of the C heap in use and free (0 without
-    glibc 2.33), and of its mapped blocks; numbers of blocks of Python's allocator and of objects of the garbage collector."""
+    """Where the memory of this process is, by name: KB of resident file and anonymous pages, of the C heap in use and
+    free (0 without glibc 2.33), and of its mapped blocks; numbers of blocks of Python's allocator and of objects of the
+    garbage collector."""
     rollup = Path("/proc/self/smaps_rollup").read_text()
     pages = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
     heap = _Heap()
@@ -128,8 +129,8 @@ def details() -> dict[str, int]:
 
 
 def optimized(seed: int, costdb: str, measured: int = 0) -> None:
-    """Optimize and run one graph: every third one is rewritten, with the kernels of a third of the backends each, and every
-    `measured`-th one is measured. AssertionError where the report says that it is wrong."""
+    """Optimize and run one graph: every third one is rewritten, with the kernels of a third of the backends each, and
+    every `measured`-th one is measured. AssertionError where the report says that it is wrong."""
     expression, params = graph(seed)
     measure = measured > 0 and seed % measured == 0
     program = tg.optimize(

@@ -27,8 +27,8 @@ ANY = Kinds()
 
 
 def graphs(steps: int = 8, kinds: Kinds = PLAIN, ops: Iterable[str] = ()) -> st.SearchStrategy[Graph]:
-    """Graphs by their seeds, without empty values; `ops` are all that there are. What fails is cut down by `fuzz/shrink.py`,
-    not by hypothesis."""
+    """Graphs by their seeds, without empty values; `ops` are all that there are. What fails is cut down by
+    `fuzz/shrink.py`, not by hypothesis."""
     kinds = replace(kinds, ops=frozenset(ops)) if ops else kinds
     return st.integers(0, 1 << 40).map(lambda seed: Grower(seed, kinds).graph(steps).graph).filter(_all_full)
 

@@ -1,10 +1,11 @@
 """Caches that are changed beside their checks: `python -m tests.fuzz.tamper [--rounds N] [--seed N]`.
 
-Two models are optimized with C kernels, so that there are two plans and their libraries. Then, in each round, one file of the plan cache
-or of the folder of compiled kernels, or a cost store's cache snapshot, is changed: a byte, its end, another file's content in its place,
-another owner (as root) or mode, a link, a folder, a library of foreign code in its place. Before the next optimization, or while it runs,
-by a process of its own. The program must then compute what the graph means, or the call ends in an error of this package; and no
-foreign code has run. Prints a count for each kind of change; the exit code is 1 if anything was wrong.
+Two models are optimized with C kernels, so that there are two plans and their libraries. Then, in each round, one file
+of the plan cache or of the folder of compiled kernels, or a cost store's cache snapshot, is changed: a byte, its end,
+another file's content in its place, another owner (as root) or mode, a link, a folder, a library of foreign code in its
+place. Before the next optimization, or while it runs, by a process of its own. The program must then compute what the
+graph means, or the call ends in an error of this package; and no foreign code has run. Prints a count for each kind of
+change; the exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Random PyTorch functions through torch.export: views of views, values written in place, layers with random options, against eager.
+"""Random PyTorch functions through torch.export: views of views, values written in place, layers with random options,
+against eager.
 
 `python -m tests.fuzz.torch_programs [--seconds S] [--seed N] [--steps K]`
 """

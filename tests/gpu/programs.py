@@ -1,5 +1,5 @@
-"""One emitted program for each class of generated kernels and each emitter, with its operands and what it must give: what
-sanitizer.py runs. Writing them needs neither a GPU nor a search."""
+"""One emitted program for each class of generated kernels and each emitter, with its operands and what it must give:
+what sanitizer.py runs. Writing them needs neither a GPU nor a search."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EMITTERS = {"triton": triton.BACKEND.emitter, "cuda": cuda_cpp.BACKEND.emitter}
 FORMS = 5  # of a class in one emitter that are written
 ROWS = 9  # of what is indexed
 BITS = ("split", "join", "boxes", "roles", "tiles", "inside", "walk", "ahead", "parts", "turns", "across", "down", "x")
-"""What schedules have that makes another form of a kernel, where it is there and more than 1 (or 1 where that is all)."""
+"""Schedule parameters whose presence and value above 1 (or 1, if there is no other) select another form of a kernel."""
 
 
 def x(name: str, *shape: int) -> Tensor:
@@ -83,8 +83,8 @@ def _cache() -> Tensor:
 
 @dataclass(frozen=True)
 class Class:
-    """A class of kernels: its term or terms, which weights are laid out anew, the dtype of floats in memory, and the precision of
-    products."""
+    """A class of kernels: its term or terms, which weights are laid out anew, the dtype of floats in memory, and the
+    precision of products."""
 
     term: Callable[[], Tensor | list[Tensor]]
     laid_out: tuple[str, ...] = ()
@@ -184,8 +184,8 @@ def wanted(
 
 
 def write(folder: Path) -> dict[str, list[str]]:
-    """A saved program for each form of each class in each emitter, `EMITTER.NUMBER.FORM/`, with `want.safetensors` beside it; by
-    "class (emitter)" the names of those folders."""
+    """A saved program for each form of each class in each emitter, `EMITTER.NUMBER.FORM/`, with `want.safetensors`
+    beside it; by "class (emitter)" the names of those folders."""
     found: dict[str, list[str]] = {}
     for number, name in enumerate(CLASSES):
         for emitter in EMITTERS:

@@ -2,8 +2,8 @@
 
     python run_program.py [--device cuda] FOLDER ...
 
-Each is run twice, kernel by kernel; its results must be near those of `want.safetensors`, and the same both times. A line for each:
-its name, the relative error, and "ok" or "wrong".
+Each is run twice, kernel by kernel; its results must be near those of `want.safetensors`, and the same both times. A
+line for each: its name, the relative error, and "ok" or "wrong".
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Every class of generated kernels, as emitted programs without this package, alone and under NVIDIA's compute-sanitizer:
+"""Every class of generated kernels, as emitted programs without this package, alone and under NVIDIA's
+compute-sanitizer:
 
     python tests/gpu/sanitizer.py FOLDER [--tools memcheck racecheck] [--jobs 8] [--seconds 240]
 
-Writes FOLDER/sanitizer.md, a table of class -> errors, and what was reported beside it. Exits with 1 where there is an error.
-Memory is asked of the driver for each tensor (no cache of Torch's), with a margin around it, so that what lies beside a tensor is
-nobody's.
+Writes FOLDER/sanitizer.md, a table of class -> errors, and what was reported beside it. Exits with 1 where there is an
+error. Memory is asked of the driver for each tensor (no cache of Torch's), with a margin around it, so that what lies
+beside a tensor is nobody's.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Seen:
 
 
 def reported(output: str, owners: Mapping[str, str], listing: Callable[[str], str] = lambda kernel: "") -> Seen:
-    """The errors in a sanitizer's output by program, and their lines. `owners`: program by kernel name; an error in another kernel
-    is nobody's. `listing` disassembles a kernel."""
+    """The errors in a sanitizer's output by program, and their lines. `owners`: program by kernel name; an error in
+    another kernel is nobody's. `listing` disassembles a kernel."""
     seen, blocks = Seen(), list[list[str]]()
     for line in output.splitlines():
         if not line.startswith("=========") or "Host Frame" in line or "host backtrace" in line:
@@ -83,8 +84,8 @@ def reported(output: str, owners: Mapping[str, str], listing: Callable[[str], st
 
 
 def gives_out_roles(listing: str, offset: int) -> bool:
-    """Whether at this offset of a kernel a warp reads the byte that says what role it has: behind a barrier of all the block's warps.
-    (Triton's; racecheck reports it where roles have barriers of their own beside.)"""
+    """Whether at this offset of a kernel a warp reads the byte that says what role it has: behind a barrier of all the
+    block's warps. (Triton's; racecheck reports it where roles have barriers of their own beside.)"""
     found = [(int(m[1], 16), m[2]) for m in INSTRUCTION.finditer(listing)]
     at = next((i for i, (place, _) in enumerate(found) if place == offset), None)
     if at is None or "LDS.U8" not in found[at][1]:
@@ -110,8 +111,8 @@ def kernels_of(folder: Path) -> set[str]:
 
 
 def passed(folder: Path, names: Sequence[str], tool: str, until: float) -> Seen:
-    """Run programs one after the other in a process, under a tool if one is named; where it ends early, the one that ended it is to
-    blame, and another process goes on with the next."""
+    """Run programs one after the other in a process, under a tool if one is named; where it ends early, the one that
+    ended it is to blame, and another process goes on with the next."""
     seen, left = Seen(), list(names)
     command = [sanitizer(), "--tool", tool, "--report-api-errors", "no", *TOOLS[tool]] if tool else []
     environment = {
@@ -157,7 +158,8 @@ def sanitizer() -> str:
 
 
 def table(classes: Mapping[str, Sequence[str]], seen: Mapping[str, Seen]) -> str:
-    """A row for each class: programs, the largest error, and for each tool how many errors it reported, or what went wrong."""
+    """A row for each class: programs, the largest error, and for each tool how many errors it reported, or what went
+    wrong."""
     tools = [tool for tool in seen if tool]
     rows = [f"| class | programs | largest error | {' | '.join(('alone', *tools))} |", "|---" * (4 + len(tools)) + "|"]
     for name, programs in classes.items():

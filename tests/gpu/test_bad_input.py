@@ -1,5 +1,5 @@
-"""What a GPU's user may do wrong, or meet: no GPU, too little memory, a kernel that faults, a program for another GPU. Each has a
-named error or is planned anew, and nothing is lost."""
+"""What a GPU's user may do wrong, or meet: no GPU, too little memory, a kernel that faults, a program for another GPU.
+Each has a named error or is planned anew, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Calls without copies on a GPU, in each way to launch: inputs at new addresses, results of one's own, streams, threads, the
-caller's recording, memory."""
+"""Calls without copies on a GPU, in each way to launch: inputs at new addresses, results of one's own, streams,
+threads, the caller's recording, memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs of generated kernels of both emitters in one plan, most of which may be started before the one before them has ended:
-what test_cuda_graph.py asks of libraries' kernels, and what only an early start can get wrong."""
+"""Programs of generated kernels of both emitters in one plan, most of which may be started before the one before them
+has ended: what test_cuda_graph.py asks of libraries' kernels, and what only an early start can get wrong."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def parts(layers: int = LAYERS) -> list[Part]:
 
 
 def plan_of(dtype: str, early: bool, emitters: Sequence[str] = ("triton", "cuda"), layers: int = LAYERS) -> Plan:
-    """The plan in which each part is one kernel, made by its emitter or by the first of those allowed; started early where its
-    schedules know that."""
+    """The plan in which each part is one kernel, made by its emitter or by the first of those allowed; started early
+    where its schedules know that."""
     terms: dict[str, Tensor] = {"x": t.input("x", (ROWS, WIDTH), dtype)}
     terms |= {n: t.param(n, s, dtype) for n, s in SHAPES.items()}
     values, ids, steps = [], {}, []
@@ -144,8 +144,8 @@ def test_values_are_those_of_the_graph(device: str) -> None:
 
 @gpu_only
 def test_an_early_start_changes_nothing(device: str) -> None:
-    """Bit by bit, replayed and launched, many times, with inputs that change each time: a kernel that reads too early has the value of
-    the call before."""
+    """Bit by bit, replayed and launched, many times, with inputs that change each time: a kernel that reads too early
+    has the value of the call before."""
     given = inputs(7, device)
     plain = program(early=False)
     want = [[r.clone() for r in plain(x)] for x in given]

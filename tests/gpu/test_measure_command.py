@@ -1,5 +1,5 @@
-"""`tensor-graphs measure` as a command, on a machine that can neither rewrite nor solve: kernels that go wrong in every way beside
-right ones; and a plan that was made without a GPU, of what was measured where there is one."""
+"""`tensor-graphs measure` as a command, on a machine that can neither rewrite nor solve: kernels that go wrong in every
+way beside right ones; and a plan that was made without a GPU, of what was measured where there is one."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ REHEARSED = {**SEEN, "far": "crash", "broken": "error", "refusing": "error"}
 def test_a_faulty_kernel_costs_itself(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Right kernels before, between and behind it are measured, its own row says what was the matter, and a second run has nothing
-    to do."""
+    """Right kernels before, between and behind it are measured, its own row says what was the matter, and a second run
+    has nothing to do."""
     from tensor_graphs.backends.registry import backends
 
     monkeypatch.setitem(backends(), FAULTY.name, FAULTY)
@@ -143,8 +143,8 @@ HALF, TURNS = "bfloat16", 2
 
 @pytest.mark.parametrize("_", [pytest.param(0, marks=on_gpu, id="gpu")])
 def test_planned_without_a_gpu_and_measured_on_one(_: int, tmp_path: Path) -> None:
-    """Jobs, shards, and again, until a plan lacks nothing (or for some turns). Then the plan is made of them without a GPU, its program
-    runs here, and the same search here measures nothing and verifies."""
+    """Jobs, shards, and again, until a plan lacks nothing (or for some turns). Then the plan is made of them without a
+    GPU, its program runs here, and the same search here measures nothing and verifies."""
     from tensor_graphs.costdb.keys.device import gpu_machine
 
     model, store, environment = tmp_path / "model.safetensors", tmp_path / "store", worker(tmp_path)

@@ -2,7 +2,8 @@
 
     PYTHONPATH=src:FOLDER_OF_TRANSFORMERS python -m tests.models.decoder_cases
 
-records tests/data/decoder_logits.npz. The weights are drawn by `zoo.write_checkpoint`, so that a test needs the logits only.
+records tests/data/decoder_logits.npz. The weights are drawn by `zoo.write_checkpoint`, so that a test needs the logits
+only.
 """
 
 from __future__ import annotations

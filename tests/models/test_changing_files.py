@@ -1,4 +1,5 @@
-"""Files that are replaced or written while they are read, or before their weights are: a named error, not other numbers."""
+"""Files that are replaced or written while they are read, or before their weights are: a named error, not other
+numbers."""
 
 from __future__ import annotations
 

@@ -199,7 +199,8 @@ class Counter(nn.Module):
 
 
 def test_free_sizes_are_numbers_too() -> None:
-    """Sizes in arithmetic, in indices from the end, in fills, variances and results; whole ones and quotients of them."""
+    """Sizes in arithmetic, in indices from the end, in fills, variances and results; whole ones and quotients of
+    them."""
 
     def f(x: Any, i: Any) -> Any:
         n = x.shape[1]

@@ -1,4 +1,5 @@
-"""Operators at the edges of what they take, against eager: sizes of 0, ties, tails and infinities (tests/fuzz/{empty,opinfo}.py)."""
+"""Operators at the edges of what they take, against eager: sizes of 0, ties, tails and infinities
+(tests/fuzz/{empty,opinfo}.py)."""
 
 from __future__ import annotations
 

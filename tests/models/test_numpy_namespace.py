@@ -1,5 +1,5 @@
-"""Every public function of NumPy, and every attribute and method of its arrays: traced it means what it means there, or a named error is
-raised. The lists are NumPy's own."""
+"""Every public function of NumPy, and every attribute and method of its arrays: traced it means what it means there, or
+a named error is raised. The lists are NumPy's own."""
 
 import copy
 import math
@@ -48,7 +48,8 @@ def flat(value):
 
 
 def judged(function, x):
-    """'right' or 'refused'; an AssertionError where a traced function gives something else than NumPy. 'none' where NumPy raises."""
+    """'right' or 'refused'; an AssertionError where a traced function gives something else than NumPy. 'none' where
+    NumPy raises."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,5 @@
-"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py), and functions over the whole range of their arguments."""
+"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py), and functions over the whole range of their
+arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Quantization of a graph's weights: the numbers against their definition, which weights are taken, what a plan stores."""
+"""Quantization of a graph's weights: the numbers against their definition, which weights are taken, what a plan
+stores."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ def test_the_largest_numbers_of_a_dtype_stay_finite(form: str, dtype: str) -> No
 
 
 def test_a_weight_is_encoded_once_for_several_graphs_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes that are in use and scales are those of the first load; a second graph quantizes nothing anew; copies are independent."""
+    """Codes that are in use and scales are those of the first load; a second graph quantizes nothing anew; copies are
+    independent."""
     calls: list[Any] = []
     real = quantized_graph.encoded
     monkeypatch.setattr(quantized_graph, "encoded", lambda *a: calls.append(a[-1]) or real(*a))
@@ -221,7 +223,8 @@ def test_a_weight_is_encoded_once_for_several_graphs_and_parts(monkeypatch: pyte
 
 
 def test_codes_are_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within `codes_kept` a weight whose codes nobody uses between two loads is encoded once; behind it nothing stays."""
+    """Within `codes_kept` a weight whose codes nobody uses between two loads is encoded once; behind it nothing
+    stays."""
     calls: list[Any] = []
     real = quantized_graph.encoded
     graph, _ = quantized(model(), "int4")

@@ -1,4 +1,5 @@
-"""Elementwise rules decided bit by bit, and those that are linear piece by piece decided on a grid; wrong ones are not."""
+"""Elementwise rules decided bit by bit, and those that are linear piece by piece decided on a grid; wrong ones are
+not."""
 
 from __future__ import annotations
 

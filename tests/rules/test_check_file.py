@@ -66,7 +66,8 @@ matmul(transpose(b),transpose(a))==transpose(matmul(a,b))
 (ewmul (Imatmul) (matmul 0 ?a (transpose ?b)))=>(ewmul (Imatmul) (matmul 0 ?b (transpose ?a)))
 """
 
-#: Each is a right rule with one thing changed, so that it fails somewhere at shapes where both sides have types, or has none.
+#: Each is a right rule with one thing changed, so that it fails somewhere at shapes where both sides have types, or has
+#: none.
 WRONG = """\
 (matmul 0 (matmul 0 ?a ?b) ?c)=>(matmul 0 ?a (matmul 0 ?c ?b))
 (transpose (matmul 0 ?a ?b))=>(matmul 0 (transpose ?a) (transpose ?b))

@@ -1,4 +1,5 @@
-"""Proofs with functions, maxima and named sums: what is proved, that nothing wrong is, and the evaluations beside them."""
+"""Proofs with functions, maxima and named sums: what is proved, that nothing wrong is, and the evaluations beside
+them."""
 
 from __future__ import annotations
 

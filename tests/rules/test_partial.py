@@ -1,4 +1,5 @@
-"""Partially equivalent rewrites: regions are right and tight, corrections are equal, and without them the rewrite is wrong."""
+"""Partially equivalent rewrites: regions are right and tight, corrections are equal, and without them the rewrite is
+wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rules of convolutions and means over windows, for all sizes, strides and paddings: right ones are proved, wrong ones are not."""
+"""Rules of convolutions and means over windows, for all sizes, strides and paddings: right ones are proved, wrong ones
+are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tolerance "exact" under torch.compile: a program runs only if its bits are eager's, also at special floats; the first call's check."""
+"""Tolerance "exact" under torch.compile: a program runs only if its bits are eager's, also at special floats; the first
+call's check."""
 
 from __future__ import annotations
 

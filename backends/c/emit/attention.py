@@ -4,7 +4,7 @@ The rows are the query heads that share keys and values, times the tokens of a s
 (`batch`). For each of their elements:
 
     queries[rows][head]                                 once
-    for (first = 0; first < end; first += BLOCK)        end: from a mask over a number in memory, such as a cache's length
+    for (first = 0; first < end; first += BLOCK)        end: from a mask over a number in memory, say a cache's length
         keys, values [BLOCK][..]                        as float32, whatever they are computed from
         scores[rows][BLOCK]                             product with the queries, then what follows it: scale, cap, mask
         weights, sums, results                          exponentials below the maximum so far (online softmax)

@@ -14,8 +14,8 @@ accumulators. Expensive values of a row that several loops need are kept in a ro
 reassociated, in vector lanes (`omp simd reduction`). Products and sums round separately (no FMA contraction by the
 compiler); NaN, infinities and signed zeros behave as in NumPy.
 
-emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function. Attention of
-few rows has loops of its own (emit/attention.py).
+emit/nest.py builds the loop nest, emit/values.py evaluates expressions, this module assembles the function. Attention
+of few rows has loops of its own (emit/attention.py).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class FunctionWriter(AttentionWriter):
             for out in {s.buffer for s in self.kernel.stores if self.kernel.buffers[s.buffer] == buffer}:
                 size = prod(buffer.shape)
                 if size != 1 + sum((d - 1) * step for d, step in zip(buffer.shape, buffer.strides)):
-                    raise Unfusable("a copy of values with gaps between them")
+                    raise Unfusable("copying a buffer that is not contiguous")
                 copies.append(f"if ({out} != {base}) __builtin_memcpy({out}, {base}, {size} * sizeof *{out});")
         return copies
 
@@ -199,7 +199,7 @@ class FunctionWriter(AttentionWriter):
         while scope.parent is not None and needed <= scope.parent.bound:
             scope = scope.parent
         if not scope.bound <= needed:
-            raise Unfusable("a result that does not depend on an outer axis")
+            raise Unfusable("an output that does not vary along an outer loop's axis")
         return scope
 
 

@@ -53,7 +53,8 @@ class LaneWriter:
         return self.known[e]
 
     def operand(self, e: Expr) -> str:
-        """Text of an operand of a vector operation: a vector's variable, or the text of a scalar where C permits one."""
+        """Text of an operand of a vector operation: a vector's variable, or the text of a scalar where C permits
+        one."""
         return self.value(e) if self.lane in e.axes else self.scalar(e)
 
     def vector(self, e: Expr) -> str:
@@ -75,13 +76,13 @@ class LaneWriter:
             return f"lanes_fma({self.vector(x)}, {self.vector(y)}, lanes(-({self.scalar(e.args[1])})))" if self.lane not in e.args[1].axes \
                 else TEXTS["sub"].format(self.value(e.args[0]), self.value(e.args[1]))  # fmt: skip
         if e.op not in TEXTS:
-            raise Unfusable(f"{e.op} has no text over vectors")
+            raise Unfusable(f"{e.op} has no SIMD form")
         return TEXTS[e.op].format(*(self.operand(a) for a in e.args))
 
     def _load(self, e: Expr) -> str:
         operand, at, steps, dtype = e.value
         if steps or e.args or at.coefficient(self.lane) != 1 or dtype not in LOADS:
-            raise Unfusable("neighbours that do not lie side by side")
+            raise Unfusable("a vector load of non-contiguous elements")
         return f"{LOADS[dtype]}({operand} + {position(at - index(self.lane), str)})"
 
 

@@ -153,12 +153,12 @@ class LoopNest:
                 if e.kind == "int" and e.op in ("add", "sub", "mul", "neg", "abs", "reduce") and not _extreme(e):
                     raise Unfusable("arithmetic on narrow integers")
                 if e.op == "floordiv" and not (e.args[1].op == "const" and e.args[1].value > 0):
-                    raise Unfusable("a narrow integer divided by what may be -1")
+                    raise Unfusable("floor division of a narrow integer by a divisor that may be -1")
                 narrow.add(e)
             if e.op == "load" and e.kind == "int" and e.value[3] != "int64":
                 narrow.add(e)
             if e.op == "reduce" and e.kind == "bool":
-                raise Unfusable("a reduction of bools")
+                raise Unfusable("a reduction over booleans")
 
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:

@@ -36,7 +36,8 @@ class CValues(LoopNest):
         return {"float": self.real, "int": "int64_t", "bool": "int"}[kind]
 
     def value(self, e: Expr, scope: LoopScope) -> str:
-        """Variable or text of an expression's value, valid in `scope`; its statements go to the outermost legal scope."""
+        """Variable or text of an expression's value, valid in `scope`; its statements go to the outermost legal
+        scope."""
         if e.op == "const":
             return self.spelling.number(e.value) if e.kind == "float" else str(int(e.value))
         if e in self.lines:
@@ -122,7 +123,7 @@ class CValues(LoopNest):
         buffer = self.kernel.buffers[operand]
         sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
         if len(sizes) > 1 or not step:
-            raise Unfusable("an index into one of several axes with equal strides")
+            raise Unfusable("a data-dependent index into one of several axes with equal strides")
         return sizes[0] - 1 if sizes else 0
 
     # ------------------------------------------------------------ reductions

@@ -45,9 +45,9 @@ def refusal(kernel: Kernel, axis: Axis) -> str:
     do so."""
     ready = [e for e in kernel.reductions if e.axis == axis]
     if any(e.value[0] != "sum" or e.kind != "float" for e in ready):
-        return "a reduction that is no sum beside a product"
+        return "a reduction other than a sum beside a product"
     if any(x.op == "reduce" for e in ready for x in walk(e.args)):
-        return "a product of what another reduction gives"
+        return "a product of the result of another reduction"
     return ""
 
 
@@ -78,7 +78,7 @@ class Fragments(CudaPart):
             raise Unfusable("a product in float64")
         ready = [e for e in self.kernel.reductions if e.axis == axis]
         if frame.extent["m"] > 2 * HEIGHT or frame.size % 8:
-            raise Unfusable("fragments do not cover the rows, or the sum")
+            raise Unfusable(f"more than {2 * HEIGHT} rows, or a K that is no multiple of 8")
         b, dots = self.kernel.builder, self.shape.dots
         self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
         self.sums = [e for e in ready if e not in self.dots]
@@ -89,7 +89,7 @@ class Fragments(CudaPart):
         self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
         self.rights = list(dict.fromkeys(x for body in self.right.values() for x in self.sources(body)))
         if {*self.lefts} & {*self.rights} or any("n" in frame.spans(x) for x in self.lefts):
-            raise Unfusable("one load on both sides of a product")
+            raise Unfusable("a load that both operands of a product use, or that varies along columns on the left")
         self.squares = {e: two for e in self.sums if (two := self._rows(e)) is not None}
         self.held: dict[Expr, Local] = {}
         self.names: dict[Expr, Local] = {}
@@ -151,7 +151,7 @@ class Fragments(CudaPart):
         if self.read_whole(e):
             return [e]
         if e.op in ("load", "reduce"):
-            raise Unfusable(f"a {e.op} that is no fragment")
+            raise Unfusable(f"a {e.op} that cannot be loaded as a fragment")
         return [x for a in e.args for x in self.sources(a)]
 
     def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
@@ -162,7 +162,7 @@ class Fragments(CudaPart):
         """
         frame = self.frame
         if frame.dim not in dims or dtype not in FRAGMENT_DTYPES:
-            raise Unfusable("a load that is no fragment")
+            raise Unfusable("a load without the K axis, or of a dtype that fragments do not have")
         local = Local(self.fresh("v"), dims, dtype, frame.dim)
         count = frame.count(dims, frame.dim)
         self.loads.check_held(16 * count)
@@ -202,7 +202,7 @@ class Fragments(CudaPart):
             other = self.kernel.builder.make("not", (c,), None, "bool")
             ways = [self._source(nest, w, known | {k}) for w, k in ((yes, c), (no, other))]
             if any(conditions for *_, conditions in ways):
-                raise Unfusable("a choice between vectors that are not there")
+                raise Unfusable("a select between vectors that are loaded under conditions")
             chosen = enclosed(nest.scalar(c, nest.depth(frame.spans(c))))
             return f"{chosen} ? {ways[0][0]} : {ways[1][0]}", ways[0][1], []
         operand, at, _, _ = e.value
@@ -351,7 +351,7 @@ class Fragments(CudaPart):
             return self.held[e]
         kinds = {self.held[x].dtype for x in self.sources(e)} & {*HALVES} or {other} - {""}
         if len(kinds) != 1:
-            raise Unfusable("a side of a product in two dtypes")
+            raise Unfusable("a product operand of two dtypes")
         (dtype,) = kinds
         local = self.hold(frame.spans(e), dtype)
         nest = ThreadNest(frame, local.dims)
@@ -382,7 +382,7 @@ class Fragments(CudaPart):
         for e in dots:
             a, b = sides[self.left[e]], sides[self.right[e]]
             if a.dtype != b.dtype or a.dims not in (("m", frame.dim), (frame.dim,)):
-                raise Unfusable("sides of a product that the matrix unit does not take")
+                raise Unfusable("product operands in a layout or dtype that tensor cores do not support")
             for h in range(frame.heights):
                 place = f"{self.names[e].name}[{plus(tile, h * tiles)}]"
                 nest.line(f"multiply({place}, {', '.join(self._rows_of(a, h))}, {self.spot(b, nest.slot(b))});")
@@ -412,7 +412,7 @@ class Fragments(CudaPart):
         if e in self.dots:
             tiles, across = frame.along[local.dims[1]].repeat, warps.across if local.dims[1] == "n" else 1
         elif local.dims not in (("m",), ()):
-            raise Unfusable("sums over columns beside products")
+            raise Unfusable("a reduction with column results beside products")
         row = tiles * WIDTH * across + (8 if tiles * across > 1 else 0) if tiles else 1
         place = f"{plus('shared', first)} + thread / {32 * warps.across} * {rows * row}"
         place += f" + thread / 32 % {across} * {tiles * WIDTH}" if across > 1 else ""

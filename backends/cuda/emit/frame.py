@@ -64,7 +64,7 @@ class ThreadFrame(Writer[CudaScope]):
             self.walked.add("n")
         self.dim_of = {a: d for d, g in self.groups.items() for a in g} | dict.fromkeys(shape.joined, "n")
         if any({d, other} <= {*self.spans(e)} for e in kernel.exprs for d, other in layout.shared.items()):
-            raise Unfusable("a value along two dimensions that share threads")
+            raise Unfusable("a value that varies along two dimensions mapped to the same threads")
         bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
         self.scope = self.top = CudaScope(1, bound)
         self.ahead = CudaScope(1, set(bound))  # statements before the wait for the previous kernel
@@ -85,7 +85,7 @@ class ThreadFrame(Writer[CudaScope]):
         """The dimensions of some axes, in the layout's order. Raises Unfusable if an axis is in no dimension."""
         found = {self.dim_of.get(a, "") for a in axes if a not in self.shape.batch}
         if "" in found:
-            raise Unfusable("an axis without a place in the layout")
+            raise Unfusable("an axis that the thread layout does not cover")
         return tuple(d for d in self.order if d in found)
 
     def spans(self, e: Expr) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class ThreadFrame(Writer[CudaScope]):
             for e in nest_of(root):
                 found[e] = found.get(e, 0) + 1
         if sum(found.values()) > WRITTEN:
-            raise Unfusable(f"more than {WRITTEN} operations in its loops together")
+            raise Unfusable(f"more than {WRITTEN} operations in all loops together")
         return found
 
     def before_wait(self, e: Expr) -> bool:

@@ -7,8 +7,8 @@ vectorized accesses. A reduction accumulates per thread, then across the threads
 that is longer than the block's part of it. Row kernels, column reductions, GEMV, gathers and transposes thus are
 different layouts of one emitter.
 
-The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one call upwards, from
-`ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
+The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one call upwards,
+from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
 
     thread_layout  thread layouts, contiguity analysis
     spelling       spelling of dtypes, operations, conditions
@@ -22,8 +22,8 @@ The emitter is made of parts that share a frame. Each part is given the parts th
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
 
-This module connects the parts, chooses a block's tile, and joins the partial results of split reductions. The tiled and the
-warp-specialized GEMM use frame, loads and stores for their epilogues.
+This module connects the parts, chooses a block's tile, and joins the partial results of split reductions. The tiled and
+the warp-specialized GEMM use frame, loads and stores for their epilogues.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class SimtEmitter(CudaPart):
             buffers |= last.kernel.buffers
         blocks, written = tiles["m"] * tiles["n"] * batch, {x.buffer for x in self.kernel.stores}
         if blocks >= 1 << 31:
-            raise Unfusable("more blocks than a grid has")
+            raise Unfusable("2**31 blocks or more in the grid")
         if last is not None:
             written |= {x.buffer for x in last.kernel.stores}
         lines = "\n".join([*body, *frame.ahead.lines])
@@ -158,7 +158,7 @@ class SimtEmitter(CudaPart):
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
         asked = used if used + 16 > SHARED and self.layout.warps is not None else 0
         if used > (ROOM if asked else SHARED):
-            raise Unfusable(f"{frame.shared} values in shared memory")
+            raise Unfusable(f"{used} bytes of shared memory")
         return asked
 
     def _function(self, parameters: Sequence[str], body: Sequence[str], room: int, head: int) -> str:

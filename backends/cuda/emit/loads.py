@@ -127,7 +127,7 @@ class ThreadLoads(CudaPart):
         self.check_held(4 * count)
         local = Local(self.fresh("t"), dims, frame.wide if e.kind == "float" else "")
         if e.kind != "float":
-            raise Unfusable("integers kept in registers")
+            raise Unfusable("integer values kept in registers")
         nest = ThreadNest(frame, dims)
         nest.line(f"{nest.at(local)} = {nest.scalar(e, nest.deepest)};")
         self.line(f"{CTYPES[frame.wide]} {local.name}[{count}];")
@@ -137,7 +137,7 @@ class ThreadLoads(CudaPart):
     def check_held(self, nbytes: int) -> None:
         """Raises Unfusable if one value needs more than `HELD` bytes of registers per thread."""
         if nbytes > HELD:
-            raise Unfusable(f"{nbytes} bytes of one value in a thread")
+            raise Unfusable(f"{nbytes} bytes of one value per thread, more than {HELD} bytes of registers")
 
     def fetch(self, e: Expr, inner: CudaScope, fetched: CudaScope) -> None:
         """Emit a prefetch of a load's 16-byte vectors by cp.async into a ring in shared memory, with separate slots for

@@ -33,7 +33,7 @@ class ThreadLoops(CudaPart):
         dim = frame.dim_of[e.axis]
         if dim in frame.walked:
             if set(frame.groups[dim]) & frame.scope.bound:
-                raise Unfusable("a reduction inside the loop over its own axis")
+                raise Unfusable("a reduction nested in the loop over its own axis")
             self.loop(e)
             return
         found: dict[str, list[str]] = {}
@@ -127,7 +127,7 @@ class ThreadLoops(CudaPart):
                 nest.line(f"const int {name} = op::max({most} - {none}, 0LL);")
                 nest.close()
                 return name
-        raise Unfusable("no mask that ends the loop")
+        raise Unfusable("no mask that bounds the loop")
 
     def walk(
         self,
@@ -184,6 +184,6 @@ class ThreadLoops(CudaPart):
             return chosen
         first = next((x for x in walk(wanted.args) if x in same), None)  # its own operands first
         if first is None:
-            raise Unfusable("a reduction whose axes are not all there")
+            raise Unfusable("a reduction over an axis that no enclosing loop binds")
         self.reduction(first)
         return self._ready(wanted, dim, rolls)

@@ -198,7 +198,7 @@ class ThreadNest:
         if e.op == "index":
             return self.position(e.value, (), e.value.range[1])
         if e.op in ("load", "reduce"):
-            raise Unfusable(f"a {e.op} in another's loop")
+            raise Unfusable(f"a {e.op} that was not emitted before the loop that uses it")
         depth = self.depth(own.spans(e))
         return self._named(e, self._operation(e, depth), at)
 

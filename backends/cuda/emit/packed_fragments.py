@@ -113,14 +113,14 @@ class PackedFragments(Fragments):
             or frame.size % frame.span
             or (frame.warps.depth, frame.warps.tiles % 2) != (1, 0)
         ):
-            raise Unfusable("vectors of codes do not cover the rows, or the sum")
+            raise Unfusable("too many rows for fragments, or a K or tile count that vectors of codes do not divide")
         self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
         self.sums = [e for e in ready if e not in self.dots]
         self.packed: dict[Expr, PackedSide] = {}
         for e in self.dots:
             side = packed_side(self.kernel, dots[e], axis)
             if side is None or set(frame.spans(side.form.load)) != {"n", frame.dim}:
-                raise Unfusable("a product without codes")
+                raise Unfusable("a product without a packed weight")
             self.packed[e] = side
         self.grouped = [e for e in self.dots if self.packed[e].grouped(axis)]
         b = self.kernel.builder
@@ -130,7 +130,7 @@ class PackedFragments(Fragments):
         self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
         self.rights = []
         if not self.dots or any("n" in frame.spans(x) for x in self.lefts):
-            raise Unfusable("columns on the left side of a product")
+            raise Unfusable("a left operand that varies along columns")
         self.squares = {e: two for e in self.sums if (two := self._rows(e)) is not None}
         self.held, self.names = {}, {}
         self.codes = {x: self.fresh("code") for x in dict.fromkeys(s.form.load for s in self.packed.values())}
@@ -239,7 +239,7 @@ class PackedFragments(Fragments):
         for e in self.dots:
             left = sides[self.left[e]]
             if left.dims not in (("m", frame.dim), (frame.dim,)) or left.dtype not in HALVES:
-                raise Unfusable("rows that the matrix unit does not take")
+                raise Unfusable("a left operand in a layout or dtype that tensor cores do not support")
             names[e] = self.fresh("w")
             self.line(f"Pack<{CTYPES[left.dtype]}, 8> {names[e]}[2][{vectors}];")
         for group in groups.values():

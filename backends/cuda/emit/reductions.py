@@ -49,7 +49,7 @@ class Reductions(CudaPart):
         """
         frame = self.frame
         if dim not in frame.spans(body):
-            raise Unfusable("a reduction along an axis that its body does not have")
+            raise Unfusable("a reduction over an axis along which its body is constant")
         nest = ThreadNest(frame, frame.spans(body))
         term = nest.scalar(body, nest.deepest)
         if frame.ragged(dim) and not (e.value[0] == "sum" and vanishes(body)):

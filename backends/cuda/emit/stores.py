@@ -29,7 +29,7 @@ class ThreadStores(CudaPart):
         axes = frozenset(store.at.axes).union(*(e.axes for e in store.exprs[1:]))
         dims = frame.dims(axes)
         if not set(frame.spans(value)) <= set(dims):
-            raise Unfusable("a result with more axes than its place")
+            raise Unfusable("an output that varies along an axis that its store index lacks")
         guarded = {d for e in store.exprs[1:] for d in frame.spans(e)}
         lanes = next((d for d in dims if d not in guarded and frame.groups[d] and together(
             store.at, frame.groups[d][-1], frame.along[d].vector, itemsize(buffer.dtype))
@@ -63,5 +63,5 @@ class ThreadStores(CudaPart):
         equal values, the first one stores. Raises Unfusable if `dims` has a reduction axis that a block loops over."""
         frame = self.frame
         if frame.walked & {*dims}:
-            raise Unfusable("a result along a reduction that a block walks")
+            raise Unfusable("an output along a reduction axis that a block loops over")
         return [f"{enclosed(frame.place[d])} == 0" for d in ("m", "n") if d not in dims and frame.place.get(d)]

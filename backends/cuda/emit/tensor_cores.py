@@ -29,19 +29,19 @@ class TensorCores(CudaPart):
         assert warps is not None
         axes = [e.axis for e in self.shape.dots if e.axis in self.shape.outer]
         if not axes:
-            raise Unfusable("no product for tensor cores")
+            raise Unfusable("no matrix product for tensor cores")
         axis = max(axes, key=lambda a: a.size)
         if warps.packed:
             wide = span_of(self.kernel, self.shape, axis)
             if not wide:
-                raise Unfusable("a product without codes")
+                raise Unfusable("a product without a packed weight")
             own = FragmentFrame(frame, axis, warps, wide)
             fragments: Fragments = PackedFragments(own, axis)
         else:
             own = FragmentFrame(frame, axis, warps)
             fragments = Fragments(own, axis)
         if any(frame.dim_of.get(a) in frame.walked - {own.dim} for e in fragments.dots for a in e.axes):
-            raise Unfusable("a product along whose columns a loop walks")
+            raise Unfusable("a product whose columns are looped over")
         if self.layout.warm:
             frame.warm += fragments.warmed()
         fragments.stage()

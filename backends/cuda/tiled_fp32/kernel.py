@@ -116,7 +116,7 @@ def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) ->
         return TiledGemm(TiledFrame(kernel, shape, tiles, name), tiles).tiles()
     axes = {e.axis for e in shape.dots}
     if len(axes) != 1 or (kernel.reductions and {e.axis for e in kernel.reductions} != axes):
-        raise Unfusable("parts of more than products along one axis")
+        raise Unfusable("split-K of a kernel with other reductions beside its products")
     first, second = split(kernel, axes.pop(), tiles.scratch_parts)
     own, inner = shape_of(first), tuple(dict.fromkeys(e.axis for e in second.reductions))
     parts = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch), joined={})
@@ -167,18 +167,20 @@ class TiledGemm(CudaPart):
         self.dots = list(shape.dots)
         axes = {e.axis for e in self.dots}
         if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots} or shape.joined:
-            raise Unfusable("tiles are for products along one axis, with nothing beside them")
+            raise Unfusable("not a GEMM over one K axis without other reductions")
         (self.axis,) = axes
         lefts = {shape.dots[e].left for e in self.dots}
         if len(lefts) != 1 or not shape.rows or not shape.cols or frame.wide != "float32":
-            raise Unfusable("products of different rows, or of no matrices")
+            raise Unfusable("products with different left operands, or not of float32 matrices")
         self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
         if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
-            raise Unfusable("a result that is no tile of rows and columns")  # all tiles of a row would write it
+            raise Unfusable(
+                "an output that does not vary along both rows and columns"
+            )  # all tiles of a row would write it
         (left,) = lefts
         self.left, self.right = self._side(left, "m"), [self._side(r, "n") for r in self.rights]
         if len({(r.step, r.along) for r in self.right}) > 1:
-            raise Unfusable("right sides that lie differently")
+            raise Unfusable("right operands with different layouts")
 
     def _side(self, side: Sequence[Expr], dim: str) -> TiledOperand:
         """An operand of a product as a strided matrix, tiled along `dim` ("m" or "n").
@@ -188,15 +190,15 @@ class TiledGemm(CudaPart):
         frame = self.frame
         e = side[0]
         if len(side) != 1 or e.op != "load" or e.args or e.value[3] != "float32":
-            raise Unfusable("a side of a product that is no matrix of float32")
+            raise Unfusable("a GEMM operand that is not a float32 load")
         one = Axis(f"{dim}_all", frame.extent[dim])
         at = as_one(e.value[1], frame.groups[dim], one)
         if at is None:
-            raise Unfusable("a side of a product whose rows are no line in memory")
+            raise Unfusable("a GEMM operand whose row axes have no common stride")
         steps = {a: at.coefficient(a) for a in (one, self.axis)}
         rest = at - index(one) * steps[one] - index(self.axis) * steps[self.axis]
         if rest.axes - {*self.shape.batch} or 1 not in steps.values() or min(steps.values()) < 1:
-            raise Unfusable("a side of a product without neighbours along it")
+            raise Unfusable("a GEMM operand without a contiguous axis")
         along = steps[self.axis] == 1
         step = steps[one if along else self.axis]
         base = ThreadNest(frame, ()).position(rest, (), rest.range[1])
@@ -215,7 +217,7 @@ class TiledGemm(CudaPart):
         blocks = prod(counts.values()) * prod(a.size for a in s.batch)
         room = t.room(self.left.along, self.right[0].along, rights)
         if room > target().dynamic_shared or blocks >= 1 << 31:
-            raise Unfusable("tiles that are too large, or too many")
+            raise Unfusable("tiles that exceed shared memory, or a grid of 2**31 blocks or more")
         numbers = (
             HOW[PRECISIONS[t.precision or 0]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),
             str(self.right[0].along).lower(), self.left.words, min(r.words for r in self.right),
@@ -235,7 +237,7 @@ class TiledGemm(CudaPart):
             frame.top.known[e] = Local(name, ("m", "n"), "float32")
         for store in self.kernel.stores:
             if frame.spans(store.value) != ("m", "n"):
-                raise Unfusable("a result that is no tile of rows and columns")
+                raise Unfusable("an output that does not vary along both rows and columns")
             self.stores.write(store)
         buffers = dict(self.kernel.buffers)
         written = {x.buffer for x in self.kernel.stores}

@@ -1,4 +1,5 @@
-"""Candidate schedules of tiled float32 GEMM (`TiledSchedule`, tiled_fp32/kernel.py) by a cost model, and their legality."""
+"""Candidate schedules of tiled float32 GEMM (`TiledSchedule`, tiled_fp32/kernel.py) by a cost model, and their
+legality."""
 
 from __future__ import annotations
 

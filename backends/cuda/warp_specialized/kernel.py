@@ -1,7 +1,7 @@
 """Warp-specialized persistent GEMM in CUDA C++ for Hopper: one TMA producer warp group, two wgmma consumer warp groups.
 
-The producer loads tiles of both operands with TMA (tensor maps: ir/tensor_maps.py) into a ring in shared memory guarded by
-mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared
+The producer loads tiles of both operands with TMA (tensor maps: ir/tensor_maps.py) into a ring in shared memory guarded
+by mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared
 operand and multicasts it. Blocks are persistent: each iterates over tiles. The consumers either share the rows of a
 tile (cooperative) or alternate between tiles (ping-pong), so that the epilogue of one overlaps the mainloop of the
 other. The epilogue is emitted in the thread layout of the wgmma accumulators, 64 columns at a time: each thread holds
@@ -77,37 +77,39 @@ class Gemm(CudaPart):
         self.dots = list(shape.dots)
         axes = {e.axis for e in self.dots}
         if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots}:
-            raise Unfusable("roles are for products along one axis, with nothing beside them")
+            raise Unfusable("not a GEMM over one K axis without other reductions")
         (self.axis,) = axes
         lefts = {shape.dots[e].left for e in self.dots}
         if len(lefts) != 1 or not shape.rows or not shape.cols:
-            raise Unfusable("products of different rows")
+            raise Unfusable("products with different left operands, or without rows or columns")
         self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
         if roles.n not in COLUMNS or roles.height % GROUP or not roles.store_buffers(len(self.rights)):
-            raise Unfusable("tiles that groups of warps cannot share, or that leave no room")
+            raise Unfusable("tiles that consumer warp groups cannot divide, or that leave no shared memory for stores")
         if frame.tiles[0] % roles.down or frame.tiles[1] % roles.across:
-            raise Unfusable("an odd number of tiles for pairs of blocks")
+            raise Unfusable("a number of tiles that the cluster's shape does not divide")
         if roles.parts > 1 and (
             roles.turns * roles.down * roles.across > 1 or -(-self.axis.size // DEPTH) < roles.parts
         ):
-            raise Unfusable("parts of a sum in clusters that share sides, or that are nothing")
+            raise Unfusable(
+                "split-K with clusters that multicast operands or with ping-pong, or with more parts than K chunks"
+            )
         if roles.joining(len(self.rights)) > roles.stages * roles.stage(len(self.rights)):
-            raise Unfusable("parts of a sum for which there is no room")
+            raise Unfusable("partial results that exceed the shared memory of the stages")
         if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
-            raise Unfusable("a result that is no tile of rows and columns")  # every tile of a row writes it
+            raise Unfusable("an output that does not vary along both rows and columns")  # every tile of a row writes it
         (left,) = lefts
         self.dtype = self._read(left).value[3]
         self.left = self._side(left, "m", roles.across)
         self.right = [self._side(r, "n", roles.down) for r in self.rights]
         if roles.beside and (roles.n % (2 * GROUPS * 8) or (roles.wide % PIECE and not self.right[0].along)):
-            raise Unfusable("columns that two groups cannot share")
+            raise Unfusable("columns that two consumer warp groups cannot divide")
         if len({s.along for s in self.right}) > 1 or any(self._read(r).value[3] != self.dtype for r in self.rights):
-            raise Unfusable("right sides that lie differently")
+            raise Unfusable("right operands with different layouts or dtypes")
 
     def _read(self, side: Sequence[Expr]) -> Expr:
         """The load that is an operand of a product. Raises Unfusable if the operand is no plain 16-bit matrix."""
         if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in HALVES:
-            raise Unfusable("a side of a product that is no matrix of 16 bits")
+            raise Unfusable("a GEMM operand that is not a 16-bit load")
         return side[0]
 
     def _box(self, at: Index, dtype: str, origins: Mapping[str, str]) -> tuple[Box, str] | None:
@@ -138,7 +140,7 @@ class Gemm(CudaPart):
         e, inner = self._read(side), self.axis.name
         found = self._box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
         if found is None:
-            raise Unfusable("a side of a product that is no box")
+            raise Unfusable("a GEMM operand that TMA cannot load")
         whole, fast = found
         along = fast == inner
         size = frame.tile[dim] // shared if shared > 1 else min(frame.tile[dim], frame.extent[dim])
@@ -390,7 +392,7 @@ class Gemm(CudaPart):
         """Emit the store of a piece of a result, rounded, into shared memory."""
         self.loads.need(store.value)
         if self.frame.spans(store.value) != ("m", "n"):
-            raise Unfusable("a result that is no tile of rows and columns")
+            raise Unfusable("an output that does not vary along both rows and columns")
         ctype = CTYPES[self.kernel.buffers[store.buffer].dtype]
         nest = ThreadNest(self.frame, ("m", "n"), "n", inner="n")
         text = nest.scalar(store.value, nest.deepest, dtype=self.kernel.buffers[store.buffer].dtype)

@@ -58,7 +58,7 @@ def emit_windows(kernel: Kernel, schedule: WindowSchedule, name: str) -> CudaLau
     Raises Unfusable for a kernel with any other reduction, or with more than MOST expressions per thread.
     """
     if not is_windowed(kernel):
-        raise Unfusable("a kernel not of windows alone")
+        raise Unfusable("a kernel with reductions other than over short windows")
     return Unrolled(kernel, schedule, name).launch()
 
 
@@ -90,7 +90,7 @@ class Unrolled:
         roots = [e for step in partial for e in step] + [e for s in stores for e in s.exprs]
         order = walk(reversed(roots))  # begins with the last root
         if len(order) > MOST:
-            raise Unfusable(f"{len(order)} expressions in a thread")
+            raise Unfusable(f"{len(order)} expressions per thread, more than {MOST}")
         self.prepare(order, {e for step in partial for e in step}, stores)
         for e in order:
             if e.kind == "float":  # conditions are emitted on use
@@ -154,7 +154,7 @@ class Unrolled:
         if threads % self.schedule.threads:
             self.line(f"if (thread >= {threads}) return;")
         if threads >= WIDE:
-            raise Unfusable("more threads than a number has")
+            raise Unfusable("more threads than a 32-bit index counts")
         step = 1
         for a in reversed(axes):
             if a.size > 1:

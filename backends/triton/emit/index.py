@@ -92,11 +92,12 @@ class Positions(TritonPart):
         """
         tile = self.position(at)
         for _ in tile.dims[1:]:
-            raise Unfusable("a bound over two dimensions")
+            raise Unfusable("an index that varies along two dimensions")
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
 
     def unravel(self, dim: str, group: tuple[Axis, ...]) -> None:
-        """Emit the index of each axis of a dimension (`group`, outermost first), computed from the dimension's index."""
+        """Emit the index of each axis of a dimension (`group`, outermost first), computed from the dimension's
+        index."""
         step = 1
         for a in reversed(group):
             if len(group) > 1:

@@ -1,7 +1,8 @@
 """The Triton emitter: a kernel of the IR and its tiling as the text of one `@triton.jit` function.
 
-A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the parts
-that it calls; there is one call upwards, from `TileValues` to what makes loads and reductions (`TileValues.makers`):
+A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the
+parts that it calls; there is one call upwards, from `TileValues` to what makes loads and reductions
+(`TileValues.makers`):
 
     spelling       tiles as text, spelling of operations
     frame          dimensions, scopes, known values
@@ -58,7 +59,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     across = max(2, min(parts, (64 * 32 * tiling.warps) // max(tiling.m * tiling.n, 1)))
     joining = replace(shape, joined={}, inner=reduction_axes(second), outer=reduction_axes(second), dots={})
     if joining.inner == () or shape.joined:
-        raise Unfusable("nothing to join by tiles")
+        raise Unfusable("no reductions in the combining kernel, or reductions over the output's columns")
     sums = all(e.value[0] == "sum" for e in second.reductions)
     limit = 1 if sums and parts <= ONE_BY_ONE else 1 << (across.bit_length() - 1)
     k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}

@@ -1,4 +1,5 @@
-"""Ranges of loops over an axis, without the iterations in which masks make every reduction's body the neutral element."""
+"""Ranges of loops over an axis, without the iterations in which masks make every reduction's body the neutral
+element."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class TileLoops(TritonPart):
         if across is None or e.kind == "bool":
             raise Unfusable(f"a reduction by {e.value[0]}")
         if dim not in body.dims:
-            raise Unfusable("a reduction along an axis that no tile has")
+            raise Unfusable("a reduction over an axis along which its body is constant")
         kept = tuple(d for d in body.dims if d != dim)
         text = across.format(self.neutral(e, body, dim), body.dims.index(dim))
         return Tile(text, kept, body.dtype)
@@ -138,7 +138,7 @@ class TileLoops(TritonPart):
         if wanted not in chosen:  # its own operands first
             first = next((x for x in walk(wanted.args) if x in same), None)
             if first is None:  # the loop would be nested in the one that needs its value
-                raise Unfusable("a loop over what no block around it binds")
+                raise Unfusable("a loop over an axis that no enclosing block binds")
             self.loop(first)
             return self.together(wanted)
         return chosen
@@ -161,7 +161,7 @@ class TileLoops(TritonPart):
                 a = Tile(self.neutral(e, a, dim), a.dims, a.dtype)
             a = self.values.named(a)
             if dim not in a.dims:
-                raise Unfusable("a maximum of what is the same along its axis")
+                raise Unfusable("a maximum over an axis along which its body is constant")
             kept = tuple(d for d in a.dims if d != dim)
             peak = ACROSS["max"].format(a.text, a.dims.index(dim))
             if factor != 1.0:  # scale the maximum only: below, multiply and subtract fuse into one FMA
@@ -224,7 +224,7 @@ class TileLoops(TritonPart):
             text = self.neutral(e, body, dim)
             kept = tuple(d for d in body.dims if d != dim)
             if monoid not in ACROSS or e.kind == "bool":
-                raise Unfusable(f"a walked reduction by {monoid} of {e.kind}")
+                raise Unfusable(f"a looped reduction by {monoid} of {e.kind}")
             dtype = frame.wide if e.kind == "float" else body.dtype
             if scale is not None or self.tiling.options.get("eager_sums"):
                 old = name if scale is None else f"{name} * {frame.spread(scale, kept)}"
@@ -246,7 +246,8 @@ class TileLoops(TritonPart):
 
 
 def _neutral(e: Expr, dtype: str) -> str:
-    """Text of the neutral element of a reduction; an integer for integer reductions, which keeps the result an integer."""
+    """Text of the neutral element of a reduction; an integer for integer reductions, which keeps the result an
+    integer."""
     if e.kind == "float":
         return NEUTRAL[e.value[0]]
     dtype = "int32" if dtype in ("const", "bool") else dtype

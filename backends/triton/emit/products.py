@@ -109,7 +109,8 @@ class Products(TritonPart):
         return tuple(t if t.dtype == want else Tile(f"{t.atom}.to({TRITON[want]})", t.dims, want) for t in (a, b))  # type: ignore[return-value]
 
     def narrowest(self) -> str:
-        """Dtype of products of computed values: the 16-bit float dtype that the kernel loads, else the compute dtype."""
+        """Dtype of products of computed values: the 16-bit float dtype that the kernel loads, else the compute
+        dtype."""
         floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in HALVES}
         inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
         return next(iter(sorted(floats & inputs)), self.frame.wide)

@@ -119,7 +119,7 @@ class TileStores(TritonPart):
         if not dims:
             return tile.text
         if any(d not in dims for d in tile.dims):
-            raise Unfusable("a result with more axes than its place")
+            raise Unfusable("an output that varies along an axis that its store index lacks")
         text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text
         if not tile.dims:
             return f"tl.full({frame.sizes(dims)}, {text}, {TRITON[spot.dtype]})"
@@ -146,7 +146,7 @@ class TileStores(TritonPart):
             mask = f"tl.where({alone}, {every}, False)" if dims else alone
         guarded = {d for g in guards for d in g.dims}  # exactly one element along them passes the guard
         if any(d not in placed and d not in guarded for d in tile.dims):
-            raise Unfusable("a result with more axes than its place")
+            raise Unfusable("an output that varies along an axis that its store index lacks")
         text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text
         if tile.dims != dims and tile.dims:
             text = frame.spread(Tile(text, tile.dims, spot.dtype), dims)

@@ -133,7 +133,7 @@ class TileValues(TritonPart):
             e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
         text = op_text(e.op, "triton" if e.args[-1].kind == "float" else "triton_whole")
         if not text or (e.kind == "int" and e.op in ("div", "pow")):
-            raise Unfusable(f"{e.op} has no text")
+            raise Unfusable(f"{e.op} has no Triton form")
         tiles = [self.floated(a) for a in e.args]
         if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
             return tiles[tiles[0].text == "0.0"]
@@ -144,9 +144,9 @@ class TileValues(TritonPart):
         dims = frame.union(tiles)
         dtype = "bool" if e.kind == "bool" else frame.wide if e.kind == "float" else widest(t.dtype for t in tiles)
         if dtype == frame.wide and all(t.dtype == "const" for t in tiles):
-            raise Unfusable("arithmetic on numbers alone")
+            raise Unfusable("arithmetic on constants only")
         if math.prod(frame.block[d] for d in dims) > LARGEST:
-            raise Unfusable(f"a tile of {' x '.join(str(frame.block[d]) for d in dims)}")
+            raise Unfusable(f"a tile of {' x '.join(str(frame.block[d]) for d in dims)}, more than {LARGEST} elements")
         *steps, text = text.split("; ")
         values = [frame.spread(t, dims) for t in tiles]
         if steps:

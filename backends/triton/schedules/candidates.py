@@ -1,7 +1,7 @@
 """Candidate Triton schedules, best guess first: a grid of parameters and an analytical ranking for each kind of kernel.
 
-schedules/parameters.py declares schedules, schedules/legality.py decides legality; illegal schedules are never compiled. The constants were fitted
-to times measured on an H200. Lower ranks are better.
+schedules/parameters.py declares schedules, schedules/legality.py decides legality; illegal schedules are never
+compiled. The constants were fitted to times measured on an H200. Lower ranks are better.
 """
 
 from __future__ import annotations

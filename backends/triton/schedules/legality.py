@@ -1,7 +1,7 @@
 """Legality of Triton schedules (`TileSchedule`): tile sizes within the axes, register and shared-memory limits.
 
-This is the only module that decides legality: schedules/candidates.py ranks legal schedules, schedule_search.py searches
-among them.
+This is the only module that decides legality: schedules/candidates.py ranks legal schedules, schedule_search.py
+searches among them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def within(value: int, size: int, least: int = 1) -> bool:
 
 
 def legal(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether a schedule is legal: its values are in their domains, it sets only options that apply to the kernel, and its
-    tiles and split-K factor suit the kernel's sizes.
+    """Whether a schedule is legal: its values are in their domains, it sets only options that apply to the kernel, and
+    its tiles and split-K factor suit the kernel's sizes.
     """
     if not s.valid or len(s.k) != len(facts.inner) or (s.boxes and not facts.boxed):
         return False

@@ -4,10 +4,10 @@ One producer warp loads tiles of keys and values by TMA into shared-memory rings
 four warps compute 64 rows each. Both sides synchronize through mbarriers, tile by tile. Programs are persistent: there
 is one per SM, and it starts the next tile of rows while the previous tile is being written.
 
-Computation is emitted from the same expressions as by the Triton emitter (emit/kernel.py), whose parts for positions, loads,
-reductions and stores are replaced: tiles.py places tiles in shared memory, attention_loop.py emits a consumer's loop over
-keys, attention_stores.py its results. This module connects the parts, and emits one function per role and the kernel
-that assigns roles to warps.
+Computation is emitted from the same expressions as by the Triton emitter (emit/kernel.py), whose parts for positions,
+loads, reductions and stores are replaced: tiles.py places tiles in shared memory, attention_loop.py emits a consumer's
+loop over keys, attention_stores.py its results. This module connects the parts, and emits one function per role and the
+kernel that assigns roles to warps.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> R
     """
     groups = tiling.warps // 4
     if shape.kind != "attention" or not shape.rows or len(shape.cols) != 1 or tiling.m != groups * GROUP:
-        raise Unfusable("roles are for attention over whole groups of rows")
+        raise Unfusable("not attention over row tiles of one warp group each")
     row = max(shape.rows, key=lambda a: (a.size % tiling.m == 0, a.size))
     alone = replace(shape, rows=(row,), batch=(*shape.batch, *(a for a in shape.rows if a is not row)))
     return AttentionEmitter(AttentionFrame(kernel, replace(tiling, m=GROUP), name, alone, groups)).launch()
 
 
 class AttentionEmitter(TritonPart):
-    """Emitter of a warp-specialized attention kernel: connects the parts that write loads, loops, products and stores."""
+    """Emitter of a warp-specialized attention kernel: connects the parts that write loads, loops, products and
+    stores."""
 
     frame: AttentionFrame
 
@@ -100,7 +101,7 @@ class AttentionEmitter(TritonPart):
         else:
             self.stores.write_all(self.kernel.stores)
         if len(frame.rings) != 2:
-            raise Unfusable("no loop over keys")
+            raise Unfusable("not one ring buffer of keys and one of values")
         compute = self._turns(rounds, grid, programs) + [*place.lines, *frame.top.lines]
         copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
         text = "\n".join(compute)

@@ -46,7 +46,9 @@ class AttentionFrame(TileFrame):
         self.groups, self.tall = groups, groups * GROUP
         self.edge = False  # whether the current tile of the looped axis may go beyond the end
         if len(self.walked) != 1 or self.n_loop or tiling.n > WIDEST:
-            raise Unfusable("roles walk one axis")
+            raise Unfusable(
+                f"warp-specialized attention loops over one axis only, in one column tile of at most {WIDEST}"
+            )
         (self.axis,) = self.walked
         self.layouts: dict[tuple[str, ...], str] = {("m", self.axis.name): "S", ("m", "n"): "O"}
         self.away = False  # whether positions are those of stores

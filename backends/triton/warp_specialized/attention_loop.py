@@ -61,7 +61,7 @@ class AttentionLoops(TileLoops):
     def _begin_at(self, name: str, dims: Sequence[str], fill: str, dtype: str) -> str:
         """The line that initializes a per-row accumulator."""
         if tuple(dims) != ("m",):
-            raise Unfusable("an accumulator that is not one value a row")
+            raise Unfusable("an accumulator that is not one value per row")
         return f"{name} = tl.full({[GROUP]}, {fill}, {TRITON[dtype]}, layout=tl.SliceLayout(1, S))"
 
     def loop(self, wanted: Expr) -> None:
@@ -110,11 +110,11 @@ class AttentionLoops(TileLoops):
         keys, dtype = self.tiles.ring(dots[score].right, (deep, axis.name), deep)
         values, other = self.tiles.ring(dots[parts.product].right, (axis.name, "n"), "n")
         if left.dims != ("m", deep) or dtype != other:
-            raise Unfusable("queries that are no rows, or two dtypes")
+            raise Unfusable("queries that are not rows over the head axis, or keys and values of different dtypes")
         narrow = TRITON[dtype]
         if left.text != raw:
             if len(keys) > 1:
-                raise Unfusable("queries in pieces that are computed")
+                raise Unfusable("queries in column pieces that are computed rather than loaded")
             self.line(
                 f"{self.tiles.mine[0]}.store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})"
             )
@@ -221,7 +221,7 @@ class AttentionLoops(TileLoops):
         self.line(f"mbarrier.wait(queries_full.index({self.tiles.slot}), {self.tiles.phase})")
         if left != (loads[0],) or own:
             if len(frame.asked) > 1:
-                raise Unfusable("queries in pieces that are computed")
+                raise Unfusable("queries in column pieces that are computed rather than loaded")
             self.line(f"raw = {self.tiles.mine[0]}.load(Q)")
         frame.top.known[loads[0]] = Tile("raw", ("m", deep), loads[0].value[3])
         return "raw"
@@ -334,7 +334,7 @@ class AttentionLoops(TileLoops):
         with self.inside(inner):
             weights = self.products.side(self.shape.dots[parts.product].left)
             if weights.dims != ("m", axis.name):
-                raise Unfusable("weights that are not those of scores")
+                raise Unfusable("attention weights that do not vary along rows and keys")
             if outer is None:
                 self.line(self._arrived())
                 self.line("mbarrier.arrive(values_empty.index(slot))")

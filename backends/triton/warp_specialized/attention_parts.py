@@ -1,4 +1,5 @@
-"""Components of attention in the reductions of a kernel: scores, their maximum, sums relative to it, the product with values."""
+"""Components of attention in the reductions of a kernel: scores, their maximum, sums relative to it, the product with
+values."""
 
 from __future__ import annotations
 
@@ -60,12 +61,12 @@ def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> AttentionParts:
     scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]
     maxima = [e for e in ready if e.value[0] == "max"]
     if frame.rings or len(products) != 1 or len(scores) != 1 or len(maxima) != 1:
-        raise Unfusable("not one product inside another one")
+        raise Unfusable("not one product of weights and values over one product of queries and keys")
     (product,), (score,), (top,) = products, scores, maxima
     if any(rolled(e, axis) is not top for e in ready if e is not top) or score.axis in frame.walked:
-        raise Unfusable("sums that do not follow a maximum")
+        raise Unfusable("sums that are not relative to the running maximum")
     if any(e.op == "reduce" and e not in (score, *ready) and axis in e.axes for r in ready for e in walk(r.args)):
-        raise Unfusable("statistics of keys in the loop")
+        raise Unfusable("a further reduction over keys in the loop")
     own: list[Expr] = []
     if _scales(top.args[0], score):
         own = [f for f in dots[score].left if score.axis not in f.axes and _positive(f)]

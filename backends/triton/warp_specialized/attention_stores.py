@@ -31,7 +31,7 @@ class AttentionStores(TileStores):
         frame = self.frame
         products = [e for e, d in self.shape.dots.items() if e.axis == frame.axis and d.cols]
         if len(products) != 1:
-            raise Unfusable("several products whose columns are in pieces")
+            raise Unfusable("column pieces of more than one product")
         (product,) = products
         self.values.value(product)
         columns = {*self.shape.cols}
@@ -56,13 +56,13 @@ class AttentionStores(TileStores):
         spot = self.kernel.buffers[store.buffer]
         tile = self.values.floated(store.value)
         if store.guards or tile.dims != ("m", "n"):
-            raise Unfusable("a result that is no tile of rows and columns")
+            raise Unfusable("an output that does not vary along both rows and columns")
         text = tile.text if tile.dtype == spot.dtype else f"{tile.atom}.to({TRITON[spot.dtype]})"
         frame.away = True
         where = self.positions.position(store.at, store.at.range[1] >= WIDE)
         frame.away = False
         if where.dims != ("m", "n"):
-            raise Unfusable("a place that is no tile of rows and columns")
+            raise Unfusable("a store index that does not vary along both rows and columns")
         ends = [f"(m_stored < {frame.extent['m']})[:, None]"] * frame.ragged("m")
         ends += [f"(n_stored < {frame.extent['n']})[None, :]"] * frame.ragged("n")
         mask = f", mask={' & '.join(ends)}" if ends else ""
@@ -70,7 +70,7 @@ class AttentionStores(TileStores):
         if self.tiles.through:
             queries = self.kernel.buffers[frame.described[frame.asked[0]][0]]
             if spot.dtype != queries.dtype or len(self.kernel.stores) > 1:
-                raise Unfusable("a result that does not lie as queries do")
+                raise Unfusable("an output whose layout or dtype differs from that of the queries")
             self.line(f"{self.tiles.mine[0]}.store({text})")
             turned = f"{self.tiles.mine[0]}.load({frame.stored})"
         self.line(f"tl.store({store.buffer} + {where.atom}, {turned}{mask})")

@@ -77,7 +77,7 @@ def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
     """
     operand, at, steps, dtype = load.value
     if steps or dtype not in HALVES:
-        raise Unfusable("a load of other places or dtypes than boxes have")
+        raise Unfusable("a load with data-dependent indices, or of a dtype that is not 16-bit")
     parts: list[tuple[int, int, Index]] = []  # (stride, size, coordinate)
     rest = at
     for coordinate, size in _bounded(load.args).items():
@@ -85,10 +85,10 @@ def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
         stride, odd = divmod(dict(at.terms).get(atom, 0), c)
         rest = rest - coordinate * stride
         if odd or stride < 1 or {a for a, _ in coordinate.terms} & {a for a, _ in rest.terms}:
-            raise Unfusable("a coordinate that is no axis of the image")
+            raise Unfusable("a coordinate that is not along one axis of the image")
         parts.append((stride, size, coordinate))
     if rest.const:
-        raise Unfusable("an image that begins elsewhere")
+        raise Unfusable("an image at an offset of its buffer")
     parts += [(c, atom_range(atom)[1] + 1, Index(((atom, 1),))) for atom, c in rest.terms]
     parts.sort(key=lambda p: -p[0])
     strides, sizes, coordinates = (tuple(column) for column in zip(*parts))
@@ -100,7 +100,7 @@ def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
         or moving != [a for a in spans if a in moving]
         or {a for a in spans if spans[a] > 1} != {*moving}
     ):
-        raise Unfusable("a tile that is no box")
+        raise Unfusable("a tile that is not a TMA box")
     return Patch(operand, sizes, strides, block, tuple(c.text(lambda a: f"{a.name}_first") for c in coordinates))
 
 
@@ -112,14 +112,14 @@ def _bounded(guards: Sequence[Expr]) -> dict[Index, int]:
     found: dict[Index, int] = {}
     for g in guards:
         if g.op != "lt":
-            raise Unfusable("a guard that is no edge of an image")
+            raise Unfusable("a guard other than the bounds check of an image")
         low, high = g.args
         if low.op == "const" and low.value == -1 and high.op == "index":
             found.setdefault(high.value, high.value.range[1] + 1)
         elif low.op == "index" and high.op == "const":
             found[low.value] = int(high.value)
         else:
-            raise Unfusable("a guard that is no edge of an image")
+            raise Unfusable("a guard other than the bounds check of an image")
     return found
 
 
@@ -133,10 +133,10 @@ def _along(coordinate: Index, spans: Mapping[Axis, int]) -> Axis | None:
                 continue
             if isinstance(atom, Division) and not _counts(atom, axis, spans[axis]):
                 if not _is_constant_in_tile(atom, axis, spans[axis]):
-                    raise Unfusable("a tile that crosses a division")
+                    raise Unfusable("a tile that crosses a boundary of an index division")
                 continue
             if found is not None or c != 1:
-                raise Unfusable("a coordinate that moves otherwise than by one")
+                raise Unfusable("a coordinate that varies along a tile other than by steps of one")
             found = axis
     return found
 
@@ -165,7 +165,7 @@ def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
         found[axis] = min(axis.size & -axis.size, left)
         left //= found[axis]
     if left > 1:
-        raise Unfusable(f"{count} positions in no patch of {[a.size for a in group]}")
+        raise Unfusable(f"{count} positions do not form a rectangle over axes of sizes {[a.size for a in group]}")
     return found
 
 
@@ -200,10 +200,10 @@ class Convolution:
             or len(self.shape.dots) != 1
             or len(self.kernel.reductions) != 1
         ):
-            raise Unfusable("more than one product")
+            raise Unfusable("other reductions than one matrix product")
         ((self.product, dot),) = self.shape.dots.items()
         if len(dot.left) != 1 or len(dot.right) != 1 or any(e.op != "load" for e in (*dot.left, *dot.right)):
-            raise Unfusable("sides that are computed")
+            raise Unfusable("product operands that are computed rather than loaded")
         (left,), (right,) = dot.left, dot.right
         sides = [(left, self.shape.rows), (right, self.shape.cols)]
         # the image is the side with guards, or the one with more positions
@@ -219,13 +219,13 @@ class Convolution:
             and self.axis.size % self.depth == 0
         )
         if not whole or len(self.filters) != 1 or self.image.value[3] != self.filter.value[3]:
-            raise Unfusable("tiles that do not divide what there is")
+            raise Unfusable("tiles that do not divide the axes, or operands of different dtypes")
         self.spans = _spans(self.positions, GROUP)
         self.image_patch = patch(self.image, {**self.spans, self.axis: self.depth})
         (filters,) = self.filters
         self.filter_patches = [patch(self.filter, {filters: n, self.axis: self.depth}) for n in self.pieces]
         if any(p.block[-1] != self.depth for p in (self.image_patch, *self.filter_patches)):
-            raise Unfusable("a sum that does not run along memory")
+            raise Unfusable("a reduction axis that is not innermost in memory")
 
     def launch(self) -> ConvolutionLaunch:
         """The functions of producer and consumers, and the kernel that assigns roles to warps."""

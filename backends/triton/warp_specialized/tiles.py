@@ -41,13 +41,14 @@ class AttentionPositions(Positions):
         return super().origin(axis, dim)
 
     def extreme(self, at: Index, side: str) -> str:
-        """Text of the minimum or maximum (`side`: "min" or "max") of an index over the rows of a program, as a scalar."""
+        """Text of the minimum or maximum (`side`: "min" or "max") of an index over the rows of a program, as a
+        scalar."""
         frame = self.frame
         (row,) = self.shape.rows
         step = at.coefficient(row)
         rest = at - index(row) * step
         if rest.axes - {*self.shape.batch}:
-            raise Unfusable("a bound that more than the row moves")
+            raise Unfusable("a mask bound that depends on more than the row")
         first = f"tile_m * {frame.tall}" if row.size > frame.tall else "0"
         number = f"{first} + {frame.tall - 1}" if (side == "max") == (step > 0) else first
         parts = [f"({number}) * {step}" if step != 1 else number] if step else []
@@ -165,7 +166,7 @@ class SharedTiles(TritonPart):
         """
         frame = self.frame
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
-            raise Unfusable("what is computed of keys or values")
+            raise Unfusable("keys or values that are computed rather than loaded")
         operand, at, _, dtype = parts[0].value
         ring, pieces, texts = "values" if frame.rings else "keys", frame.piece(wide), []
         names: list[str] = []
@@ -174,11 +175,11 @@ class SharedTiles(TritonPart):
             with frame.resized(wide, columns, begin):
                 named = self.loads.box_of(operand, at, dtype)
             if named is None or ITEMSIZE[dtype] != 2 or not at.axes & frame.walked:
-                raise Unfusable("keys or values that are no boxes of 16 bits")
+                raise Unfusable("keys or values that are not 16-bit TMA boxes")
             names.append(named[0])
             own = tuple(frame.dim_of(a) for a in named[1].axes)
             if {*own} != {*dims}:
-                raise Unfusable("keys or values that rows move")
+                raise Unfusable("keys or values that vary along rows")
             texts.append(f"{self.seen(f'{tile}.index({{}})', named[0])}{'' if own == dims else '.permute((1, 0))'}")
         return texts, dtype
 

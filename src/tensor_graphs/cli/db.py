@@ -67,7 +67,8 @@ def db_page(
     output: Annotated[Path, typer.Option("-o", "--output", help="the HTML file to write")] = Path("cost-store.html"),
     costdb: CostDb = None, as_json: Json = False,
 ) -> Answer:  # fmt: skip
-    """Write a page that shows the store: predicted against measured times, coverage, repeated measurements, failures."""
+    """Write a page that shows the store: predicted against measured times, coverage, repeated measurements,
+    failures."""
     from ..report.store_page import store_page
 
     write_text(output, store_page(_store(costdb)))

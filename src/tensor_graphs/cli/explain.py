@@ -210,7 +210,8 @@ def _report(file: Path) -> dict[str, Any]:
 
 
 def doctor() -> dict[str, Any]:
-    """Versions, devices, backends and the cost store's state of this machine, by label. Imports as little as possible."""
+    """Versions, devices, backends and the cost store's state of this machine, by label. Imports as little as
+    possible."""
     found: dict[str, Any] = {
         "tensor_graphs": _version("tensor-graphs"),
         "python": sys.version.split()[0],

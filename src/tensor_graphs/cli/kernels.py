@@ -31,7 +31,8 @@ def check_kernels(
     again: Annotated[bool, typer.Option("--again", help="check again instead of using the stored verdict")] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Check every kernel of a file against its reference: edge cases of sizes and values, writes out of bounds, changed inputs, determinism."""
+    """Check every kernel of a file against its reference: edge cases of sizes and values, writes out of bounds, changed
+    inputs, determinism."""
     from ..backends.admission.use import verdicts_of
     from ..backends.user.files import kernel_file
 

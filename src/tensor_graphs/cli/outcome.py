@@ -104,7 +104,8 @@ def _dump(document: Mapping[str, Any]) -> str:
 def fail(
     as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
 ) -> int:  # fmt: skip
-    """Print an error (`described`) as text and, with `as_json`, as JSON with the fields of `document`; returns `code`."""
+    """Print an error (`described`) as text and, with `as_json`, as JSON with the fields of `document`; returns
+    `code`."""
     _closing()
     if as_json:
         print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)

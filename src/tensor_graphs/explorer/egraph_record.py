@@ -39,9 +39,9 @@ _MEMBERS = {
 def view_to_json(view: EGraphView) -> dict[str, Any]:
     """Members of the record that describe an e-graph.
 
-    `classes`: [dtype, shape, weight-only] of each e-class. `nodes`: [op, attributes, e-class, operand e-classes] of each
-    e-node. `roots`: e-classes of the outputs. `own`: e-nodes of the original graph. `original`: e-classes with its values.
-    `age`: round in which each e-class appeared. `own` and `age` are empty if unknown.
+    `classes`: [dtype, shape, weight-only] of each e-class. `nodes`: [op, attributes, e-class, operand e-classes] of
+    each e-node. `roots`: e-classes of the outputs. `own`: e-nodes of the original graph. `original`: e-classes with its
+    values. `age`: round in which each e-class appeared. `own` and `age` are empty if unknown.
     """
     cls = view.cls.tolist()
     return {

@@ -83,7 +83,8 @@ def _steps(problem: Problem, solution: Extraction) -> np.ndarray[Any, np.dtype[n
 
 
 def _own_tables(found: EGraphFile, solution: Extraction) -> tuple[Columns, list[str], list[str]]:
-    """Tables, facts and notes of a file that `saturate` wrote: the algebraic e-graph, its kernels by name, the rewriting."""
+    """Tables, facts and notes of a file that `saturate` wrote: the algebraic e-graph, its kernels by name, the
+    rewriting."""
     assert found.record is not None
     view, graph = found.view(found.record)
     layers = _object(found.record, "layers", str, str(found.path))

@@ -1,4 +1,5 @@
-"""Extraction in which given nodes must be used: the class of each becomes a root, and its consumers are forced if needed."""
+"""Extraction in which given nodes must be used: the class of each becomes a root, and its consumers are forced if
+needed."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def forced(problem: Problem, nodes: Sequence[int], until: float) -> tuple[Extrac
 
 
 def _with_roots(problem: Problem, nodes: Sequence[int], until: float) -> tuple[Extraction, list[bool]]:
-    """The cheapest extraction with these nodes chosen in their classes, and for each node whether an output needs it."""
+    """The cheapest extraction with these nodes chosen in their classes, and for each node whether an output needs
+    it."""
     cost, roots = problem.cost.copy(), list(problem.roots)
     for node in nodes:
         others = problem.cls == problem.cls[node]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import settings
+from .. import cache_folder, settings
 from ..backends.program.program import Program
 from ..backends.tuning.keys import key_of
 from ..backends.verification.inputs import index_bounds
@@ -86,7 +86,7 @@ def times_file(graph: Graph, backend: str) -> Path:
     digest = blake2b(backend.encode(), digest_size=12)
     for root in graph.roots:
         digest.update(structural_digest(root))
-    return settings.private("sweeps") / f"{digest.hexdigest()}.json"
+    return cache_folder.private("sweeps") / f"{digest.hexdigest()}.json"
 
 
 def profile(
@@ -157,7 +157,8 @@ def kernels_of(plan: Plan) -> dict[str, Called]:
 
 
 def extra_calls(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
-    """Calls of `mine` that `theirs` lacks, as (fraction of `mine`'s estimated time, number of calls by template name)."""
+    """Calls of `mine` that `theirs` lacks, as (fraction of `mine`'s estimated time, number of calls by template
+    name)."""
     more = {k: c.count - theirs[k].count if k in theirs else c.count for k, c in mine.items()}
     us, names = 0.0, dict[str, int]()
     for k, n in more.items():

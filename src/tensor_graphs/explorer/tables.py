@@ -1,4 +1,5 @@
-"""The e-graph, its kernels, the plan, the model and the rewrites as columns: one description for the viewer and all exports.
+"""The e-graph, its kernels, the plan, the model and the rewrites as columns: one description for the viewer and all
+exports.
 
 Names are TABLE.COLUMN, one entry per row; a column `X.off` (one entry more than rows) with `X.item` holds lists, as in
 CSR. Indices refer to rows of other tables; -1 stands for none, NaN for an unknown number. Tables:
@@ -203,7 +204,8 @@ def question_columns(explorer: Explorer, seconds: float) -> Columns:
     Column `kernel.proven`: whether this time is proven optimal; otherwise it is an upper bound.
 
     NaN where the question was not asked within `seconds`, infinity where no plan is left. Asked for the plan's kernels,
-    the most expensive first, each with its cheapest rival; then for further rivals: kernels that write a value of the plan.
+    the most expensive first, each with its cheapest rival; then for further rivals: kernels that write a value of the
+    plan.
     """
     found, prices = explorer.choice.hypergraph, explorer.choice.prices
     pinned, without = np.full(len(found.candidates), np.nan), np.full(len(found.candidates), np.nan)

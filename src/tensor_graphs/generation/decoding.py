@@ -18,7 +18,8 @@ POLL = 8  # decode steps between looks at their tokens on a GPU, where each look
 
 
 class Decoding(Protocol):
-    """Protocol of a way of decoding: `begin` fills the caches with prompts, then each `round` returns further tokens."""
+    """Protocol of a way of decoding: `begin` fills the caches with prompts, then each `round` returns further
+    tokens."""
 
     def ready(self, longest: int, limit: int) -> None:
         """Make the programs for prompts of up to `longest` tokens and up to `limit` new tokens a row now."""
@@ -37,7 +38,8 @@ class Decoding(Protocol):
 
     @property
     def drafting(self) -> str:
-        """Why decoding with the draft model is slower than without; empty if it is faster, or there is no draft model."""
+        """Why decoding with the draft model is slower than without; empty if it is faster, or there is no draft
+        model."""
 
 
 @dataclass
@@ -112,7 +114,8 @@ class PlainDecoding:
 
 
 def set_sampler(model: CachedModel, sampling: Sampling, key: int = 0) -> None:
-    """Set the states of a model's samplers to `sampling`. Samplers with different values of `key` draw independently."""
+    """Set the states of a model's samplers to `sampling`. Samplers with different values of `key` draw
+    independently."""
     for name, (value, dtype) in sampling.states(model.programs.vocabulary, key).items():
         model.programs.set(name, value, dtype)
 

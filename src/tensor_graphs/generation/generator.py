@@ -84,7 +84,8 @@ class Generator(Unpicklable):
         self.vocabulary, self.stops = config.size("vocab_size"), eos_of(self.folder)
         self.caches = caches_of(whole_number("batch", batch, 1, "a number of rows from 1 on"), length)
         refuse_wrong_weights(self.folder, self.caches)
-        self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
+        self._path = Path(self.folder.where) if self.folder.where else None
+        self._tokenizer: Tokenizer | None = None
         form = None if quantize is None else QuantizedForm(quantize, quantize_head)
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given, form=form)
         if not isinstance(reuse, bool):
@@ -99,13 +100,16 @@ class Generator(Unpicklable):
     @property
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. BadModelError or UnsupportedError if there is none."""
+        if self._path is None:
+            raise BadModelError("a folder in memory has no tokenizer", hint="give token ids in place of text")
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self._path)
+            self._tokenizer = Tokenizer(self._path, trust=self.folder.trust)
         return self._tokenizer
 
     @property
     def report(self) -> dict[str, Any]:
-        """Optimization report of each program made so far, by program name ("decode", "prefill-16", "sample-greedy")."""
+        """Optimization report of each program made so far, by program name ("decode", "prefill-16",
+        "sample-greedy")."""
         return {name: report for programs in self._all() for name, report in programs.reports().items()}
 
     @property
@@ -125,8 +129,9 @@ class Generator(Unpicklable):
     def bandwidth_share(self, step_us: float) -> float:
         """Share of the device's memory bandwidth used if a token that takes `step_us` µs reads all weights once.
 
-        nan unless `step_us` is positive. The bandwidth of a GPU is that of its data sheet or measured once; that of the host is measured now. An
-        embedding table that is not the output matrix as well is not counted: few of its rows are read.
+        nan unless `step_us` is positive. The bandwidth of a GPU is that of its data sheet or measured once; that of the
+        host is measured now. An embedding table that is not the output matrix as well is not counted: few of its rows
+        are read.
         """
         if not step_us > 0:
             return float("nan")
@@ -218,8 +223,9 @@ class Generator(Unpicklable):
 
     def decodes(self) -> bool:
         """Whether there is a tokenizer: then results have text, also for prompts given as token ids."""
+        path = self._path
         try:
-            return (self._path.is_file() or (self._path / FILE).is_file()) and bool(self.tokenizer)
+            return path is not None and (path.is_file() or (path / FILE).is_file()) and bool(self.tokenizer)
         except UnsupportedError:
             return False
 

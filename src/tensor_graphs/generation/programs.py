@@ -95,7 +95,8 @@ class Programs:
         return self._program(name, lambda: self.step(tokens, fresh=fresh), PREFILL)
 
     def step(self, tokens: int, *, fresh: bool = False) -> Graph:
-        """Graph of a step over `tokens` tokens a row (`step_graph`), with quantized weights if the generator quantizes."""
+        """Graph of a step over `tokens` tokens a row (`step_graph`), with quantized weights if the generator
+        quantizes."""
         return self._quantized(step_graph(self.folder, self.caches, tokens, fresh=fresh))
 
     def _quantized(self, graph: Graph) -> Graph:
@@ -147,7 +148,8 @@ class Programs:
 
     @property
     def tensors(self) -> str:
-        """Torch device that the programs work on; "" for arrays on the host. Makes the decode program if there is none."""
+        """Torch device that the programs work on; "" for arrays on the host. Makes the decode program if there is
+        none."""
         return (next(iter(self._made.values())) if self._made else self.decode()).tensors
 
     def _program(self, name: str, graph: Any, share: float) -> Program:

@@ -43,7 +43,8 @@ class Generated:
 
 @dataclass
 class Row:
-    """Progress of one row of a batch during generation. `given`: number of characters of `text` in the pieces so far."""
+    """Progress of one row of a batch during generation. `given`: number of characters of `text` in the pieces so
+    far."""
 
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)

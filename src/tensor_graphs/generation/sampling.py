@@ -58,7 +58,8 @@ def uniform(draws: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """Gumbel noise from random numbers in (0, 1]: the argmax of log(p) + noise is distributed with the probabilities p."""
+    """Gumbel noise from random numbers in (0, 1]: the argmax of log(p) + noise is distributed with the probabilities
+    p."""
     return -t.log(-t.log1p(-uniform))
 
 

@@ -110,7 +110,8 @@ def _row(v: dict[str, Any]) -> str:
 
 
 def numpy_source(region: Region) -> str:
-    """A module whose `bind({})` returns a function that computes the region's terms with NumPy, one call an operation."""
+    """A module whose `bind({})` returns a function that computes the region's terms with NumPy, one call an
+    operation."""
     try:
         plan = direct_plan(Graph.of(list(region.terms), name="reference"), [backend("numpy")])
         return emit_for(plan).source

@@ -1,7 +1,7 @@
 """Size-polymorphic programs: search at one choice of sizes, keep what holds at all sizes, verify at others.
 
-A graph with free dimensions is saturated at generic sizes (`egraph/saturate/lift.py`), chosen such that every number in the
-e-graph can be converted back to an expression in the dimensions. E-nodes and kernels that hold only at the generic
+A graph with free dimensions is saturated at generic sizes (`egraph/saturate/lift.py`), chosen such that every number in
+the e-graph can be converted back to an expression in the dimensions. E-nodes and kernels that hold only at the generic
 sizes are removed before extraction. The rest is priced at the sizes that the caller names, and the chosen plan is
 lifted to free sizes.
 """

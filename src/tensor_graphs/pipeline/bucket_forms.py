@@ -1,7 +1,7 @@
 """The forms of a bucket of sizes (plan for all sizes, plan of its own, the caller's function) and their times.
 
-Whole calls of each form are timed at the sizes asked for. Where different forms are fastest at the two ends of a range of
-sizes, bisection finds the size at which the range is divided.
+Whole calls of each form are timed at the sizes asked for. Where different forms are fastest at the two ends of a range
+of sizes, bisection finds the size at which the range is divided.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def winners(
 ) -> list[tuple[int, int, str]]:  # fmt: skip
     """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
 
-    `fastest_at` names the fastest form at a size. If it differs at the two ends, `halvings` steps of bisection approximate the size from which the
-    second form is fastest; with 0 steps that is the geometric mean.
+    `fastest_at` names the fastest form at a size. If it differs at the two ends, `halvings` steps of bisection
+    approximate the size from which the second form is fastest; with 0 steps that is the geometric mean.
     """
     low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
     if low == high:

@@ -1,7 +1,8 @@
-"""Compiled kernels of a cached plan, in a file beside the plan: another process then needs no compiler, nor its imports.
+"""Compiled kernels of a cached plan, in a file beside the plan: another process then needs no compiler, nor its
+imports.
 
-They belong to the text of the emitted program. The key of the plan cache already contains the machine, its driver and the versions of
-the compilers; a program uses them on the same kind of GPU only.
+They belong to the text of the emitted program. The key of the plan cache already contains the machine, its driver and
+the versions of the compilers; a program uses them on the same kind of GPU only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..writing import replacing_raw
 
 SUFFIX = ".kernels"
 LARGEST = 1 << 28  # maximum bytes of a file
+RESERVED = 1 << 20  # bytes of a file kept for names and facts, beside the kernels
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,13 @@ class _Stored:
 def write_kernels(plan: Path, program: Program, source: str) -> str:
     """Store the compiled kernels of a program that has run, beside its plan; `source`: hash of the program's text.
 
-    Returns the reason if they could not be stored, else "" (also if there are none: programs of a CPU have a cache of their own, and those
-    with free sizes compile further kernels when they meet a size).
+    Returns the reason if they could not be stored, else "" (also if there are none: programs of a CPU have a cache of
+    their own, and those with free sizes compile further kernels when they meet a size).
     """
     found = None if program.manifest.sizes or not device(program.manifest.device).on_gpu else program.binaries
     if found is None:
         return ""
-    if (size := sum(map(len, found.files.values())) * 4 // 3) > LARGEST - (
-        1 << 20
-    ):  # in base64, beside names and facts
+    if (size := sum(map(len, found.files.values())) * 4 // 3) > LARGEST - RESERVED:  # in base64
         return f"they take {size:,} bytes, more than the {LARGEST:,} that are read"
     texts = {name: base64.b64encode(text).decode() for name, text in found.texts().items()}
     content = json.dumps({"source": source, "files": texts}, separators=(",", ":")).encode()

@@ -29,8 +29,8 @@ from .arguments import array_leaves, has_structure, result_leaves, with_arrays
 class Caller:
     """A module or function with the arguments of its example call.
 
-    `torch`: the arguments are Torch tensors, else NumPy arrays. `device`: that of all arguments. `training`: the mode of a
-    module when it was traced.
+    `torch`: the arguments are Torch tensors, else NumPy arrays. `device`: that of all arguments. `training`: the mode
+    of a module when it was traced.
     """
 
     function: Callable[..., Any]

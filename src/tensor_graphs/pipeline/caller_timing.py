@@ -14,7 +14,8 @@ from ..report.report import Report
 from .caller import Caller, CallerProgram
 from .timing import FEW, Instant, Run, is_surely_faster, sampled, wall_us, why_not_faster
 
-#: Seconds of timing: maximum; minimum even if the budget is exhausted, without waits for a core; minimum for FEW samples.
+#: Seconds of timing: maximum; minimum even if the budget is exhausted, without waits for a core; minimum for FEW
+#: samples.
 SHARE_S, LEAST_S, FEW_S = 1.0, 0.1, 0.4
 NOISE = 0.04  # relative margin by which the caller's function must be faster to win
 SHORT_US = 50.0  # calls shorter than this many µs are repeated until a sample is as long
@@ -30,9 +31,9 @@ def why_program_runs(
     `CallerProgram` and by itself.
 
     Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
-    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, for at least FEW rounds if these take less than FEW_S, else
-    at least one; `ended` is polled after each. Both must have been called before (warm). `first`: µs of these calls; if
-    both together took longer than the sampling may take, they are the samples.
+    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, for at least FEW rounds if these take less than FEW_S,
+    else at least one; `ended` is polled after each. Both must have been called before (warm). `first`: µs of these
+    calls; if both together took longer than the sampling may take, they are the samples.
     """
     given = caller.inputs
     begun, until = Instant(), time.perf_counter() + min(SHARE_S, max(left, LEAST_S))

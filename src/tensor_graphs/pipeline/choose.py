@@ -23,8 +23,8 @@ def choose_cheapest(
 ) -> tuple[Hypergraph, Choice]:
     """The hypergraph with the cheapest plan, and that plan. The search time is divided equally.
 
-    A plan whose search did not measure to the end replaces one whose search did only if it is cheaper with its unmeasured
-    kernels at their pessimistic times.
+    A plan whose search did not measure to the end replaces one whose search did only if it is cheaper with its
+    unmeasured kernels at their pessimistic times.
     """
     best: tuple[Hypergraph, Choice] | None = None
     for n, graph in enumerate(graphs):

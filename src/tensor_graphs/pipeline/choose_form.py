@@ -4,7 +4,8 @@ The compiled program is the default. Each of the others replaces it only if it i
 verification:
 
 - the unfused baseline ("as written"), on every device; not if the options limit memory or error, which it may violate;
-- the caller's own function, on the CPU, called with the examples; not with `allow_caller=False` (see `_not_comparable`).
+- the caller's own function, on the CPU, called with the examples; not with `allow_caller=False` (see
+  `_not_comparable`).
 
 The report records the decision (`runs`) and why a comparison was not made (`compared`).
 """
@@ -97,7 +98,8 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
 
 
 def _not_comparable(session: Session, task: Task, program: Program, caller: Caller, first: dict[str, float]) -> str:
-    """Reason why the caller's function is not compared with the program, "" if it is. `first`: see `why_not_replaceable`."""
+    """Reason why the caller's function is not compared with the program, "" if it is. `first`: see
+    `why_not_replaceable`."""
     options = session.options
     return (
         "allow_caller=False" if not options.allow_caller

@@ -32,8 +32,9 @@ class Exclusions:
 
     `choose`: extraction, solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where
     unmeasured. `plain`: makes the hypergraph without rewriting, with every value stored in its compute dtype. `say`:
-    receives messages. `sized`, for programs with free sizes only: (choice, error text) -> (names of the choice's suspect
-    kernels for every size, "" for none; the candidates without them). `dropped`: texts that name what was excluded.
+    receives messages. `sized`, for programs with free sizes only: (choice, error text) -> (names of the choice's
+    suspect kernels for every size, "" for none; the candidates without them). `dropped`: texts that name what was
+    excluded.
     """
 
     choose: Callable[[Hypergraph, Sequence[Budget]], Choice]
@@ -73,9 +74,9 @@ class Exclusions:
     def without_unmeasured(self, choice: Choice, error: Exception) -> Hypergraph:
         """The hypergraph without kernels whose schedules were never run, after a plan raised `error`.
 
-        All such kernels are excluded, or, if the rest does not cover every output, those of the plan. If the plan has no such kernel and
-        the program is to run at every size, kernels with sizes as arguments are excluded, because their source differs
-        from the measured one. Raises `error` if there is nothing to exclude.
+        All such kernels are excluded, or, if the rest does not cover every output, those of the plan. If the plan has
+        no such kernel and the program is to run at every size, kernels with sizes as arguments are excluded, because
+        their source differs from the measured one. Raises `error` if there is nothing to exclude.
         """
         unmeasured = {
             i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))

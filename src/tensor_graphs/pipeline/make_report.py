@@ -86,7 +86,8 @@ def describe_plan(
 
 
 def describe_as_written(report: Report, program: Program, pricer: CostPricer) -> None:
-    """Replace the plan of a report by that of the unfused baseline, with the prices that its kernels have in the store."""
+    """Replace the plan of a report by that of the unfused baseline, with the prices that its kernels have in the
+    store."""
     assert program.plan is not None
     plan = at_stored_prices(program.plan, pricer)
     own = Report.of_plan(plan)
@@ -100,7 +101,8 @@ def describe_as_written(report: Report, program: Program, pricer: CostPricer) ->
 def _describe_calls(
     report: Report, program: Program, plan: Plan, pricer: CostPricer, kernels: Sequence[Candidate]
 ) -> None:
-    """Add the calls of a program with their limits, and its memory map. `kernels`: those of the calls, without views."""
+    """Add the calls of a program with their limits, and its memory map. `kernels`: those of the calls, without
+    views."""
     report.steps, layout = step_rows(plan), program.layout
     for row, facts in zip(report.steps, pricer.facts(kernels)):
         if facts is not None:

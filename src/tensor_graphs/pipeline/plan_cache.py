@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import settings
+from .. import cache_folder
 from ..backends.program.emission import emit_for
 from ..backends.tuning.keys import machine_of
 from ..costdb.keys.device import cores
@@ -170,7 +170,7 @@ class CacheEntry:
     @staticmethod
     def of(key: str) -> CacheEntry:
         """The entry of a key, in the cache folder."""
-        return CacheEntry(settings.private(FOLDER) / f"{key}.json")
+        return CacheEntry(cache_folder.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
         """The stored JSON; None if there is none.
@@ -253,8 +253,8 @@ def shard_names_digest(root: Path) -> str:
 def refuse_higher_prices(plan: Plan, store: Store) -> None:
     """Raise Stale unless the kernels of a plan have about their old prices.
 
-    All measured ones must still be measured, none may have failed since, and the sum must be at most WORSE times the old
-    one.
+    All measured ones must still be measured, none may have failed since, and the sum must be at most WORSE times the
+    old one.
     """
     found = priced_steps(plan)
     places = [Candidate(s.template, Vertex(-1, call.output.strides), (), call) for s, call in found]

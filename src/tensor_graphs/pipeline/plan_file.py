@@ -135,8 +135,8 @@ def _weights_out(plan: Plan) -> Json | None:
 def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
     """Parse the plan of a graph.
 
-    `lift` makes a kernel for every size from a kernel and its call at generic sizes (`Symbolic.lift`); it is required if
-    the graph has free dimensions and the plan has C kernels. UsageError (or another named error) says what is
+    `lift` makes a kernel for every size from a kernel and its call at generic sizes (`Symbolic.lift`); it is required
+    if the graph has free dimensions and the plan has C kernels. UsageError (or another named error) says what is
     malformed, or which kernel has changed.
     """
     try:

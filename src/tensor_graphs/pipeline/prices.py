@@ -139,7 +139,8 @@ def calls_of(steps: Iterable[Step]) -> list[Candidate]:
 
 
 def at_stored_prices(plan: Plan, pricer: CostPricer) -> Plan:
-    """A plan with the prices that its kernels have in the store; kernels that failed there keep the prices of the plan."""
+    """A plan with the prices that its kernels have in the store; kernels that failed there keep the prices of the
+    plan."""
     kernels = [s for s in plan.steps if not s.is_view]
     prices = {id(s): p for s, p in zip(kernels, pricer.price(calls_of(kernels))) if p.us < math.inf}
     steps = tuple(replace(s, cost=prices.get(id(s), s.cost)) for s in plan.steps)

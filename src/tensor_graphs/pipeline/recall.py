@@ -129,7 +129,8 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
 
 
 def _compiled(session: Session, entry: CacheEntry, cached: CachedPlan) -> Binaries | None:
-    """The compiled kernels that are stored beside a plan; None without any, and with a warning if their file is damaged."""
+    """The compiled kernels that are stored beside a plan; None without any, and with a warning if their file is
+    damaged."""
     try:
         return read_kernels(entry.path, cached.source)
     except (OSError, ValueError) as error:

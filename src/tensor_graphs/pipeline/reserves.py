@@ -1,7 +1,7 @@
 """Seconds that a search on a GPU leaves for the stages after it, so that a call ends within its budget.
 
-After measuring come the last solves, the program, the finalists, the ways to launch kernels, verification, timing, and storing the
-plan. Small budgets keep their time for measuring instead: what they have no time for is omitted.
+After measuring come the last solves, the program, the finalists, the ways to launch kernels, verification, timing, and
+storing the plan. Small budgets keep their time for measuring instead: what they have no time for is omitted.
 """
 
 from __future__ import annotations

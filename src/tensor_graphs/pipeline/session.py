@@ -69,7 +69,8 @@ class Session:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context manager of the whole optimization. At its end worker processes stop and memoized results are dropped."""
+        """Context manager of the whole optimization. At its end worker processes stop and memoized results are
+        dropped."""
         try:
             yield
         finally:
@@ -192,7 +193,8 @@ def store_of(session: Session) -> Store:
 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
-    """Context manager of a cost store (default: the session's); warnings go to the report, rows are flushed at its end."""
+    """Context manager of a cost store (default: the session's); warnings go to the report, rows are flushed at its
+    end."""
     with kept_warnings(session):
         store = store or store_of(session)
         yield store

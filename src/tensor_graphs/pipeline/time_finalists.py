@@ -1,7 +1,7 @@
 """Choice between the finalists of a search, the few best plans of measured kernels, by timing each as a whole program.
 
-The sum of its kernels' times, by which a plan is chosen, is not the time of a program: see `finalists`. Only on a GPU: on
-a CPU a program's C code takes as long to compile as its search is allowed to spend here.
+The sum of its kernels' times, by which a plan is chosen, is not the time of a program: see `finalists`. Only on a GPU:
+on a CPU a program's C code takes as long to compile as its search is allowed to spend here.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def _chosen(
 
 
 def fastest(samples: Sequence[Sequence[float]]) -> int:
-    """Index of the samples (µs) with the least median among those that are surely faster than the first; 0 if none is."""
+    """Index of the samples (µs) with the least median among those that are surely faster than the first; 0 if none
+    is."""
     faster = [n for n in range(1, len(samples)) if timing.is_surely_faster(samples[n], samples[0], NOISE)]
     return min(faster, key=lambda n: median(samples[n]), default=0)
 

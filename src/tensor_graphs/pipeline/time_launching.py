@@ -1,6 +1,7 @@
 """Choice of how the kernels of a program on a GPU follow each other, by timing the program in each way.
 
-See `backends/program/launching.py`. Kernels are measured one by one, which does not tell how much of one overlaps with the next.
+See `backends/program/launching.py`. Kernels are measured one by one, which does not tell how much of one overlaps with
+the next.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def fastest_launching(
     """The choice with its program, or the fastest of its other forms if that is faster by more than noise.
 
     `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times
-    programs in turn, `fastest` returns the index of the fastest one that is surely faster than the first, or 0. All other
-    programs release their weights.
+    programs in turn, `fastest` returns the index of the fastest one that is surely faster than the first, or 0. All
+    other programs release their weights.
     """
     runnable, want = [(choice, program)], _results(program, values)
     for made, other in forms:

@@ -30,7 +30,8 @@ class Instant:
 
 
 def _waited_ns() -> int:
-    """Nanoseconds for which this thread was ready to run and had no core, since its start; 0 where the system counts none."""
+    """Nanoseconds for which this thread was ready to run and had no core, since its start; 0 where the system counts
+    none."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read(96).split()[1])
@@ -140,7 +141,8 @@ FEW, FEW_NOISE = 5, 0.25
 
 
 def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
-    """Relative difference of two calls' samples that counts as noise: `noise`, or FEW_NOISE for fewer than FEW samples."""
+    """Relative difference of two calls' samples that counts as noise: `noise`, or FEW_NOISE for fewer than FEW
+    samples."""
     return FEW_NOISE if min(len(one), len(other)) < FEW else noise
 
 
@@ -165,11 +167,12 @@ SIGNIFICANT = 1.7
 
 
 def wins_pairs(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
-    """Whether one call is faster than another, by more than the fraction `noise`, in significantly more than half of the pairs.
+    """Whether one call is faster than another, by more than the fraction `noise`, in significantly more than half of
+    the pairs.
 
-    Pairs are samples taken next to each other, so that slow changes of the machine affect both. One-sided sign test in its
-    normal approximation: 3 of 3 pairs, 9 of 12, 30 of 48. (If `noise` is 0, equally fast calls win that many pairs by
-    chance in 12, 7 and 6 % of cases.)
+    Pairs are samples taken next to each other, so that slow changes of the machine affect both. One-sided sign test in
+    its normal approximation: 3 of 3 pairs, 9 of 12, 30 of 48. (If `noise` is 0, equally fast calls win that many pairs
+    by chance in 12, 7 and 6 % of cases.)
     """
     pairs = [a * (1 + noise) < b for a, b in zip(one, other)]
     return 2 * sum(pairs) - len(pairs) >= SIGNIFICANT * sqrt(len(pairs)) > 0

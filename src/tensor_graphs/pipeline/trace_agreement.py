@@ -30,7 +30,8 @@ class Rounding:
     def explains(self, output: int, own: Array, found: Array) -> bool:
         """Whether every difference between the function's output `own` and the graph's `found` is of rounding's size.
 
-        The graph runs up to eleven times with noise of its dtypes' rounding (`backends/verification/rounding_noise.py`).
+        The graph runs up to eleven times with noise of its dtypes' rounding
+        (`backends/verification/rounding_noise.py`).
         """
         with np.errstate(all="ignore"):
             same = (own == found) | ((own != own) & (found != found))
@@ -107,8 +108,8 @@ def _roughly(root: Tensor, y: Array, own: Array) -> bool:
 def near(root: Tensor, y: Array, own: Array, exact: Array, sharp: Array | None = None) -> bool:
     """Whether a graph's output `y` in its own dtypes equals the function's output `own` up to rounding.
 
-    Integers and booleans must be equal, except elements computed from floats whose value differs between a run in the graph's dtypes
-    and one in float64 (`exact` of the function, `sharp` of the graph)."""
+    Integers and booleans must be equal, except elements computed from floats whose value differs between a run in the
+    graph's dtypes and one in float64 (`exact` of the function, `sharp` of the graph)."""
     if not dtypes.is_float(root.dtype):
         if not any(dtypes.is_float(n.dtype) for n in topological([root])):
             return bool(np.array_equal(y, own))

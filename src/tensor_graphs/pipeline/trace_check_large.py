@@ -25,7 +25,7 @@ from .trace_agreement import Array, Rounding, near, refuse, title_of
 from .trace_randomness import MORE, OptionalTime, random_state_kept, random_states
 
 HELD = 12  # sets of inputs and outputs that a comparison of whole outputs holds at most, float64 copies counted twice
-DRAWING_CALLS = 4  # further calls of a large function that draws random numbers, to see whether they matter
+LARGE_DRAWING_CALLS = 4  # further calls of a large function that draws random numbers, to see whether they matter
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
 #: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
@@ -96,7 +96,7 @@ def compare_large(
         first = _checksums(found)
         del found, own
         with random_state_kept():
-            for _ in range(1 + DRAWING_CALLS):  # the first draws the same numbers again
+            for _ in range(1 + LARGE_DRAWING_CALLS):  # the first draws the same numbers again
                 if not time.suffices(MORE, took):
                     break
                 if _checksums(call(values)) != first:

@@ -91,8 +91,9 @@ def random_state_kept() -> Iterator[None]:
 def call_again(function: Callable[..., Any], call: Callable[[], None], took: float, time: OptionalTime) -> bool:
     """Call a function again, until chance is no likely explanation for equal results. Whether it draws random numbers.
 
-    `call` calls the function on the same inputs and raises for other results. `took`: seconds of a call. A function that draws from no known
-    generator is called again within CHEAP_S only: it may use the clock, the operating system's or a hidden generator.
+    `call` calls the function on the same inputs and raises for other results. `took`: seconds of a call. A function
+    that draws from no known generator is called again within CHEAP_S only: it may use the clock, the operating system's
+    or a hidden generator.
     """
     if not time.suffices(AGAIN, took):
         return False

@@ -200,7 +200,8 @@ class Acceptance:
         raise _no_plan_within_tolerance()
 
     def _diagnosed(self, plan: Plan) -> Diagnosis:
-        """The diagnosis of a failed plan. It ends early when the session is late, but not before DIAGNOSING_S seconds."""
+        """The diagnosis of a failed plan. It ends early when the session is late, but not before DIAGNOSING_S
+        seconds."""
         began = time.monotonic()
         ended = lambda: self.late() and time.monotonic() - began > DIAGNOSING_S
         return diagnose(self.graph, fixed(plan), rewritten=REWRITES not in self.exclusions.dropped, ended=ended)

@@ -92,7 +92,8 @@ def _data_bytes() -> int:
 
 
 def watch_memory(limit: Callable[[], int]) -> None:
-    """Start a thread that ends this process with MEMORY_EXIT when its resident memory exceeds `limit()` bytes (0: none)."""
+    """Start a thread that ends this process with MEMORY_EXIT when its resident memory exceeds `limit()` bytes (0:
+    none)."""
 
     def watch() -> None:
         while True:

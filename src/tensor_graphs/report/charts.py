@@ -47,8 +47,8 @@ def us(value: float) -> str:
 
 
 def strip(parts: Sequence[tuple[str, float, str]]) -> str:
-    """HTML of a chart of parts side by side, width by value: (name, value, tooltip). Equal names have equal colours, the largest
-    first.
+    """HTML of a chart of parts side by side, width by value: (name, value, tooltip). Equal names have equal colours,
+    the largest first.
     """
     total = math.fsum(v for _, v, _ in parts) or 1.0
     ranked: dict[str, float] = {}
@@ -81,8 +81,8 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def roofline(points: Sequence[Point], bytes_per_us: float, flops_per_us: float) -> str:
-    """HTML of a roofline plot: attained flops over arithmetic intensity, in logarithmic axes, below the limits of traffic and
-    arithmetic.
+    """HTML of a roofline plot: attained flops over arithmetic intensity, in logarithmic axes, below the limits of
+    traffic and arithmetic.
     """
     left, top, width, height = 92.0, 12.0, 840.0, 300.0
     ridge = flops_per_us / bytes_per_us
@@ -143,8 +143,8 @@ def _si(value: float) -> str:
 
 
 def memory_map(buffers: Sequence[tuple[str, int, int, int, int]], size: int, steps: int) -> str:
-    """HTML of a chart of buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right, offsets
-    upwards. `size`, `steps`: bytes of the workspace and number of steps.
+    """HTML of a chart of buffers (label, offset, bytes, first step, last step) as rectangles: steps to the right,
+    offsets upwards. `size`, `steps`: bytes of the workspace and number of steps.
     """
     left, height = 80.0, 240.0
     across, up = (WIDTH - left) / max(steps, 1), height / max(size, 1)

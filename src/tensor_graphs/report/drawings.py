@@ -16,7 +16,8 @@ MOST_NAMES = 8  # names of weights beside an operation
 
 
 def drawings(report: Report) -> str:
-    """HTML of the drawings of the model and of the kernels; each is left out if it is empty or has more than MOST_BOXES boxes."""
+    """HTML of the drawings of the model and of the kernels; each is left out if it is empty or has more than MOST_BOXES
+    boxes."""
     weights = weight_names(report)
     kept = [i for i in range(len(report.operations)) if i not in weights]
     number = {i: n for n, i in enumerate(kept)}

@@ -79,8 +79,8 @@ class KernelReport:
 class FinalistReport:
     """One plan that was timed as a whole program (GPU only).
 
-    `kernels`: number of kernel calls. `predicted_us`: sum of its kernels' times. `measured_us`: time of a call with cold
-    caches. `chosen`: whether the program runs this plan. `launching`: as `Plan.launching`.
+    `kernels`: number of kernel calls. `predicted_us`: sum of its kernels' times. `measured_us`: time of a call with
+    cold caches. `chosen`: whether the program runs this plan. `launching`: as `Plan.launching`.
     """
 
     kernels: Natural
@@ -112,8 +112,8 @@ class StepReport:
 
 @dataclass
 class BucketReport:
-    """A bucket of sizes of a free dimension: what its calls run ("all sizes", "own plan" or "caller"), the size at which
-    its own plan was searched (0: there is none), and µs of whole calls of each at some of its sizes.
+    """A bucket of sizes of a free dimension: what its calls run ("all sizes", "own plan" or "caller"), the size at
+    which its own plan was searched (0: there is none), and µs of whole calls of each at some of its sizes.
     """
 
     dimension: str
@@ -308,7 +308,7 @@ class Report:
                 ]
                 found.verification |= {"failed": failed}
             if any(not 0 <= r < i for i, o in enumerate(found.operations) for r in o.reads):
-                raise ValueError("an operation reads none before it")
+                raise ValueError("an operation reads one that does not come before it")
             if not all(is_span(span) for spans in found.timeline.values() for span in spans):
                 raise ValueError("a span of the timeline has no begin and end")
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:

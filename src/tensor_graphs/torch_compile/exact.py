@@ -1,7 +1,8 @@
-"""Tolerance "exact": whether a compiled graph has the bits of the eager one, on a call's arguments and on special floats.
+"""Tolerance "exact": whether a compiled graph has the bits of the eager one, on a call's arguments and on special
+floats.
 
-Programs are verified bit by bit against their graph as NumPy computes it; eager operators may compute other bits than their
-graph (PyTorch's exp, the sign of a zero result, decompositions).
+Programs are verified bit by bit against their graph as NumPy computes it; eager operators may compute other bits than
+their graph (PyTorch's exp, the sign of a zero result, decompositions).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .judge import TrialStep
 
 #: Floats that are mixed into arguments, one group for each further call of both forms.
 SPECIAL = ((), (0.0, -0.0), (1e-40, -1e-40), (3e38, 1.0), (float("inf"),), (float("-inf"), 1e-3), (float("nan"),))
-#: Share of an argument's elements that are special; seconds after which no further call is made, except for the first two.
+#: Share of an argument's elements that are special; seconds after which no further call is made, except for the first
+#: two.
 SHARE, MOST_S = 0.125, 2.0
 
 

@@ -125,7 +125,8 @@ class TrialStep:
         return results
 
     def values(self, function: Callable[..., Any]) -> list[Any]:
-        """Results of a call of a graph, and gradients of its arguments (None for those that results do not depend on)."""
+        """Results of a call of a graph, and gradients of its arguments (None for those that results do not depend
+        on)."""
         results = function(*self.args)
         return [*results, *self._gradients(results)]
 

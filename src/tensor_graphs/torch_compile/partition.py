@@ -39,8 +39,8 @@ def split(
     """Copy of a traced graph module, split into parts, and its report.
 
     `kind`: "inference", "forward" or "backward", for the report. Parts have at least `least` operators that compute;
-    views and sizes do not count. `frozen`: placeholders that the report does not count as operands. `seen`: number of results, the first ones, that the caller gets; the others are
-    saved for the backward pass (None: all).
+    views and sizes do not count. `frozen`: placeholders that the report does not count as operands. `seen`: number of
+    results, the first ones, that the caller gets; the others are saved for the backward pass (None: all).
     """
     import torch
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -108,7 +108,8 @@ def tensors_of(value: Any) -> Iterator[Any]:
 
 
 def device_of(module: Any) -> Any:
-    """Device of a graph: that of its first tensor that is not a scalar, else of its first tensor; None without tensors."""
+    """Device of a graph: that of its first tensor that is not a scalar, else of its first tensor; None without
+    tensors."""
     found = [v for node in module.graph.nodes for v in tensors_of(node.meta.get("val"))]
     return next((v.device for v in found if v.dim()), found[0].device if found else None)
 

@@ -1,4 +1,5 @@
-"""Call of a saved program as a submodule of a traced graph, verified at its first call, with the eager subgraph beside it."""
+"""Call of a saved program as a submodule of a traced graph, verified at its first call, with the eager subgraph beside
+it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def make_runner(
     """Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
-    subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any more.
+    subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any
+    more.
     """
     import torch
 

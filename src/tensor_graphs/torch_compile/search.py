@@ -64,7 +64,8 @@ class Search:
         return self.ended or self._ended.wait(seconds)
 
     def program(self) -> Program:
-        """The program, with weights bound. WorkerError with the reason if there is none; the errors of `load_program`."""
+        """The program, with weights bound. WorkerError with the reason if there is none; the errors of
+        `load_program`."""
         if not self._ended.is_set() and self.ended:
             raise WorkerError("the process was forked before the search ended")
         if self._error:
@@ -135,7 +136,8 @@ def _remembered(folder: Path) -> bool:
 
 @contextmanager
 def _plain_mode() -> Iterator[None]:
-    """Context without autocast, gradients and inference mode of the caller, which would change kernels and their memory."""
+    """Context without autocast, gradients and inference mode of the caller, which would change kernels and their
+    memory."""
     import torch
 
     gpu = torch.autocast(GPU_KIND, enabled=False) if torch.cuda.is_available() else nullcontext()

@@ -1,4 +1,5 @@
-"""A graph traced by AOTAutograd, with programs for its parts: one variant for each set of frozen weights and fixed sizes."""
+"""A graph traced by AOTAutograd, with programs for its parts: one variant for each set of frozen weights and fixed
+sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ _WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c
 
 
 def _samples(x: Any) -> list[Any]:
-    """Views of the first, middle and last element of a weight's memory; none for weights that are not dense on a CPU."""
+    """Views of the first, middle and last element of a weight's memory; none for weights that are not dense on a
+    CPU."""
     import torch
 
     kind = _WORDS.get(x.element_size())

@@ -1,14 +1,16 @@
 """Whole calls of what `tg.compile` returns: to the compiled callable, or to the caller's own where that is faster.
 
-A graph's program is compared with the graph behind Dynamo's guards. The guards, and a graph that is slower than the code it was
-captured from, can cost more than a program gains. Once all graphs of a callable are decided, calls of equal signature (shapes,
-dtypes, modes) go
+A graph's program is compared with the graph behind Dynamo's guards. The guards, and a graph that is slower than the
+code it was captured from, can cost more than a program gains. Once all graphs of a callable are decided, calls of equal
+signature (shapes, dtypes, modes) go
 
-- to the caller's own module or function if no graph runs a program, or Dynamo captured none: the guards would be all that is added;
-- else to both for a few calls, in pairs, which are timed, and from then on to the compiled one if it is faster by more than noise,
-  else to the caller's own. A form's time is the lower quartile of its calls, since other processes only make calls longer; the
-  compiled one must also win most pairs. With gradients, a call's time ends where the next call begins: the backward pass and the
-  optimizer's step lie between. Where signatures alternate, no such time can be taken, and calls go to the compiled callable.
+- to the caller's own module or function if no graph runs a program, or Dynamo captured none: the guards would be all
+  that is added;
+- else to both for a few calls, in pairs, which are timed, and from then on to the compiled one if it is faster by more
+  than noise, else to the caller's own. A form's time is the lower quartile of its calls, since other processes only
+  make calls longer; the compiled one must also win most pairs. With gradients, a call's time ends where the next call
+  begins: the backward pass and the optimizer's step lie between. Where signatures alternate, no such time can be taken,
+  and calls go to the compiled callable.
 
 No call is repeated, so side effects happen once; both callables give the caller's results.
 """
@@ -31,7 +33,8 @@ from .compiled_graph import CompiledGraph, compile_graph, options_of
 from .judge import NOISE
 from .report import EAGER
 
-#: Timed calls of each callable: at least, and at most where times differ by less than CLOSE; seconds after which FEWEST are enough.
+#: Timed calls of each callable: at least, and at most where times differ by less than CLOSE; seconds after which FEWEST
+#: are enough.
 CALLS, MOST_CALLS, FEWEST, MOST_S = 12, 48, 3, 2.0
 CLOSE = 0.15
 KEPT = 64  # signatures that are remembered
@@ -59,8 +62,8 @@ class CompileBackend:
 class CallTrial:
     """Timed calls of one signature, in pairs of the compiled callable and the caller's own.
 
-    `steps`: times last until the next call begins, and which callable is first in a pair is random, so that a module that
-    a training step calls twice is timed in both places with either callable.
+    `steps`: times last until the next call begins, and which callable is first in a pair is random, so that a module
+    that a training step calls twice is timed in both places with either callable.
     """
 
     def __init__(self, compiled: Callable[..., Any], own: Callable[..., Any], steps: bool = False) -> None:
@@ -98,7 +101,8 @@ class CallTrial:
         self.interrupted += 1
 
     def times(self) -> tuple[float, float]:
-        """µs of a call of the compiled callable and of the caller's own: lower quartiles, without the first call of each."""
+        """µs of a call of the compiled callable and of the caller's own: lower quartiles, without the first call of
+        each."""
         compiled, own = (sorted(us[1:])[(len(us) - 1) // 4] for us in self.us)
         return compiled, own
 
@@ -237,7 +241,8 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
         self.choose(CompileBackend())
 
     def choose(self, backend: CompileBackend) -> None:
-        """From the moment when the graphs of `backend` are decided, time whole calls and choose between both callables."""
+        """From the moment when the graphs of `backend` are decided, time whole calls and choose between both
+        callables."""
         self.__dict__["_calls"] = WholeCalls(super().__call__, self._orig_mod, backend)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

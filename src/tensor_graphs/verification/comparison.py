@@ -59,7 +59,8 @@ class OutputError:
 
     @property
     def passed(self) -> bool:
-        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities where allowed."""
+        """Whether the norm, every slice and every element are within tolerance, and NaN and infinities where
+        allowed."""
         return self.finite and self.excess <= 1
 
     @property

@@ -1,4 +1,5 @@
-"""Comparison of a run's outputs with their references, without the elements that rounding or the order of a sum decides.
+"""Comparison of a run's outputs with their references, without the elements that rounding or the order of a sum
+decides.
 
 For whole outputs (`verify.py`) and for strips of large ones (`strips.py`).
 """
@@ -23,9 +24,10 @@ from .comparison import FAR, MISCOMPILE, WRONG, OutputError, Tolerance, compare_
 class Judge:
     """Comparison of the outputs of one run of a graph with their references.
 
-    `graph`: in atomic ops. `values`: its inputs and states by name. `exact`, `own`: its outputs in float64 and in its own
-    dtypes. `slack`: factor on the allowed error. `adversarial`: whether the values are large numbers or ties. `device`,
-    `weights`, `poll`: as in `rounding_noise.Disturbed`. `noise`: known runs with rounding noise on these values.
+    `graph`: in atomic ops. `values`: its inputs and states by name. `exact`, `own`: its outputs in float64 and in its
+    own dtypes. `slack`: factor on the allowed error. `adversarial`: whether the values are large numbers or ties.
+    `device`, `weights`, `poll`: as in `rounding_noise.Disturbed`. `noise`: known runs with rounding noise on these
+    values.
     """
 
     graph: Graph
@@ -55,7 +57,8 @@ class Judge:
         return self._reconsidered(*self._first(k, name, y), k)
 
     def all_judged(self, names: Sequence[str], found: Sequence[Any], tolerated: float) -> list[OutputError]:
-        """Errors of all outputs `found`; `tolerated`: multiple of the limits up to which the caller still accepts an output.
+        """Errors of all outputs `found`; `tolerated`: multiple of the limits up to which the caller still accepts an
+        output.
 
         Where a norm decides that the run fails, no element is reconsidered, which takes up to eleven runs of the graph.
         """
@@ -81,7 +84,8 @@ class Judge:
         return judged, y
 
     def _as_in_own_order(self, y: Any, k: int) -> tuple[Any, int]:
-        """(output `k` with the own run's elements where sums overflow and their order decides the result, their number).
+        """(output `k` with the own run's elements where sums overflow and their order decides the result, their
+        number).
 
         A float must be infinite or NaN in both: overflow explains no finite number.
         """
@@ -98,8 +102,8 @@ class Judge:
     def _reconsidered(self, judged: OutputError, y: Any, k: int) -> OutputError:
         """An output's error without the elements that rounding decides, if it is over a limit.
 
-        On adversarial inputs (large values, ties) the norm is also taken without these elements: a softmax of logits around 1e3
-        moves by 1e-4 when one of them is rounded. Otherwise the limit of the norm is unchanged."""
+        On adversarial inputs (large values, ties) the norm is also taken without these elements: a softmax of logits
+        around 1e3 moves by 1e-4 when one of them is rounded. Otherwise the limit of the norm is unchanged."""
         exact, own, dtype = self.exact[k], self.own[k], self.graph.roots[k].dtype
         if judged.passed or judged.off is not None or tuple(y.shape) != tuple(exact.shape):
             return judged
@@ -124,7 +128,8 @@ class Judge:
 
 
 def _norm(error: OutputError) -> float:
-    """A float output's norm as a multiple of its limit, if it is over the limit and rounding may explain that; else 0."""
+    """A float output's norm as a multiple of its limit, if it is over the limit and rounding may explain that; else
+    0."""
     if error.discrete or error.miscompiled or error.plan <= error.allowed:
         return 0.0
     return error.plan / error.allowed if error.allowed else math.inf

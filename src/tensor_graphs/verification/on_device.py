@@ -140,7 +140,8 @@ def near(value: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def unequal(y: torch.Tensor, own: torch.Tensor) -> float:
-    """Fraction of elements of an integer or bool output that differ from its reference `own`; 1 for different shapes."""
+    """Fraction of elements of an integer or bool output that differ from its reference `own`; 1 for different
+    shapes."""
     if y.shape != own.shape:
         return 1.0
     if not own.numel():

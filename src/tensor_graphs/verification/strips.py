@@ -1,10 +1,10 @@
 """Strip-wise verification of outputs that are too large for a float64 reference of the whole.
 
 The program runs on complete inputs. Its outputs are compared with references of slices (strips) along one axis, each
-computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and LEAST random strips
-are always compared, all others while time is left; the verdict gives the fraction of elements compared. Before that, while
-time is left, FEW strips are compared on each of the further kinds of inputs (special and nonpositive values) that whole
-outputs are compared on.
+computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and LEAST random
+strips are always compared, all others while time is left; the verdict gives the fraction of elements compared. Before
+that, while time is left, FEW strips are compared on each of the further kinds of inputs (special and nonpositive
+values) that whole outputs are compared on.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def verify_strips(
     """Verdict on `run` from comparing it with the graph on up to three random inputs (`seeds`: at most so many), strip
     by strip until `enough()`.
 
-    See `verify`. `cuts`: axis of each output (`strips_of`). The ordinary input comes last: it is the one that is compared whatever time is left, and whose
-    compared fraction of elements the verdict gives.
+    See `verify`. `cuts`: axis of each output (`strips_of`). The ordinary input comes last: it is the one that is
+    compared whatever time is left, and whose compared fraction of elements the verdict gives.
 
     Raises VerificationError if the program writes to its inputs, which are not copied for it. Raises TooLargeError if
     inputs, outputs and the references of one strip exceed the available memory.
@@ -95,7 +95,8 @@ def _compared(
     graph: Graph, run: Callable[[Mapping[str, Any]], Sequence[Any]], places: Sequence[OutputStrips], rng: np.random.Generator,
     number: int, tolerance: Tolerance, most: int | None, least: int, enough: Callable[[], bool], poll: Callable[[], object],
 ) -> list[_Root]:  # fmt: skip
-    """Outputs of `run` on input `number`, compared in at most `most` strips each (None: all), `least` before `enough()` is asked."""
+    """Outputs of `run` on input `number`, compared in at most `most` strips each (None: all), `least` before `enough()`
+    is asked."""
     inputs = drawing.inputs(graph, rng, number)
     before = fingerprint(inputs)
     found = [array_of(y) if is_torch(y) else np.asarray(y) for y in run(inputs)]

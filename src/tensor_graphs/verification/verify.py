@@ -3,8 +3,9 @@
 The error of a float output is the relative Frobenius norm ‖y − r‖ / ‖r‖ against the float64 result r of the original.
 The allowed error is relative to the error of the original graph in its own dtypes: 1.25 times that for "eager", 2 times
 for "fast", plus two units in the last place of the output dtype. In addition every element and every slice has a limit
-of its own (`backends/verification/compare.py`), so that errors in small values are not hidden by large values. NaN and infinities
-must be where the reference, or the unoptimized graph in its own dtypes, has them. Integers and booleans must be equal.
+of its own (`backends/verification/compare.py`), so that errors in small values are not hidden by large values. NaN and
+infinities must be where the reference, or the unoptimized graph in its own dtypes, has them. Integers and booleans must
+be equal.
 
 Elements may differ only where rounding decides them (near ties, values next to a discontinuity, cancellation).
 Additional float64 runs with every value perturbed by the size of its rounding error find these elements

@@ -91,20 +91,21 @@ class Calls:
 
     # ------------------------------------------------------------ arguments
     def fits(self, x: Any) -> bool:
-        """Whether kernels can read a tensor without a copy."""
+        """Whether kernels can read a tensor in place: dense row-major memory on this device, 16-byte aligned, without
+        gradient, and not memory of the program itself."""
         return (
             x.is_contiguous() and not x.data_ptr() & 15 and x.get_device() == self.index and not x.requires_grad
             and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
         )  # fmt: skip
 
     def dense(self, x: Any) -> Any:
-        """The tensor in the form that kernels need; a copy if it has another form."""
+        """The tensor itself if it has the form that kernels require (`Calls.fits`), else a copy that has."""
         x = x.detach().to(self.device).resolve_neg().contiguous()
         moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
         return x.clone() if moved else x
 
     def maker(self, number: int) -> Any:
-        """A function that allocates the memory of input or result `number`."""
+        """A function without arguments that allocates memory for input or result `number`."""
         shape, dtype, strides = self.types[number]
         if strides is None:
             strides, step = [], 1
@@ -126,7 +127,7 @@ class Calls:
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
-        """The results of running `launch` on inputs and fresh memory for results."""
+        """The results of running `launch` on the inputs and newly allocated memory for results."""
         results = self.launched([*given, *[make() for make in self.fresh]])
         if self.reuse:  # the next call writes over them
             self.private |= {x.untyped_storage()._cdata for x in results}
@@ -192,9 +193,8 @@ class Calls:
         return self.replay(given, stream, self.places.keys())
 
     def replay(self, given: Sequence[Any], stream: int, fixed: Any) -> Any:
-        """The results of launching the CUDA graph. `fixed`: indices of the inputs and results with memory in the
-        program.
-        """
+        """The results of launching the CUDA graph. `fixed`: indices of the inputs and results that are copied from and
+        to memory of the program."""
         tensors = list(given)
         for i, x in enumerate(given):
             if i in fixed:
@@ -217,7 +217,9 @@ class Calls:
         return self.results(tensors, fixed)
 
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
-        """The results of recorded kernels that used these tensors; copies of those that the next call overwrites."""
+        """The results of a recorded call, given the tensors that its kernels used (inputs, then memory of results).
+        Results in the program's own memory (`fixed`: indices of the tensors there) are copied, because the next call
+        overwrites them."""
         if self.whole and not fixed:
             return tuple([tensors[number] for number in self.whole])
         found = []
@@ -303,7 +305,8 @@ class Calls:
                 recorded.capture_end()
 
     def hand(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
-        """Record in which of the tensors `tensors` (inputs, then fresh results of a call) the call's `results` are."""
+        """Record where the results of a recorded call are: for each, the index of the tensor in `tensors` (inputs, then
+        memory of results) that holds it, and the view of that tensor."""
         owners = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors) if i >= self.count}
         self.handed = [self.origin(r, owners, tensors) for r in results]
         self.whole = [n for n, view in self.handed if n >= 0 and view is None]
@@ -311,9 +314,8 @@ class Calls:
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
-        """The memory of a recorded result: (index of the result, None), (index, view as shape, strides, offset), or
-        (-1, tensor).
-        """
+        """Where a result of a recorded call is: (index of the tensor, None) if it is that whole tensor; (index, (shape,
+        strides, offset)) for a view of it; (-1, the result) if it is in the program's own memory."""
         number = owners.get(result.untyped_storage()._cdata, -1)
         if number < 0:
             return number, result
@@ -330,9 +332,8 @@ class Calls:
         self.executable, self.last = executable, []
 
     def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
-        """The way in which whole calls are fastest; of nearly equal ones (3 %) the first. States are restored
-        afterwards.
-        """
+        """The way of launching with the shortest time of a whole call; among ways within 3 % of it the first of `ways`.
+        States are restored afterwards."""
         saved = {name: x.clone() for name, x in self.states.items()}
         times = dict.fromkeys(ways, float("inf"))
         count = 1
@@ -449,8 +450,8 @@ class Driver:
         self.checked(function, given, function(*given))
 
     def checked(self, function: Any, given: Any, code: int) -> None:
-        """Check the result `code` of `function(*given)`. In a thread without a context (code 201), set the program's context
-        and repeat the call. Raises RuntimeError for any other code but 0, and if the repeated call fails.
+        """Check the result `code` of `function(*given)`. In a thread without a context (code 201), set the program's
+        context and repeat the call. Raises RuntimeError for any other code but 0, and if the repeated call fails.
         """
         if code == 201 and not self.library.cuCtxSetCurrent(self.context):
             code = function(*given)
@@ -499,8 +500,9 @@ class Launches:
     """The launches of a program's generated kernels, in order.
 
     `of` wraps a kernel's function, so that its launches are recorded; while `direct`, the driver makes them. `stored`:
-    (binaries, launches) of a saved program, or None. `variants`: record of the kernels of a program of every size, which
-    launches them if the program is a saved one. `given` and `options`: arguments with which the program calls a kernel.
+    (binaries, launches) of a saved program, or None. `variants`: record of the kernels of a program of every size,
+    which launches them if the program is a saved one. `given` and `options`: arguments with which the program calls a
+    kernel.
     """
 
     stored: Any = None
@@ -531,7 +533,8 @@ class Launches:
         self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
-        """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see `binaries`."""
+        """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see
+        `binaries`."""
         boxed = boxed_tensors(given, options)
         self.binaries.append(binary)
         if self.sites is not None:
@@ -553,7 +556,7 @@ class Launches:
         self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
 
     def have(self, table: list[Any], stream: int) -> None:
-        """Make `table` the launches of the following calls; their configurations name `stream`."""
+        """Use `table` as the launches of later calls; their configurations contain the stream `stream`."""
         self.table, self.stream = table, stream
         self.slots = [x for one in table for x in one.slots]
         self.boxes = [one for one in table if one.boxes]
@@ -652,7 +655,8 @@ class OwnKernel:
         self.made(launch, *given, **options)
 
     def made(self, launch: Any, *given: Any, **options: Any) -> None:
-        """Call `launch`: the kernel's own interface or that of its stored binary; and record the launch while recording."""
+        """Call `launch`: the kernel's own interface or that of its stored binary; and record the launch while
+        recording."""
         compiled = launch(*given, **options)
         if self.launches.variants is not None and hasattr(compiled, "asm"):
             self.launches.variants.note(self.kernel.__name__, given, compiled, options.get("launch_pdl", False))
@@ -708,8 +712,9 @@ class StoredLaunch:
 
 
 def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kernel: str, rows: bool) -> Any:
-    """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch, rank
-    5 a group axis that k and v share. With `rows` a position's heads lie together in the result, as projections want."""
+    """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch,
+    rank 5 a group axis that k and v share. With `rows`, the heads of a position are contiguous in the result (layout
+    [batch, T, heads, D]), as output projections read them."""
     shape = (*q.shape[:-1], v.shape[-1])
     q, k, v, mask = four_axes(q, k, v, mask)
     gqa = q.shape[1] != k.shape[1]

@@ -15,8 +15,8 @@ def attention(
     work: Array, out: Array,
 ) -> None:  # fmt: skip
     """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
-    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for a
-    number of each row.
+    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for
+    one value per row.
     """
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
@@ -52,7 +52,7 @@ def place(memory, offset, shape, dtype, strides=None):
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
     """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
-    for a number of each row."""
+    for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work

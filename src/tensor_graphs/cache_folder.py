@@ -1,0 +1,99 @@
+"""The user's cache folder, and private folders below it for compiled code and plans."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from . import settings
+from .errors import UsageError, warned
+from .private import private_folder, temporary_place
+from .processes.forks import Lock, in_forked_child
+
+_temporary: list[Path] = []  # the temporary folder of this process, if one was made
+_making = Lock()
+
+
+def home() -> Path:
+    """The cache folder, created with mode 0700; a temporary folder of this process if unwritable or unknown."""
+    configured = settings.current().home
+    folder = Path(configured) if configured else _cache_folder()
+    with suppress(OSError):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(folder, os.W_OK):
+                return folder
+    made = not _temporary
+    temporary = _temporary_folder()
+    if made:
+        if not settings.overridden():
+            os.environ["TENSOR_GRAPHS_HOME"] = str(temporary)
+        why = "not known" if folder is None else "not writable"
+        warned(f"the cache folder is {why}; using {temporary} for this process (set TENSOR_GRAPHS_HOME)")
+    return temporary
+
+
+def _cache_folder() -> Path | None:
+    """The platform's user cache folder; None if the user's home folder is not known."""
+    from platformdirs import user_cache_path
+
+    try:
+        folder = user_cache_path("tensor_graphs")
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # not "~/.cache" below the current folder
+
+
+def private(name: str) -> Path:
+    """Path of the folder `name` below `home()` for code and plans, writable by this user only.
+
+    If other users could write to it, a temporary folder of this process is used instead, with a warning.
+    """
+    folder = home() / name
+    why = private_folder(folder)
+    if not why:
+        return folder
+    temporary = _temporary_folder() / name
+    if not temporary.is_dir():
+        warned(
+            f"{why}: compiled code and plans are kept in {temporary} for this process"
+            " (set TENSOR_GRAPHS_HOME to a folder that only you can write)"
+        )
+        temporary.mkdir(mode=0o700, exist_ok=True)
+    return temporary
+
+
+def _temporary_folder() -> Path:
+    """A private temporary folder, removed at process exit."""
+    with _making:
+        if not _temporary:
+            import atexit
+            import tempfile
+
+            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=_place())))
+            atexit.register(_removed, _temporary[0], os.getpid())
+    return _temporary[0]
+
+
+@in_forked_child
+def _forget_parents_folder() -> None:
+    """The parent's folder is removed with the parent: a forked child makes its own."""
+    if _temporary and os.environ.get("TENSOR_GRAPHS_HOME") == str(_temporary[0]):
+        del os.environ["TENSOR_GRAPHS_HOME"]
+    _temporary.clear()
+
+
+def _place() -> str:
+    try:
+        return temporary_place()
+    except RuntimeError as error:
+        raise UsageError(str(error), where="environment") from None
+
+
+def _removed(folder: Path, owner: int) -> None:
+    """Remove the folder when its creating process exits, but not when a fork of that process does."""
+    if os.getpid() == owner:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
