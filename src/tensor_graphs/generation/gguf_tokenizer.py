@@ -69,9 +69,9 @@ class Vocabulary:
 
 @contextmanager
 def tokenizer_errors_named(what: str, path: Path) -> Iterator[None]:
-    """Context manager that converts an exception of the package `tokenizers` to a BadModelError: `what` fails in `path`.
+    """Context manager that turns an exception of the package `tokenizers` into a BadModelError.
 
-    The package raises plain Exception; a panic in it is a BaseException, which has no name to import.
+    `what` failed in the file `path`. The package raises plain Exception; a panic in it is a BaseException, which has no name to import.
     """
     try:
         yield
