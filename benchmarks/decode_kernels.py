@@ -155,7 +155,8 @@ CASES: dict[str, Callable[[], Tensor | list[Tensor]]] = {
     **{f"{shape} x {rows} {form}": lambda shape=shape, rows=rows, form=form: product(shape, rows, form)  # type: ignore[misc]
        for shape, rows, form in (
            ("8b-gate-up", 1, "int4"), ("8b-gate-up", 1, "fp8"), ("8b-gate-up", 1, "plain"), ("8b-down", 1, "int4"), ("8b-gate-up", 16, "int4"),
-           ("8b-gate-up", 1, "int8"), ("8b-gate-up", 1, "mxfp4"), ("8b-o", 1, "int4"), ("8b-gate-up", 16, "fp8"))},
+           ("8b-gate-up", 1, "int8"), ("8b-gate-up", 1, "mxfp4"), ("8b-o", 1, "int4"), ("8b-gate-up", 16, "fp8"),
+           ("8b-qkv", 1, "int4"), ("8b-head", 1, "int4"), *((n, 1, "fp8") for n in ("8b-qkv", "8b-o", "8b-down", "8b-head")))},
     **layers(),
 }  # fmt: skip
 

@@ -45,6 +45,7 @@ class TensorCores(CudaPart):
         if self.layout.warm:
             frame.warm += fragments.warmed()
         fragments.stage()
+        frame.ahead.lines += own.ahead.lines
         found: dict[Expr, Put] = {}
         for e in (*fragments.dots, *fragments.sums):
             found[e] = fragments.put(e, frame.shared)

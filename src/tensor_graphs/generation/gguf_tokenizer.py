@@ -71,7 +71,8 @@ class Vocabulary:
 def tokenizer_errors_named(what: str, path: Path) -> Iterator[None]:
     """Context manager that turns an exception of the package `tokenizers` into a BadModelError.
 
-    `what` failed in the file `path`. The package raises plain Exception; a panic in it is a BaseException, which has no name to import.
+    `what` failed in the file `path`. The package raises plain Exception; a panic in it is a BaseException, which
+    has no name to import.
     """
     try:
         yield
