@@ -1,0 +1,283 @@
+// Calls of a GPU program whose launches are known, as one function of Python: checks the arguments, allocates the
+// results, writes the addresses into the launches' parameters, and launches. It returns None, without having launched
+// anything, where the program's own code (gpu_calls.py) has to make the call. Compiled by direct_calls.py.
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST 64  // tensors of a call
+
+typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Config;  // CUlaunchConfig
+typedef struct { int64_t launch, where, tensor, offset, map; } Slot;  // address (`map`: tensor map) that depends on a tensor
+typedef struct { int64_t config, function, parameters, node, how; } Launch;  // `node`, `how`: of the executable graph
+typedef struct { uint64_t start, stop; } Range;  // memory that inputs must not be in
+
+typedef struct {
+    PyObject *calls, *owner, *turn, *acquire, *release, *guard, *address, *device, *stream, *index, *capturing, *mark;
+    PyObject *makers, *results;  // tuples: (function, arguments …) that allocates a tensor, or None for one in the program's memory
+    Slot *slots;
+    Launch *launches;
+    Range *ranges;
+    Py_ssize_t slot_count, launch_count, range_count, inputs, tensors;
+    int reuse;
+    int (*launch)(const void *, void *, void **, void **);
+    int (*replace)(void *, void *);
+    int (*update)(void *, void *, void *);
+    int (*run)(void *, void *);
+    void *executable;
+    PyObject *table;
+    uint64_t last[MOST];
+} Call;
+
+static PyObject *last_name, *stream_name, *kernels_name, *table_name, *executable_name, *places_name, *handed_name, *copy_name,
+    *clone_name, *view_name;
+
+static void freed(PyObject *capsule) {
+    Call *c = PyCapsule_GetPointer(capsule, "direct call");
+    PyObject *held[] = {c->calls, c->owner, c->turn, c->acquire, c->release, c->guard, c->address, c->device, c->stream, c->index,
+                        c->capturing, c->mark, c->makers, c->results, c->table};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_XDECREF(held[i]);
+    free(c->slots), free(c->launches), free(c->ranges), free(c);
+}
+
+// 1 if the function's result equals `wanted`, 0 if not, -1 on an error.
+static int gives(PyObject *function, PyObject *wanted) {
+    PyObject *found = PyObject_CallNoArgs(function);
+    if (!found) return -1;
+    int same = found == wanted ? 1 : PyObject_RichCompareBool(found, wanted, Py_EQ);
+    Py_DECREF(found);
+    return same;
+}
+
+// 1 if attribute `name` of `object` is the object `wanted`; 0 if not.
+static int is(PyObject *object, PyObject *name, PyObject *wanted) {
+    PyObject *found = PyObject_GetAttr(object, name);
+    if (!found) return PyErr_Clear(), 0;
+    Py_DECREF(found);
+    return found == wanted;
+}
+
+static int address_of(Call *c, PyObject *tensor, uint64_t *where) {
+    PyObject *found = PyObject_CallOneArg(c->address, tensor);
+    if (!found) return -1;
+    *where = PyLong_AsUnsignedLongLong(found);
+    Py_DECREF(found);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+// Whether the launches are still those of this call, and may be made now. -1 on an error.
+static int current(Call *c, PyObject *calls, uint64_t *stream) {
+    int there;
+    if (c->executable) {
+        if (!is(calls, executable_name, c->table)) return 0;
+    } else {
+        PyObject *kernels = PyObject_GetAttr(calls, kernels_name);
+        if (!kernels) return -1;
+        int same = is(kernels, table_name, c->table);
+        Py_DECREF(kernels);
+        if (!same) return 0;
+    }
+    if ((there = gives(c->device, c->index)) <= 0) return there;
+    if (c->capturing != Py_None && (there = gives(c->capturing, Py_False)) <= 0) return there;
+    if (c->owner != Py_None && !is(c->owner, last_name, calls) && (there = gives(c->turn, Py_True)) <= 0) return there;
+    PyObject *wanted = PyObject_GetAttr(calls, stream_name);
+    PyObject *found = wanted ? PyObject_CallOneArg(c->stream, c->index) : NULL;
+    there = found ? PyObject_RichCompareBool(found, wanted, Py_EQ) : -1;
+    if (there == 1) *stream = PyLong_AsUnsignedLongLong(found);
+    Py_XDECREF(wanted), Py_XDECREF(found);
+    return PyErr_Occurred() ? -1 : there;
+}
+
+// Launch kernel by kernel: 0, or the driver's code; `made`: number of launches that were made.
+static int flat(Call *c, const uint64_t *at, void *stream, Py_ssize_t *made) {
+    int code = 0;
+    for (Py_ssize_t i = 0; i < c->slot_count; i++) {
+        Slot *s = c->slots + i;
+        uint64_t where = at[s->tensor] + s->offset;
+        if (!s->map) *(uint64_t *)s->where = where;
+        else if ((code = c->replace((void *)s->where, (void *)where))) return code;
+    }
+    for (*made = 0; *made < c->launch_count; ++*made) {
+        Launch *one = c->launches + *made;
+        ((Config *)one->config)->stream = stream;
+        if ((code = c->launch((void *)one->config, (void *)one->function, (void **)one->parameters, NULL))) return code;
+    }
+    return 0;
+}
+
+// Launch the graph, after the nodes whose tensors are elsewhere than before were updated; `known`: `last` is what they have.
+static int replayed(Call *c, const uint64_t *at, void *stream, int known) {
+    int code = 0;
+    for (Py_ssize_t i = 0; i < c->slot_count;) {
+        int64_t node = c->slots[i].launch;
+        int changed = 0;
+        for (; i < c->slot_count && c->slots[i].launch == node; i++) {
+            Slot *s = c->slots + i;
+            uint64_t where = at[s->tensor] + s->offset;
+            if (known && at[s->tensor] == c->last[s->tensor]) continue;
+            changed = 1;
+            if (!s->map) *(uint64_t *)s->where = where;
+            else if ((code = c->replace((void *)s->where, (void *)where))) return code;
+        }
+        Launch *one = c->launches + node;
+        if (changed && (code = c->update(c->executable, (void *)one->node, (void *)one->how))) return code;
+    }
+    memcpy(c->last, at, c->tensors * sizeof *at);
+    return c->run(c->executable, stream);
+}
+
+// Input or result `i` in the program's memory, as a new reference.
+static PyObject *place(PyObject *calls, Py_ssize_t i) {
+    PyObject *places = PyObject_GetAttr(calls, places_name), *number = PyLong_FromSsize_t(i);
+    PyObject *found = places && number ? PyObject_GetItem(places, number) : NULL;
+    Py_XDECREF(places), Py_XDECREF(number);
+    return found;
+}
+
+// The tensor `i` of a call: a new one, the caller's, or memory of the program (for an input: with the caller's values).
+static PyObject *tensor(Call *c, PyObject *calls, PyObject *const *given, Py_ssize_t i) {
+    PyObject *make = PyTuple_GET_ITEM(c->makers, i), *found;
+    if (PyTuple_CheckExact(make))
+        return PyObject_Vectorcall(PyTuple_GET_ITEM(make, 0), ((PyTupleObject *)make)->ob_item + 1, PyTuple_GET_SIZE(make) - 1, NULL);
+    if (make != Py_None) return Py_NewRef(given[i]);
+    if (!(found = place(calls, i)) || i >= c->inputs) return found;
+    PyObject *filled = PyObject_CallMethodOneArg(found, copy_name, given[i]);
+    Py_DECREF(found);
+    return filled;
+}
+
+// A result: a tensor of the call, (number of a tensor, shape, strides, offset), or -1 - its number in the list `handed`.
+static PyObject *result(Call *c, PyObject *calls, PyObject **tensors, PyObject *what) {
+    PyObject *found, *whole = PyTuple_CheckExact(what) ? PyTuple_GET_ITEM(what, 0) : what;
+    Py_ssize_t number = PyLong_AsSsize_t(whole);
+    int copied = !c->reuse;
+    if (number < 0) {
+        PyObject *handed = PyObject_GetAttr(calls, handed_name), *pair = handed ? PySequence_GetItem(handed, -1 - number) : NULL;
+        found = pair ? PySequence_GetItem(pair, 1) : NULL;
+        Py_XDECREF(handed), Py_XDECREF(pair);
+    } else {
+        copied = PyTuple_GET_ITEM(c->makers, number) == Py_None;
+        found = Py_NewRef(tensors[number]);
+        if (whole != what) {
+            PyObject *method = PyObject_GetAttr(found, view_name), *how = method ? PyTuple_GetSlice(what, 1, 4) : NULL;
+            Py_SETREF(found, how ? PyObject_Call(method, how, NULL) : NULL);
+            Py_XDECREF(method), Py_XDECREF(how);
+        }
+    }
+    if (found && copied) Py_SETREF(found, PyObject_CallMethodNoArgs(found, clone_name));
+    return found;
+}
+
+static PyObject *results_of(Call *c, PyObject *calls, PyObject **tensors) {
+    Py_ssize_t count = PyTuple_GET_SIZE(c->results);
+    PyObject *found = PyTuple_New(count);
+    for (Py_ssize_t i = 0; found && i < count; i++) {
+        PyObject *one = result(c, calls, tensors, PyTuple_GET_ITEM(c->results, i));
+        if (one) PyTuple_SET_ITEM(found, i, one);
+        else Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
+    PyObject *tensors[MOST], *found = NULL;
+    uint64_t at[MOST], stream = 0;
+    Py_ssize_t count = 0, launched = 0;
+    int holds = current(c, calls, &stream);
+    if (holds <= 0) return holds ? NULL : Py_NewRef(Py_None);
+    for (Py_ssize_t i = 0; i < c->inputs; i++) {
+        if (address_of(c, given[i], at + i)) return NULL;
+        if (at[i] & 15) return Py_NewRef(Py_None);
+        for (Py_ssize_t k = 0; k < c->range_count; k++)
+            if (at[i] >= c->ranges[k].start && at[i] < c->ranges[k].stop) return Py_NewRef(Py_None);
+    }
+    while (count < c->tensors) {
+        if (!(tensors[count] = tensor(c, calls, given, count))) goto end;
+        count++;
+        if (count > c->inputs && address_of(c, tensors[count - 1], at + count - 1)) goto end;
+    }
+    int code, known = c->executable && is(calls, last_name, c->mark);
+    if (c->executable && !known && PyObject_SetAttr(calls, last_name, c->mark)) goto end;
+    PyThreadState *state = PyEval_SaveThread();
+    code = c->executable ? replayed(c, at, (void *)stream, known) : flat(c, at, (void *)stream, &launched);
+    PyEval_RestoreThread(state);
+    if (code && c->executable) PyObject_SetAttr(calls, last_name, Py_None);
+    if (!code) found = results_of(c, calls, tensors);
+    else if (!launched) found = Py_NewRef(Py_None);  // the program's own code repeats it, or raises its error
+    else PyErr_Format(PyExc_RuntimeError, "CUDA error: cuLaunchKernelEx failed with code %d", code);
+end:
+    while (count) Py_DECREF(tensors[--count]);
+    return found;
+}
+
+static PyObject *called(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    Call *c = PyCapsule_GetPointer(self, "direct call");
+    if (!c) return NULL;
+    if (count != c->inputs) Py_RETURN_NONE;
+    if (count) {
+        PyObject *fits = PyObject_Vectorcall(c->guard, given, count, NULL);
+        if (!fits) return NULL;
+        Py_DECREF(fits);
+        if (fits != Py_True) Py_RETURN_NONE;
+    }
+    PyObject *calls = PyObject_CallNoArgs(c->calls);  // a weak reference
+    if (!calls || calls == Py_None) return calls;
+    PyObject *free_now = PyObject_CallOneArg(c->acquire, Py_False), *found = NULL;
+    if (free_now) {
+        Py_DECREF(free_now);
+        if (free_now == Py_True) {
+            found = made(c, calls, given);
+            PyObject *type, *value, *trace;
+            PyErr_Fetch(&type, &value, &trace);
+            Py_XDECREF(PyObject_CallNoArgs(c->release));
+            PyErr_Restore(type, value, trace);
+        } else {
+            found = Py_NewRef(Py_None);
+        }
+    }
+    Py_DECREF(calls);
+    return found;
+}
+
+static PyMethodDef call_method = {
+    "direct_call", (PyCFunction)(void (*)(void))called, METH_FASTCALL,
+    "The results of a call of a GPU program as a tuple; None where the program's own code has to make it."};
+
+static void *copy_of(const char *bytes, Py_ssize_t size, size_t each, Py_ssize_t *count) {
+    void *found = malloc(size + 1);
+    if (found) memcpy(found, bytes, size);
+    *count = size / each;
+    return found;
+}
+
+// The function of a call, from a tuple of what `Call` holds (see direct_calls.py).
+PyObject *tensor_graphs_direct_call(PyObject *given) {
+    const char *slots, *launches, *ranges;
+    Py_ssize_t sizes[3];
+    unsigned long long functions[4], executable;
+    struct { PyObject **name; const char *text; } names[] = {
+        {&last_name, "last"}, {&stream_name, "stream"}, {&kernels_name, "kernels"}, {&table_name, "table"},
+        {&executable_name, "executable"}, {&places_name, "places"}, {&handed_name, "handed"}, {&copy_name, "copy_"},
+        {&clone_name, "clone"}, {&view_name, "as_strided"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!*names[i].name && !(*names[i].name = PyUnicode_InternFromString(names[i].text))) return NULL;
+    Call *c = calloc(1, sizeof *c);
+    if (!c) return PyErr_NoMemory();
+    if (!PyArg_ParseTuple(given, "OOOOOOOOOOOOOOOy#y#y#npKKKKK", &c->calls, &c->owner, &c->turn, &c->acquire, &c->release, &c->guard,
+                          &c->address, &c->device, &c->stream, &c->index, &c->capturing, &c->mark, &c->makers,
+                          &c->results, &c->table, &slots, sizes, &launches, sizes + 1, &ranges, sizes + 2, &c->inputs, &c->reuse, functions,
+                          functions + 1, functions + 2, functions + 3, &executable)) return free(c), NULL;
+    PyObject *held[] = {c->calls, c->owner, c->turn, c->acquire, c->release, c->guard, c->address, c->device, c->stream, c->index,
+                        c->capturing, c->mark, c->makers, c->results, c->table};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_INCREF(held[i]);
+    c->slots = copy_of(slots, sizes[0], sizeof *c->slots, &c->slot_count);
+    c->launches = copy_of(launches, sizes[1], sizeof *c->launches, &c->launch_count);
+    c->ranges = copy_of(ranges, sizes[2], sizeof *c->ranges, &c->range_count);
+    c->launch = (void *)functions[0], c->replace = (void *)functions[1];
+    c->update = (void *)functions[2], c->run = (void *)functions[3], c->executable = (void *)executable;
+    c->tensors = PyTuple_GET_SIZE(c->makers);
+    PyObject *capsule = PyCapsule_New(c, "direct call", freed);
+    PyObject *found = capsule ? PyCFunction_NewEx(&call_method, capsule, NULL) : NULL;
+    Py_XDECREF(capsule);
+    return found;
+}
