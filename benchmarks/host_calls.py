@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tests.backends import driver_host
 
-from tensor_graphs.backends.program import any_size_gpu_helpers, gpu_calls, gpu_launches
+from tensor_graphs.backends.program import gpu_calls, gpu_launches
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.egraph.ir.dims import dim
@@ -46,29 +46,17 @@ def fixed(kernels: int, way: str) -> Any:
 
 def sized(kernels: int) -> Any:
     """Calls at every size of a program of `kernels` kernels with sizes as arguments."""
-    workspace, add = any_size_gpu_helpers.Workspace("cpu"), driver_host.SizedKernel(ctypes.CDLL("libcuda.so.1"), "add")
-
-    def at(shape: Any) -> Any:
-        n = shape[0]
-        offsets = [k * (4 * n + 255) // 256 * 256 for k in range(kernels)]
-        spaces = workspace.take(offsets[-1] + 4 * n)
-        memory = [spaces[torch.float32].as_strided((n,), (1,), offset // 4) for offset in offsets]
-        launches = gpu_launches.Launches()
-        own = launches.of(add)
-
-        def launch(x: Any, out: Any) -> Any:
-            for k in range(kernels - 1):
-                own(x if not k else memory[k - 1], x, memory[k], sizes=(n,), grid=n)
-            own(memory[kernels - 2] if kernels > 1 else x, x, out, sizes=(n,), grid=n)
-            return (out,)
-
-        spec = ((n,), torch.float32)
-        return driver_host.as_on_gpu(
-            gpu_calls.Calls(launch, launches, [spec], [(*spec, None)], "cpu", True, strict=False)
-        )
-
-    run = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way="flat")
-    run.gpu, run.index = True, -1
+    names = [*(f"v{k}" for k in range(kernels - 1)), "out"]
+    offsets = [f"offset{k} = {f'offset{k - 1} + (4*T + 255) // 256 * 256' if k else 0}" for k in range(kernels)]
+    views = [f"{v} = spaces[torch.float32].as_strided((T,), (1,), offset{k} // 4)" for k, v in enumerate(names[:-1])]
+    run = driver_host.sized_program(ctypes.CDLL("libcuda.so.1"), "\n".join([
+        "T = x_shape[0]", "check_sizes((x_shape, ), ((T,),), (('1 <= T <= 4096', 1 <= T <= 4096), ))", *offsets,
+        f"spaces = workspace.take(offset{kernels - 1} + 4*T)", *views, "kernels = Launches()", "",
+        "def launch(x, out, *, add=kernels.of(add)):",
+        *(f"    add({a}, x, {b}, sizes=(T,), grid=(127 + T) // 128)" for a, b in zip(["x", *names], names)),
+        "    return out,", "", "spec = ((T,), torch.float32)",
+        "return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False, library=[], strict=False)",
+    ]))  # fmt: skip
     run.warm([((2,),), ((700,),)], {})
     return run
 

@@ -281,3 +281,120 @@ PyObject *tensor_graphs_direct_call(PyObject *given) {
     Py_XDECREF(capsule);
     return found;
 }
+
+// ---------------------------------------------------------------- launches whose parameters depend on sizes
+typedef struct { int64_t kind, start, base, value, offset; } Field;  // kind 0: address, 1 or 2: integer of 4 or 8 bytes
+typedef struct { int64_t function, attributes, block[3], shared, early, grid[3]; } Shape;  // grid: index of an integer, or -number
+typedef struct { Config config; void *function, **parameters; char *memory; Field *fields; Py_ssize_t count; int64_t grid[3]; } Sized;
+
+typedef struct {
+    PyObject *address, *held;
+    Sized *launches;
+    Py_ssize_t count;
+    int (*launch)(const void *, void *, void **, void **);
+    int (*attach)(void *);
+    void *context;
+} Sequence;
+
+static void freed_sequence(PyObject *capsule) {
+    Sequence *q = PyCapsule_GetPointer(capsule, "sized launches");
+    for (Py_ssize_t i = 0; i < q->count; i++) free(q->launches[i].memory), free(q->launches[i].parameters), free(q->launches[i].fields);
+    Py_XDECREF(q->address), Py_XDECREF(q->held);
+    free(q->launches), free(q);
+}
+
+// Write the parameters of a launch; 0 where the kernel needs another variant, for other alignments or larger integers.
+static int written(Sized *one, const int64_t *values, const uint64_t *bases) {
+    for (Py_ssize_t i = 0; i < one->count; i++) {
+        Field *f = one->fields + i;
+        int64_t value = f->offset + (f->value < 0 ? 0 : values[f->value]);
+        if (f->kind == 1) {
+            if (value != (int32_t)value) return 0;
+            *(int32_t *)(one->memory + f->start) = (int32_t)value;
+        } else {
+            if (f->kind == 0 && (value += f->base < 0 ? 0 : (int64_t)bases[f->base]) & 15) return 0;
+            *(int64_t *)(one->memory + f->start) = value;
+        }
+    }
+    for (int k = 0; k < 3; k++) {
+        int64_t blocks = one->grid[k] < 0 ? -one->grid[k] : values[one->grid[k]];
+        if (blocks < 1 || blocks > INT32_MAX) return 0;
+        one->config.grid[k] = (unsigned)blocks;
+    }
+    return 1;
+}
+
+// sized_launches(stream, (integers), tensors …): whether the launches were made; if not, none was.
+static PyObject *launched_sizes(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    Sequence *q = PyCapsule_GetPointer(self, "sized launches");
+    int64_t values[4 * MOST];
+    uint64_t bases[MOST];
+    if (!q) return NULL;
+    if (count < 2 || count > MOST || !PyTuple_CheckExact(given[1]) || PyTuple_GET_SIZE(given[1]) > 4 * MOST)
+        return PyErr_SetString(PyExc_TypeError, "stream, integers and tensors are needed"), NULL;
+    uint64_t stream = PyLong_AsUnsignedLongLong(given[0]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[1]); i++) values[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(given[1], i));
+    if (PyErr_Occurred()) return NULL;
+    for (Py_ssize_t i = 2; i < count; i++) {
+        PyObject *found = PyObject_CallOneArg(q->address, given[i]);
+        if (!found) return NULL;
+        bases[i - 2] = PyLong_AsUnsignedLongLong(found);
+        Py_DECREF(found);
+    }
+    if (PyErr_Occurred()) return NULL;
+    for (Py_ssize_t i = 0; i < q->count; i++)
+        if (!written(q->launches + i, values, bases)) Py_RETURN_FALSE;
+    int code = 0;
+    PyThreadState *state = PyEval_SaveThread();
+    for (Py_ssize_t i = 0; !code && i < q->count; i++) {
+        Sized *one = q->launches + i;
+        one->config.stream = (void *)stream;
+        code = q->launch(&one->config, one->function, one->parameters, NULL);
+        if (code == 201 && !q->attach(q->context)) code = q->launch(&one->config, one->function, one->parameters, NULL);
+    }
+    PyEval_RestoreThread(state);
+    if (code) return PyErr_Format(PyExc_RuntimeError, "CUDA error: cuLaunchKernelEx failed with code %d", code);
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef sizes_method = {
+    "sized_launches", (PyCFunction)(void (*)(void))launched_sizes, METH_FASTCALL,
+    "Make launches for integers and tensors: (stream, integers, tensors …) -> whether they were made."};
+
+// The function of a sequence of launches, from (function that gives an address, objects to hold, launches, cuLaunchKernelEx,
+// cuCtxSetCurrent, context); a launch is (`Shape`, memory of the parameters, their offsets, `Field`s) as bytes.
+PyObject *tensor_graphs_sized_launches(PyObject *given) {
+    unsigned long long launch, attach, context;
+    PyObject *address, *held, *launches;
+    if (!PyArg_ParseTuple(given, "OOO!KKK", &address, &held, &PyTuple_Type, &launches, &launch, &attach, &context)) return NULL;
+    Sequence *q = calloc(1, sizeof *q);
+    Py_ssize_t count = PyTuple_GET_SIZE(launches);
+    if (!q || !(q->launches = calloc(count + 1, sizeof *q->launches))) return free(q), PyErr_NoMemory();
+    q->address = Py_NewRef(address), q->held = Py_NewRef(held);
+    q->launch = (void *)launch, q->attach = (void *)attach, q->context = (void *)context;
+    PyObject *capsule = PyCapsule_New(q, "sized launches", freed_sequence);
+    for (q->count = 0; capsule && q->count < count;) {
+        const char *shape, *memory, *starts, *fields;
+        Py_ssize_t sizes[4];
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(launches, q->count), "y#y#y#y#", &shape, sizes, &memory, sizes + 1, &starts,
+                              sizes + 2, &fields, sizes + 3)) {
+            Py_CLEAR(capsule);
+            break;
+        }
+        Sized *one = q->launches + q->count++;
+        Shape s;
+        memcpy(&s, shape, sizeof s);
+        one->memory = aligned_alloc(64, (sizes[1] + 127) / 64 * 64);  // tensor maps need this alignment
+        one->parameters = calloc(sizes[2] / 8 + 1, sizeof(void *));
+        one->fields = copy_of(fields, sizes[3], sizeof(Field), &one->count);
+        memcpy(one->memory, memory, sizes[1]);
+        for (Py_ssize_t i = 0; i < sizes[2] / 8; i++) one->parameters[i] = one->memory + ((const int64_t *)starts)[i];
+        one->function = (void *)s.function;
+        one->config = (Config){{1, 1, 1}, {(unsigned)s.block[0], (unsigned)s.block[1], (unsigned)s.block[2]}, (unsigned)s.shared, NULL,
+                               (void *)s.attributes, (unsigned)s.early};
+        memcpy(one->grid, s.grid, sizeof one->grid);
+    }
+    PyObject *found = capsule ? PyCFunction_NewEx(&sizes_method, capsule, NULL) : NULL;
+    Py_XDECREF(capsule);
+    return found;
+}

@@ -39,8 +39,8 @@ SOURCE = Path(__file__).with_name("direct_calls.c")
 
 
 @cache
-def _made() -> Callable[[tuple[Any, ...]], Direct] | None:
-    """The C function that makes calls; None if it cannot be compiled here."""
+def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
+    """A function of direct_calls.c, of a tuple, by the end of its name; None if it cannot be compiled here."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
@@ -56,7 +56,7 @@ def _made() -> Callable[[tuple[Any, ...]], Direct] | None:
         library = ctypes.CDLL(str(path)) if _kept(path) else _compiled(path, source, command)
     except (OSError, SubprocessError):
         return None
-    address = ctypes.cast(library.tensor_graphs_direct_call, ctypes.c_void_p).value or 0
+    address = ctypes.cast(getattr(library, f"tensor_graphs_{name}"), ctypes.c_void_p).value or 0
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
 
 
@@ -140,7 +140,7 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
         return None
     if any(type(x) is not torch.Tensor or not calls.fits(x) for x in given):
         return None
-    made, guard = _made(), tensor_guard(given) if given else None
+    made, guard = c_function("direct_call"), tensor_guard(given) if given else None
     if made is None or (given and guard is None):
         return None
     owner, graph = (None if calls is bound else bound), calls.executable is not None
@@ -153,14 +153,15 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
     names = ("cuLaunchKernelEx", "cuTensorMapReplaceAddress", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch")
     capturing = torch._C._cuda_isCurrentStreamCapturing if graph or owner is not None else None
     weak = ref(calls)
-    return made((
+    found: Direct = made((
         weak, owner, None if owner is None else lambda: _turned(owner, weak()), lock.acquire, lock.release, guard,
         torch._C.TensorBase.data_ptr, torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, calls.index, capturing,
         [], tuple(makers), tuple(results), calls.executable if graph else table,
         b"".join(_slots(table)), b"".join(map(_launch, table)), b"".join(pack("=QQ", a, a + n) for a, n in sorted(spans)),
-        calls.count, calls.reuse, *[_address(table[0].driver.library, name) for name in names],
+        calls.count, calls.reuse, *[driver_address(table[0].driver.library, name) for name in names],
         calls.executable.value if graph else 0,
     ))  # fmt: skip
+    return found
 
 
 def _parts(make: Any) -> Any:
@@ -180,7 +181,7 @@ def _private(calls: Any) -> list[Any]:
     return [*calls.states.values(), *((view for _, view in calls.handed if view is not None) if calls.reuse else ())]
 
 
-def _address(library: Any, name: str) -> int:
+def driver_address(library: Any, name: str) -> int:
     """Address of a function of the driver; 0 if the driver lacks it."""
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -204,4 +205,4 @@ def _launch(one: Any) -> bytes:
     return pack("=5q", ctypes.addressof(one.config), one.function.value, ctypes.addressof(one.parameters), node, how)
 
 
-__all__ = ["DirectCalls", "direct_call", "final"]
+__all__ = ["DirectCalls", "c_function", "direct_call", "driver_address", "final"]

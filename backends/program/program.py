@@ -48,6 +48,7 @@ from .emit_any_size import sources
 from .emit_cpu import bind_sizes
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of
 from .memory_plan import Layout
+from .size_calls import SizeCalls, size_call
 from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of, write_weights
 
 KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
@@ -123,6 +124,7 @@ class Program(Unpicklable):
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._direct: Direct | None = None  # function that makes calls like the last one, without the program's code
         self._direct_calls = DirectCalls(0)  # the same for all calls of a program without free sizes
+        self._new_sizes: SizeCalls | None = None  # functions for calls at sizes that the program has not met
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], AtSizes] = {}  # shapes of a call -> what it needs
         self.plans: dict[str, Program] = {}  # plans for some buckets of sizes, by name
@@ -138,6 +140,7 @@ class Program(Unpicklable):
     @_run.setter
     def _run(self, run: Callable[..., Sequence[Any]] | None) -> None:
         self._bound, self._direct, self._direct_calls = run, None, DirectCalls(self._tries)
+        self._new_sizes = SizeCalls() if self._tries and self.manifest.sizes and run is not None else None
         self._fitting.clear()
 
     @property
@@ -394,6 +397,8 @@ class Program(Unpicklable):
                 return results
             quick, called, program, direct = self._quick, self._called, self, self._direct_calls
             if quick is None and self.manifest.sizes and len(args) == len(self.input_names):
+                if self._new_sizes is not None and (results := self._at_new_size(args)) is not None:
+                    return results
                 _, quick, form, program, direct = self._at(args)
                 called = form.called
                 if direct.call is not None and direct.call is not self._direct:
@@ -406,11 +411,13 @@ class Program(Unpicklable):
                 direct.wait -= 1
                 if not direct.wait:
                     self._direct = direct.learn(partial(program._make_direct, args))
+                    if program._new_sizes is not None and direct.call is None:
+                        program._learn_sizes(args)
                 return results if converted is None else converted(results)
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         return self._exchange.hand_out(self.flat_near(*given), given)
 
-    def _launched(self, direct: Direct, args: Sequence[Any]) -> Sequence[Any] | None:
+    def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a direct call; None where the emitted program has to make it."""
         try:
             return direct(*args)
@@ -432,6 +439,37 @@ class Program(Unpicklable):
         if not direct.wait:
             self._direct = direct.learn(partial(program._make_direct, given))
         return results
+
+    def _at_new_size(self, args: Sequence[Any]) -> Sequence[Any] | None:
+        """The results of a call at sizes that the program has not met, without the emitted code; None where that has to make
+        the call."""
+        try:
+            shapes = tuple([x.shape for x in args])
+        except AttributeError:
+            return None
+        if shapes in self._fitting:
+            return None
+        program, divided = self, self.manifest.buckets
+        if divided is not None:
+            sizes = sources([shape for _, shape, _ in self.manifest.inputs], [divided.dimension])
+            try:
+                size = sizes[0].of(shapes)
+            except IndexError:
+                return None
+            low, high, _ = self.manifest.sizes[divided.dimension]
+            if not low <= size <= high or (row := divided.of(size)).least in self._forms:
+                return None
+            program = self.plans.get(row.plan, self)
+        new = program._new_sizes
+        return None if new is None else self._launched(partial(new.call, shapes), args)
+
+    def _learn_sizes(self, given: Sequence[Any]) -> None:
+        """Make a function for calls at new sizes, after the emitted code made the first call with inputs of the shapes of
+        `given`."""
+        bound, new = self._bound, self._new_sizes
+        if new is not None and bound is not None and hasattr(bound, "known"):
+            mode = self._in_mode or (lambda: False)
+            new.learn(lambda: size_call(bound, given, self._lock, mode), bound, given)
 
     def _make_direct(self, given: Sequence[Any]) -> Direct | None:
         """The direct function of calls with inputs like `given`, after such a call (`DevicePrograms.direct`)."""

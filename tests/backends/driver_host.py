@@ -83,6 +83,28 @@ def as_on_gpu(calls: Any) -> Any:
     return calls
 
 
+def sized_program(library: Any, text: str, **names: Any) -> Any:
+    """The bound calls of a program of every size: `CallsBySize` of `text`, the body of its function `at(x_shape)`, which
+    reads the kernels `add` and `doubled`, `workspace`, and `names`. Launches are recorded as on a GPU.
+    """
+    kernels = {name: SizedKernel(library, name) for name in ("add", "doubled")}
+    space = {
+        "torch": torch, "Launches": gpu_launches.Launches, "check_sizes": _checked, "device": "cpu", **kernels, **names,
+        "Calls": lambda *given, **options: as_on_gpu(gpu_calls.Calls(*given, **options)),
+    }  # fmt: skip
+    lines = "\n        ".join(text.strip("\n").splitlines())
+    source = f"def bind(workspace):\n    def at(x_shape):\n        {lines}\n    return at\n"
+    exec(source, space)
+    workspace = any_size_gpu_helpers.Workspace("cpu")
+    run = any_size_gpu_helpers.CallsBySize(space["bind"](workspace), workspace, "cpu", True, way="flat")
+    run.gpu, run.index, run.own = True, -1, kernels
+    return run
+
+
+def _checked(shapes: Any, wanted: Any, conditions: Any) -> None:
+    assert shapes == wanted and all(holds for _, holds in conditions)
+
+
 class Kernel:
     """A kernel of the host's driver by its name, with its own interface: tensors, and `boxes` for tensor maps."""
 
@@ -114,6 +136,6 @@ class Kernel:
 class SizedKernel(Kernel):
     """A kernel that gets its size as an argument."""
 
-    def __call__(self, *given: Any, sizes: Any = (), boxes: Any = (), grid: Any = 1) -> Any:
+    def __call__(self, *given: Any, sizes: Any = (), boxes: Any = (), grid: Any = 1, early: bool = False) -> Any:
         self.launched([*(ctypes.c_uint64(x.data_ptr()) for x in given), *map(ctypes.c_int, sizes),
                        *(self.described(*b).memory for b in boxes)])  # fmt: skip

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(autouse=True)
 def compiled() -> None:
-    if direct_calls._made() is None:
+    if direct_calls.c_function("direct_call") is None:
         pytest.skip("Python's headers or a C compiler are missing")
 
 
@@ -274,8 +274,8 @@ def test_programs_of_every_size_have_a_function_at_each(driver: Any, monkeypatch
 
 def test_without_python_headers_the_program_makes_all_calls(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(direct_calls.sysconfig, "get_path", lambda name: "/nowhere")
-    assert direct_calls._made.__wrapped__() is None
-    monkeypatch.setattr(direct_calls, "_made", lambda: None)
+    assert direct_calls.c_function.__wrapped__("direct_call") is None
+    monkeypatch.setattr(direct_calls, "c_function", lambda name: None)
     run = calls(driver, "flat")
     ((x, y), *_) = inputs(1)
     run(x, y)
