@@ -25,7 +25,7 @@ typedef struct {
     int (*update)(void *, void *, void *);
     int (*run)(void *, void *);
     void *executable;
-    PyObject *table;
+    PyObject *table;  // list of launches, or weak reference to the executable graph, that the call is for
     uint64_t last[MOST];
 } Call;
 
@@ -69,7 +69,11 @@ static int address_of(Call *c, PyObject *tensor, uint64_t *where) {
 static int current(Call *c, PyObject *calls, uint64_t *stream) {
     int there;
     if (c->executable) {
-        if (!is(calls, executable_name, c->table)) return 0;
+        PyObject *graph = PyObject_CallNoArgs(c->table);  // a weak reference
+        if (!graph) return -1;
+        int same = is(calls, executable_name, graph);
+        Py_DECREF(graph);
+        if (!same || graph == Py_None) return 0;
     } else {
         PyObject *kernels = PyObject_GetAttr(calls, kernels_name);
         if (!kernels) return -1;

@@ -156,7 +156,7 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
     found: Direct = made((
         weak, owner, None if owner is None else lambda: _turned(owner, weak()), lock.acquire, lock.release, guard,
         torch._C.TensorBase.data_ptr, torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, calls.index, capturing,
-        [], tuple(makers), tuple(results), calls.executable if graph else table,
+        [], tuple(makers), tuple(results), ref(calls.executable) if graph else table,
         b"".join(_slots(table)), b"".join(map(_launch, table)), b"".join(pack("=QQ", a, a + n) for a, n in sorted(spans)),
         calls.count, calls.reuse, *[driver_address(table[0].driver.library, name) for name in names],
         calls.executable.value if graph else 0,
