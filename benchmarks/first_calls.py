@@ -3,7 +3,8 @@ CASE]`.
 
 First, products of PyTorch's BLAS libraries: µs until a call returns, of the first call at a number of rows, of the
 second, and of the first where another number of rows with the same multiple of 64 was multiplied before. Then a program
-of every size: µs of its first and later calls, and of their parts.
+of every size: µs of its first and later calls, with its functions of sizes (`backends/program/size_calls.py`) and
+without, and of the parts of the latter.
 """
 
 from __future__ import annotations
@@ -96,12 +97,13 @@ def program(case: str, budget: float) -> None:
     given = [inputs(case, t, "cuda") for t in NEW]
     for x in given[::10]:
         found(x)
-    times: dict[str, list[float]] = {"first": [], "second": [], "third": []}
     fresh = [x for i, x in enumerate(given) if i % 10]
-    for name in times:
-        times[name] = [returned_us(lambda x=x: found(x)) for x in fresh[:40]]
-    for name, us in times.items():
-        shown(f"program, {name} call", us)
+    new = found._new_sizes
+    print(f"functions of sizes: {[] if new is None else [one.text for one in new.made]}", flush=True)
+    for label, functions, lengths in (("", new, fresh[:32]), (" of the emitted code", None, fresh[32:48])):
+        found._new_sizes = functions
+        for name in ("first", "second", "third", "fourth"):
+            shown(f"program, {name} call{label}", [returned_us(lambda x=x: found(x)) for x in lengths])
     parts, whole = Parts(), []
     for calls in [x for x in gc.get_objects() if type(x).__name__ == "CallsBySize"]:
         parts.wrap(calls, "at", "prepare a size")
@@ -111,9 +113,9 @@ def program(case: str, budget: float) -> None:
     for name in ("mm", "addmm", "bmm"):
         parts.wrap(torch, name, "products of libraries")
     parts.us.clear()
-    for x in fresh[40:]:
+    for x in fresh[48:]:
         whole.append(returned_us(lambda x=x: found(x)))
-    shown("program, first call, with clocks around its parts", whole)
+    shown("program, first call of the emitted code, with clocks around its parts", whole)
     print(json.dumps({name: round(us / len(whole), 1) for name, us in parts.us.items()}), flush=True)
 
 

@@ -38,7 +38,9 @@ Function add = {add_run, 4, {0, 8, 16, 24}, {8, 8, 8, 4}}, twice = {twice_run, 3
 
 void begin_capture(void) { captured = calloc(1, sizeof *captured); }
 Graph *end_capture(void) { Graph *found = captured; captured = NULL; return found; }
+static int fails_after = -1;  // launches until one fails
 void lose_context(void) { has_context = 0; }
+void fail_launch(int number) { fails_after = number; }
 
 int cuCtxGetCurrent(void **context) { *context = &has_context; return 0; }
 int cuCtxSetCurrent(void *context) { has_context = context == &has_context; return !has_context; }
@@ -55,6 +57,7 @@ int cuFuncGetParamInfo(Function *function, size_t i, size_t *offset, size_t *siz
 }
 int cuLaunchKernelEx(const Config *config, Function *function, void **parameters, void **extra) {
     if (!has_context) return 201;
+    if (fails_after >= 0 && fails_after-- == 1) return 700;
     early += config->count && *(int *)config->attributes == 6;
     Params how = {.function = function, .parameters = parameters};
     if (captured) filled(captured->nodes[captured->count++] = calloc(1, sizeof(Node)), &how);
