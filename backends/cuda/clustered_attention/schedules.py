@@ -22,7 +22,7 @@ WARPS = (1, 2, 3, 4, 6, 8, 12, 16)
 ACROSS = (1, 2, 4, 8)
 DEEP = (1, 2, 4)
 THREADS = 1024  # maximum threads of a block
-OTHERS = 70  # registers of a thread besides fragments
+OTHERS, LOOP = 70, 30  # registers of a thread besides fragments, and besides these in a loop over chunks
 # Constants for ranking only, in µs: launch and last stores; latency of loads; a chunk's exchanges between warps; the
 # exchange in a cluster; a fragment of a warp; a warp. READ: bytes/µs that an SM reads.
 LAUNCH, LATENCY, CHUNK, EXCHANGE, FRAGMENT, WARP = 1.0, 0.7, 0.25, 0.3, 0.02, 0.01
@@ -65,7 +65,8 @@ class AttentionSizes:
         eights = ceil(self.rows / 8)
         held = s.deep * (8 * keys + 16 * values) + 16 * values * eights + 4 * s.deep * eights * min(keys, 2)
         room = s.room(self.rows, self.head, self.columns)
-        return held + OTHERS <= min(255, target().registers // s.threads) and room <= target().dynamic_shared
+        others = OTHERS + (LOOP if s.chunk < part else 0)
+        return held + others <= min(255, target().registers // s.threads) and room <= target().dynamic_shared
 
     def us(self, s: ClusteredAttentionSchedule) -> float:
         """Estimated µs: launch and latency, bytes and instructions of the busiest SM, further chunks, exchange."""
