@@ -113,9 +113,10 @@ def _ranked(sizes: AttentionSizes, count: int) -> tuple[ClusteredAttentionSchedu
 def clustered_schedules(kernel: Kernel, shape: Shape, count: int) -> list[ClusteredAttentionSchedule]:
     """At most `count` schedules, best guess first."""
     sizes = sizes_of(kernel, shape)
-    if sizes is None:
-        return []
-    return [s for s in _ranked(sizes, count) if _emitted(kernel, shape, s)]
+    found = () if sizes is None else _ranked(sizes, count)
+    written = {seen: s for seen in (False, True) if (s := next((s for s in found if s.seen == seen), None)) is not None}
+    written = {seen: s for seen, s in written.items() if _emitted(kernel, shape, s)}  # others differ in numbers only
+    return [s for s in found if s.seen in written]
 
 
 def clustered_fits(kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule) -> bool:
