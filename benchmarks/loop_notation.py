@@ -12,8 +12,8 @@ from math import prod
 
 from tensor_graphs.egraph.ir.composite_ops import expand
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import LEAVES, Tensor
 from tensor_graphs.egraph.ir.index_maps import AffineMap, SameOrder, Stretched
+from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor
 
 _INFIX = {"add": " + ", "sub": " − ", "mul": "·", "div": " / "}
 _LOOPS = {"sum": "Σ", "max": "max", "min": "min", "mean": "mean"}

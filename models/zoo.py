@@ -16,7 +16,9 @@ from typing import Any
 from ..egraph.ir import builders as t
 from ..egraph.ir import composite_ops as c
 from ..egraph.ir.dims import Dim
-from ..egraph.ir.graph import Data, Graph, Tensor
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import Tensor
+from ..egraph.ir.weight_data import Data
 from ..writing import replacing
 from .common.random_weights import RandomArray
 from .files.safetensors import write_arrays

@@ -19,8 +19,9 @@ from tensor_graphs.backends.program.weights import bytes_of
 from tensor_graphs.cli import app
 from tensor_graphs.cli.generate import _Shown
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import Graph, structural_digest
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import structural_digest
 from tensor_graphs.errors import (
     BadModelError,
     BadWeightsError,

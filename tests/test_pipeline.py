@@ -16,9 +16,10 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous

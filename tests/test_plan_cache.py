@@ -25,7 +25,8 @@ from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.composite_ops import rms_norm, softmax
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.pipeline import cached_kernels, choose_form, measuring, recall, search, time_program, verify_program
 from tensor_graphs.pipeline import plan_cache as remember

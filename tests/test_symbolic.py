@@ -22,9 +22,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dims import bind, parse
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.size_conditions import conditions
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.lift import Numbers, generic_sizes, lifted
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError

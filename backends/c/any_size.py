@@ -13,8 +13,8 @@ from hashlib import blake2b
 from math import prod
 
 from ...egraph.ir.dims import Dim, DimExpr, bind, volume
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.memo import memo
+from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
 from ...extract.model.kernel import Call, Template

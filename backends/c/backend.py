@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import is_float
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.tensor import Tensor, topological
 from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any
 
 from ...egraph.ir.dims import Dim, DimExpr, bind, bounds, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
 from ...extract.model.kernel import Call, Layout, Template

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ..ir.index import Axis
 from ..ir.kernel import Kernel, if_fusable
 from ..ir.precision import Precision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...egraph.ir.graph import Tensor, make, rebuild
+from ...egraph.ir.tensor import Tensor, make, rebuild
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError
 from ...extract.model.kernel import Call, Operand, Template, contiguous

@@ -18,8 +18,8 @@ from math import prod
 from typing import Any, ClassVar
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.saturate.lift import Numbers
 from ...egraph.view.view import EGraphView
 from ...errors import UsageError

@@ -19,8 +19,8 @@ from math import prod
 from typing import Any
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
+from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
 from ...extract.model.library_kernel import OUTPUT_SEPARATOR, KernelBase, mentions_out
 from ...extract.model.work import graph_flops

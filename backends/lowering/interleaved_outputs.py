@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.tensor import Tensor, topological
 from ..ir.index import Axis, Index, index
 from ..ir.kernel import Buffer, Builder, if_fusable
 from .op_rules import Reader

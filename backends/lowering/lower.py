@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.memo import memo
+from ...egraph.ir.tensor import Tensor, make, rebuild, topological
 from ...extract.fusion.product_operands import is_product_operand
 from ...extract.model.kernel import contiguous
 from ..ir.axes import normalized

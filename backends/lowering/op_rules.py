@@ -12,8 +12,8 @@ from itertools import product
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.index_maps import IndexMap, Parts, SameOrder, Stretched
+from ...egraph.ir.tensor import Tensor, make
 from ..ir.index import Axis, Index, index, linear, unravelled
 from ..ir.kernel import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
 from ..ir.simplify import as_index, conjuncts

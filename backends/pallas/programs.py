@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.graph import Tensor, structural_digest
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, structural_digest
 from ...extract.model.kernel import output_names
 from ...extract.model.plan import Plan
 from ..ir.source_text import identifier, indented, one_line, signature, title

@@ -23,9 +23,9 @@ import numpy as np
 
 from ...costdb.keys import rates
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import filled
+from ...egraph.ir.weight_data import Data
 from ...errors import ShapeError, Unpicklable, UsageError
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value

@@ -17,8 +17,9 @@ import numpy as np
 from ...costdb.keys import rates
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data, Tensor, load_data, make, structural_digest, topological
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor, make, structural_digest, topological
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadWeightsError
 from ...plain import file_identity
 from ..runtime.marshalling import Exchange

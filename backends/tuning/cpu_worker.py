@@ -25,10 +25,11 @@ from ...costdb.keys.device import cores
 from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Graph, Tensor, structural_digest, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import build, parse_terms
+from ...egraph.ir.tensor import Tensor, structural_digest, topological
 from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.meaning import output_terms
 from ...extract.model.work import call_work

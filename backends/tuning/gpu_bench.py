@@ -11,9 +11,10 @@ from unittest import mock
 from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir import dtypes
 from ...egraph.ir.dtypes import torch_dtype
-from ...egraph.ir.graph import Graph, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern import parse_terms
+from ...egraph.ir.tensor import topological
 from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms
 from ...extract.model.work import written_into

@@ -18,8 +18,9 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import torch_dtype
-from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import expand_all
+from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import Operand
 from ..runtime.marshalling import tensor_of
 from ..verification import inputs as drawing

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.strips import Axes, axes_of, interval_view
+from ...egraph.ir.tensor import Tensor
 from ..verification.rounding_noise import Disturbed
 
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,9 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import Call
 from ..verification.inputs import Role, roles, whole_numbers
 from .single_kernel import Array, laid

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import Op
+from ...egraph.ir.tensor import Tensor
 from . import compare
 from .compare import module_of, wide
 

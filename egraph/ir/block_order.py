@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .graph import Graph, Tensor, topological
+from .graph import Graph
+from .tensor import Tensor, topological
 
 #: Two readers of one value, one depending on the other, that are at least this many nodes apart belong to different
 #: repeats.

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from .block_order import Listing
-from .graph import Tensor, attrs_key
+from .tensor import Tensor, attrs_key
 
 #: Half size, in nodes, of the neighborhood that decides where the order is cut.
 WINDOW = 6

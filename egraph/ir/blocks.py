@@ -24,7 +24,8 @@ from typing import Any
 
 from .block_order import Listing, compute_nodes
 from .block_pieces import BlockPiece, cut, merge
-from .graph import Graph, Tensor, attrs_key, make, rebuild, topological
+from .graph import Graph
+from .tensor import Tensor, attrs_key, make, rebuild, topological
 
 #: Larger constants (in bytes) are passed to their block as parameters instead of being part of it.
 CONSTANT_BYTES = 1024

@@ -23,9 +23,9 @@ from ...errors import RuleError
 from . import builders as api
 from . import composite_ops as composite
 from . import quantized_ops
-from .graph import Tensor, make
 from .memo import memo
 from .ops import OPS, Type
+from .tensor import Tensor, make
 
 
 # ---------------------------------------------------------------- attribute expressions

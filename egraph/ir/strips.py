@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .dims import concrete
-from .graph import Tensor, make
 from .interpret import expand_all
+from .tensor import Tensor, make
 
 Axis = int | None  # None: the whole operand is needed
 _ALONG = ("slice", "concat", "pad")  # ops that act along their attribute `axis` and leave other axes alone

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ...errors import UsageError
-from ..ir.graph import Graph, Tensor
+from ..ir.graph import Graph
 from ..ir.rule import Rule
+from ..ir.tensor import Tensor
 from ..view.glue import merged
 from ..view.view import EGraphView, Ints
 from .engine import Stop, never

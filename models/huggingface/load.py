@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ...egraph.ir.graph import Data, Graph, Tensor
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ...writing import named_path
 from ..files.inside import inside

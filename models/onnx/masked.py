@@ -13,7 +13,7 @@ from math import prod
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from .node import OPERATORS, Node, Picked, Places, Value
 
 #: Operators whose results have one element per element of the (broadcast) operands.

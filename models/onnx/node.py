@@ -16,8 +16,9 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, DimExpr, concrete
-from ...egraph.ir.graph import Data, Tensor
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data
 from ...errors import BadModelError, ShapeError, TooLargeError, UnsupportedError
 from ..common.sizes import size_tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from .node import Listed, Node, Result, SymbolicInts, operator, resolve
 

@@ -12,8 +12,10 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import dims as dims_
 from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Data, Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.structure import Record
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data
 from ...egraph.simplify.masks import LARGEST
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
 from ..common.module_paths import ModulePaths, path_of_stack

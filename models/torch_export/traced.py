@@ -16,7 +16,8 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import dims as dims_
 from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
 from ...errors import TensorGraphsError, UnsupportedError
 from ..common.sizes import size_tensor
 from .arrays import dtype_name

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.interpret import evaluate, expand_all
 from ...egraph.ir.ops import Type
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor, topological
 from ...errors import ShapeError
 from ..semantics.prime_field import PRIMES, NotModular, modular
 

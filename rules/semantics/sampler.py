@@ -10,7 +10,6 @@ from typing import Any
 
 from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.pattern import (
     Apply,
@@ -29,6 +28,7 @@ from ...egraph.ir.pattern import (
     subterms,
 )
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.type_laws import LAWS, infer
 from ...errors import ShapeError
 

@@ -41,11 +41,12 @@ from tensor_graphs.backends.tuning.single_kernel import (
 )
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.egraph.ir.special_functions import erf
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous

@@ -30,9 +30,10 @@ from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .cuda_host import NAME, Guarded, Kernel, compiled, source_of

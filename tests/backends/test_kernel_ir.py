@@ -28,9 +28,10 @@ from tensor_graphs.backends.lowering.scale_motion import base_two, scaled_early
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.triton.backend import generated, launches
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -21,9 +21,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton.emit.row_stores import rows
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.pattern import build, parse_terms, shared
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import ExtractionError, RuleError

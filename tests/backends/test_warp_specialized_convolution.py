@@ -16,9 +16,9 @@ from tensor_graphs.backends.triton.backend import BACKEND
 from tensor_graphs.backends.triton.schedules.parameters import ConvolutionSchedule
 from tensor_graphs.backends.triton.warp_specialized.convolution import convolution_of
 from tensor_graphs.backends.triton.warp_specialized.schedules import convolution_schedules
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .gluon_host import host

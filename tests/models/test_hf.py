@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.graph import Data
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.weight_data import Data
 from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 from tensor_graphs.models import zoo
 from tensor_graphs.models.files.arrays import MappedArray

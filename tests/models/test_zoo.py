@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import Graph, load_data
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.weight_data import load_data
 from tensor_graphs.models import zoo
 from tensor_graphs.models.common.random_weights import RandomArray
 from tensor_graphs.models.files.native import load_graph, save_graph

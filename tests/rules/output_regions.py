@@ -26,8 +26,8 @@ from typing import Any
 
 from tensor_graphs.egraph.ir import builders as api
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import LEAVES, Tensor, make
 from tensor_graphs.egraph.ir.index_maps import AffineMap, Parts, Stretched
+from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor, make
 from tensor_graphs.errors import UsageError
 
 Box = tuple[tuple[int, int], ...]  # per axis [start, stop)

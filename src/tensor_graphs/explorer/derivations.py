@@ -13,7 +13,6 @@ from typing import Any
 
 from ..egraph.explain.explain import DEFINITION, matches
 from ..egraph.ir.builders import input as placeholder
-from ..egraph.ir.graph import Tensor, topological
 from ..egraph.ir.pattern import (
     Apply,
     Attr,
@@ -29,6 +28,7 @@ from ..egraph.ir.pattern import (
 )
 from ..egraph.ir.recurrent import parts_of
 from ..egraph.ir.rule import Rule
+from ..egraph.ir.tensor import Tensor, topological
 from ..egraph.view.match import Binding, Matcher, rounded
 from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate

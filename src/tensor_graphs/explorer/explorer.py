@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..egraph.explain.explain import Explanation
-from ..egraph.ir.graph import Tensor
+from ..egraph.ir.tensor import Tensor
 from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of

@@ -20,7 +20,8 @@ from .. import cache_folder, settings
 from ..backends.program.program import Program
 from ..backends.tuning.keys import key_of
 from ..backends.verification.inputs import index_bounds
-from ..egraph.ir.graph import Graph, structural_digest
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import structural_digest
 from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.alternatives import variants

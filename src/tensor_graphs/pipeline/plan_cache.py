@@ -29,7 +29,8 @@ from ..backends.tuning.keys import machine_of
 from ..costdb.keys.device import cores
 from ..costdb.store import shards
 from ..costdb.store.store import Store
-from ..egraph.ir.graph import Data, Graph, load_data
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.weight_data import Data, load_data
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Backend, Candidate, Vertex
 from ..extract.model.plan import Plan

@@ -20,8 +20,10 @@ from ..backends.program.launching import WAYS
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import DimExpr
-from ..egraph.ir.graph import Graph, Tensor, constant, load_data
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.ops import Type
+from ..egraph.ir.tensor import Tensor, constant
+from ..egraph.ir.weight_data import load_data
 from ..errors import UsageError
 from ..extract.model.kernel import Call, Operand, Template
 from ..extract.model.plan import Plan, Step, Value

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir import dtypes
-from ..egraph.ir.graph import Graph, Tensor, topological
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
+from ..egraph.ir.tensor import Tensor, topological
 from ..errors import TraceError
 from ..verification.comparison import allowed_error, misplaced, pieces, relative_error
 

@@ -18,10 +18,11 @@ from ..backends.verification import inputs as drawing
 from ..backends.verification.rounding_noise import Disturbed
 from ..egraph.ir import dtypes
 from ..egraph.ir.dtypes import HALVES
-from ..egraph.ir.graph import Graph, Tensor, make
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.rule import Rule
+from ..egraph.ir.tensor import Tensor, make
 from ..errors import TensorGraphsError
 from ..extract.model.meaning import output_terms
 from ..extract.model.plan import Plan, Step

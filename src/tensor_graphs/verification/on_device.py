@@ -20,8 +20,9 @@ from ..backends.verification.torch_reference import evaluate_tensors
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.dtypes import HALVES, torch_dtype
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
+from ..egraph.ir.tensor import Tensor
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,11 @@ from ..backends.verification import inputs as drawing
 from ..backends.verification.compare import Worst
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor, load_data
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.strips import Axes, axes_of, interval_view
+from ..egraph.ir.tensor import Tensor
+from ..egraph.ir.weight_data import load_data
 from ..errors import VerificationError
 from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, worst_of_inputs
 from .judge import Judge
