@@ -535,7 +535,7 @@ def test_pieces_of_an_axis_are_found_by_its_multiples(example: int, multiple: in
 
 def test_sizes_that_never_meet_are_an_error_as_before() -> None:
     torch = pytest.importorskip("torch")
-    from tensor_graphs.models.torch_export.sizes import _step
+    from tensor_graphs.models.torch_export.divisible_sizes import _step
 
     assert torch is not None
     parts: dict[str, int] = {}
