@@ -91,7 +91,7 @@ def decode_graph(config: dict[str, Any]) -> Any:
     from tensor_graphs.generation.cached_model import caches_of
     from tensor_graphs.generation.programs import step_graph
     from tensor_graphs.models.huggingface.step import Folder
-    from tensor_graphs.models.zoo import random_checkpoint
+    from tensor_graphs.models.random_checkpoints import random_checkpoint
 
     return step_graph(Folder.of(config, random_checkpoint(config)), caches_of(1, LENGTH), 1)
 

@@ -38,7 +38,7 @@ from tensor_graphs.generation.text import TextStream, Tokenizer
 from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
-from tensor_graphs.models.zoo import write_checkpoint
+from tensor_graphs.models.random_checkpoints import write_checkpoint
 from tensor_graphs.processes import forks
 
 VOCAB, LENGTH, LONG = 24, 48, 23

@@ -177,9 +177,9 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_tensors_of_a_folder_that_are_not_used_are_in_the_report(tmp_path: Path) -> None:
-    from tensor_graphs.models import zoo
+    from tensor_graphs.models import random_checkpoints
 
-    folder = zoo.write_bert(tmp_path, layers=1, hidden=16, heads=2, intermediate=16, vocab=11, positions=8,
+    folder = random_checkpoints.write_bert(tmp_path, layers=1, hidden=16, heads=2, intermediate=16, vocab=11, positions=8,
                             architectures=["BertForPreTraining"])  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))

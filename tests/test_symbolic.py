@@ -371,9 +371,9 @@ def test_random_graphs_agree_at_several_sizes(chosen: list[int], searched: tuple
 
 # ---------------------------------------------------------------- model files
 def test_a_decoder_folder(tmp_path: Path) -> None:
-    from tensor_graphs.models import zoo
+    from tensor_graphs.models import random_checkpoints
 
-    path = zoo.write_gpt2(tmp_path / "m", layers=2, hidden=32, heads=2, vocab=50, positions=40)
+    path = random_checkpoints.write_gpt2(tmp_path / "m", layers=2, hidden=32, heads=2, vocab=50, positions=40)
     graph = tg.load(path)
     program = tg.optimize(path, dims={"sequence": 8}, **FAST)
     assert program.report.sizes["sequence"] == "1..40 (searched at 8)"
