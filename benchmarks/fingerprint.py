@@ -35,7 +35,7 @@ from unittest import mock
 import tensor_graphs as tg
 from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.generate.kernel_text import kernel_text
-from tensor_graphs.backends.ir.kernel import Unfusable
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.program.emission import emit_for
 from tensor_graphs.backends.registry import backends, select

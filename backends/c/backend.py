@@ -25,7 +25,8 @@ from ..generate.generator import KernelGenerator, Lowering, Lowerings
 from ..generate.lowering_requests import LoweringRequest
 from ..generate.template import GeneratedKernel, template_of
 from ..generate.weight_layouts import even
-from ..ir.kernel import Kernel, walk
+from ..ir.expr import walk
+from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
 from .emit.attention import ROWS as ATTENTION_ROWS

@@ -11,9 +11,10 @@ from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none
 from ..generate.template import CARRYING, COUNTING, GeneratedKernel, template_of
-from ..ir.kernel import PROBE, Kernel, Unfusable, if_fusable
+from ..ir.kernel import PROBE, Kernel
 from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of
+from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
 from .emit.kernel import emit, emit_joined

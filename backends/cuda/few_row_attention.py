@@ -17,8 +17,9 @@ from math import log2, prod
 
 from ...egraph.ir import dtypes
 from ..generate.schedule import Domain, Schedule, flag, number, optional
+from ..ir.expr import Expr, walk
 from ..ir.index import Axis
-from ..ir.kernel import Expr, Kernel, walk
+from ..ir.kernel import Kernel
 from ..ir.loop_fusion import up_to
 from ..ir.tiling import Shape, divisors
 from ..machine import per_machine, target

@@ -10,9 +10,11 @@ from ...egraph.ir import dtypes
 from ..generate.emitter import split_axis
 from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
 from ..generate.strategy import after
+from ..ir.expr import walk
 from ..ir.index import Axis, Index
-from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
+from ..ir.kernel import Kernel
 from ..ir.tiling import Shape, padded, shape_of
+from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of

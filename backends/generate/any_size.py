@@ -29,8 +29,8 @@ from ...errors import ShapeError, TensorGraphsError
 from ...extract.model.kernel import Call, Layout, Template
 from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.sizes import bound_call, bound_terms
-from ..ir.kernel import Unfusable
 from ..ir.source_text import literal
+from ..ir.unfusable import Unfusable
 from .emitter import Emitter
 from .free_terms import Sized, free_call, free_terms
 from .size_fit import Limited, Sizes

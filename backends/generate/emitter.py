@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from ...egraph.ir.tensor import Tensor
 from ..ir.index import Axis
-from ..ir.kernel import Kernel, if_fusable
+from ..ir.kernel import Kernel
 from ..ir.precision import Precision
 from ..ir.tiling import Shape
+from ..ir.unfusable import if_fusable
 from ..lowering.split_reduction import split
 from .schedule import Move, Numbers, Schedule
 

@@ -33,7 +33,7 @@ from ...extract.fusion.repeated_blocks import RepeatedBlocks
 from ...extract.model.kernel import Backend, Call, Template
 from ..contract import BackendBase
 from ..gpu_backend import GpuBackend
-from ..ir.kernel import walk
+from ..ir.expr import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
 from ..machine import Machine, target
 from .any_size import sized_kernel

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.tensor import Tensor, topological
+from ..ir.expr import Builder
 from ..ir.index import Axis, Index, index
-from ..ir.kernel import Buffer, Builder, if_fusable
+from ..ir.kernel import Buffer
+from ..ir.unfusable import if_fusable
 from .op_rules import Reader
 
 

@@ -15,9 +15,11 @@ from ...egraph.ir.tensor import Tensor, make, rebuild, topological
 from ...extract.fusion.product_operands import is_product_operand
 from ...extract.model.kernel import contiguous
 from ..ir.axes import normalized
+from ..ir.expr import Builder, Expr
 from ..ir.index import Axis, Index, index, linear, unravelled
-from ..ir.kernel import Buffer, Builder, Expr, Kernel, OutputStore, Unfusable
+from ..ir.kernel import Buffer, Kernel, OutputStore
 from ..ir.simplify import as_index
+from ..ir.unfusable import Unfusable
 from .concat_split import SHORT, ResultPiece, pieces, should_unroll
 from .interleaved_outputs import Beside, side_by_side
 from .op_rules import Reader, from_the_start

@@ -14,9 +14,11 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.index_maps import IndexMap, Parts, SameOrder, Stretched
 from ...egraph.ir.tensor import Tensor, make
-from ..ir.index import Axis, Index, index, linear, unravelled
-from ..ir.kernel import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
+from ..ir.expr import Builder, Expr, operands_first
+from ..ir.index import WINDOW, Axis, Index, index, linear, unravelled
+from ..ir.kernel import Buffer
 from ..ir.simplify import as_index, conjuncts
+from ..ir.unfusable import Unfusable
 
 
 class Reader:

@@ -18,6 +18,7 @@ from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import shape_of
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program import memory_plan as memory
 from tensor_graphs.backends.program.program import Program
@@ -155,9 +156,9 @@ def test_halves_share_two_products(name: str) -> None:
 
 def test_what_is_written_into_is_not_read() -> None:
     a, at = x("a", 4, 9), t.input("at", (4, 1), "int64")
-    with pytest.raises(kir.Unfusable, match="buffer that it scatters into"):
+    with pytest.raises(Unfusable, match="buffer that it scatters into"):
         kernel([t.scatter_elements(a, at, t.sum(a, axis=1, keepdims=True), 1)])
-    with pytest.raises(kir.Unfusable, match="not updated in place"):
+    with pytest.raises(Unfusable, match="not updated in place"):
         kernel([t.scatter_elements(a, at, x("b", 4, 1), 1, "add")])
 
 

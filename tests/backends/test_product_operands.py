@@ -12,7 +12,7 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.ir import interpret as kir_numpy
-from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
@@ -73,7 +73,7 @@ def test_blocks_that_walk_the_reduction_and_parts_of_it_are_refused() -> None:
     assert template.emitter.fits(found.kernel, found.shape, first, False)
     walked = {**first, "t0": 8, "u0": 1, "v0": 1}
     assert not template.emitter.fits(found.kernel, found.shape, walked, False)
-    with pytest.raises(kir.Unfusable, match="along the split reduction axis"):
+    with pytest.raises(Unfusable, match="along the split reduction axis"):
         split(found.kernel, found.shape.outer[0], 2)
 
 

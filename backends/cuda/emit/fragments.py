@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis
-from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
+from ...ir.kernel import Kernel
 from ...ir.tiling import Dot
+from ...ir.unfusable import Unfusable
 from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
 from .frame import CudaPart, CudaScope, Local
 from .loads import WARM, ThreadLoads

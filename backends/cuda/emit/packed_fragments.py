@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
+from ...ir.kernel import Kernel
 from ...ir.tiling import Dot, Shape
+from ...ir.unfusable import Unfusable
 from .code_forms import BYTES, CodeForm, code_form
 from .fragment_frame import CHUNK, HEIGHT, WIDTH
 from .fragments import Fragments, Put, plus, refusal

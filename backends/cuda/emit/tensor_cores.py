@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir.kernel import Expr, Unfusable
+from ...ir.expr import Expr
+from ...ir.unfusable import Unfusable
 from .fragment_frame import FragmentFrame
 from .fragments import Fragments, Put, plus
 from .frame import CudaPart, Local

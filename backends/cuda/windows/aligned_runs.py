@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
+from ...ir.expr import Expr
 from ...ir.index import Index
-from ...ir.kernel import Expr
 from ...ir.simplify import as_index
 
 

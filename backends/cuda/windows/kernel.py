@@ -17,9 +17,11 @@ from math import prod
 
 from ....egraph.ir.dtypes import HALVES, itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
+from ...ir.expr import Builder, Expr, below_maximum, walk
 from ...ir.index import WIDE, Axis, Index, index
-from ...ir.kernel import Builder, Expr, Kernel, OutputStore, Unfusable, below_maximum, walk
+from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import is_window
+from ...ir.unfusable import Unfusable
 from ..emit.spelling import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, integer, operation
 from .aligned_runs import Run, aligned, aligned_vectors, covering, run_of
 from .unrolling import FOLD, moved, unrolled

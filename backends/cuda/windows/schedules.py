@@ -10,8 +10,9 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from ....egraph.ir.dtypes import itemsize
+from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, index
-from ...ir.kernel import Expr, Kernel
+from ...ir.kernel import Kernel
 from ...machine import per_machine, target
 from .kernel import WindowSchedule, is_windowed
 
