@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..egraph.ir.weight_data import Data
-from ..writing import replacing
+from ..writing.files import replacing
 from .common.random_weights import RandomArray
 from .files.safetensors import write_arrays
 from .huggingface.checkpoint import Config, Weights

@@ -31,7 +31,8 @@ from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
 from ...wording import counted
-from ...writing import named_path, recover, replacing_folder
+from ...writing.files import named_path
+from ...writing.folders import recover, replacing_folder
 from ..device import HOST
 from ..runtime.arguments import unfolded
 from ..runtime.cpu_tensors import LARGE, TensorCalls

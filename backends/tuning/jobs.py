@@ -18,7 +18,7 @@ from ...egraph.ir.ops import Type
 from ...errors import TensorGraphsError, UsageError
 from ...extract.model.kernel import Call, Candidate, Template
 from ...plain import Malformed, read_bytes
-from ...writing import write_bytes
+from ...writing.files import write_bytes
 from ..generate.kernel_text import call_json, call_of_json
 from ..ir.precision import IEEE
 from .keys import key_of

@@ -15,7 +15,7 @@ from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
 from ..option_checks import is_budget, is_named
 from ..pipeline.prices import KernelBounds
-from ..writing import write_text
+from ..writing.files import write_text
 from .derivations import Derivation, TermMatcher, derivations
 from .static_pages import StaticPages
 from .what_if import SOLVE_SECONDS, Question, WhatIf

@@ -37,7 +37,7 @@ from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
 from ..verification.diagnose import meaning
 from ..verification.reference import sample_inputs
-from ..writing import replacing_raw
+from ..writing.files import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate
 
 LARGEST = 1 << 26  # maximum bytes of a file of times

@@ -38,7 +38,7 @@ from ..models.files.native import graph_to_json
 from ..plain import decode
 from ..private import read_sealed, sealed
 from ..report.report import Report
-from ..writing import replacing_raw
+from ..writing.files import replacing_raw
 from .cached_kernels import SUFFIX
 from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
 from .prices import CostPricer
