@@ -28,7 +28,8 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import build, parse_terms
+from ...egraph.ir.pattern import build
+from ...egraph.ir.pattern_parser import parse_terms
 from ...egraph.ir.tensor import Tensor, structural_digest, topological
 from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.meaning import output_terms

@@ -13,7 +13,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dtypes import torch_dtype
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import parse_terms
+from ...egraph.ir.pattern_parser import parse_terms
 from ...egraph.ir.tensor import topological
 from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms

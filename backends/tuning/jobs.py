@@ -77,7 +77,8 @@ def template_of_job(job: Job, call: Call) -> Template:
 
 def _generated(job: Job, call: Call) -> Template:
     from ...egraph.ir.builders import input as placeholder
-    from ...egraph.ir.pattern import build, parse_terms
+    from ...egraph.ir.pattern import build
+    from ...egraph.ir.pattern_parser import parse_terms
     from ..registry import backend
 
     leaves = {

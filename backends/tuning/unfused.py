@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.pattern import Name, PatternCall, Var
+from ...egraph.ir.pattern import PatternCall, Var
+from ...egraph.ir.pattern_attrs import Name
 from ...egraph.ir.tensor import Tensor
 from ...errors import NoPlanError
 from ...extract.model.kernel import Backend, Call, Operand, Strides, Template, contiguous

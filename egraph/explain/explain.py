@@ -17,7 +17,8 @@ from typing import Any
 
 from ...errors import UsageError
 from ..ir.graph import Graph
-from ..ir.pattern import build, holds
+from ..ir.pattern import build
+from ..ir.pattern_attrs import holds
 from ..ir.recurrent import parts_of
 from ..ir.rule import Rule
 from ..ir.tensor import LEAVES, Tensor, topological

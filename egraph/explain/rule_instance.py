@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import ShapeError
-from ..ir.pattern import Apply, Attr, AttrConstant, Fact, Literal, Name, Term, Var, build, holds
+from ..ir.pattern import Literal, Term, Var, build
+from ..ir.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, holds
 from ..ir.rule import Rule
 from ..ir.tensor import Tensor, attrs_key
 from ..view.match import rounded

@@ -8,19 +8,10 @@ from functools import cached_property
 from typing import Literal as OneOf
 
 from ...errors import RuleError
-from .pattern import (
-    Attr,
-    Name,
-    PatternCall,
-    Term,
-    attr_names,
-    attr_variables,
-    parse_guard,
-    parse_term,
-    subterms,
-    variables,
-)
 from .pattern import Literal as Number
+from .pattern import PatternCall, Term, attr_variables, subterms, variables
+from .pattern_attrs import Attr, Name, attr_names
+from .pattern_parser import parse_guard, parse_term
 
 Growth = OneOf["collects", "rearranges", "expands"]
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from ...egraph.ir.dims import Dim, DimExpr, bind
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Name, PatternCall, Term
+from ...egraph.ir.pattern import PatternCall, Term
+from ...egraph.ir.pattern_attrs import Name
 from ...egraph.ir.tensor import Tensor, make, rebuild
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError

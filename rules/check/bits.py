@@ -23,7 +23,8 @@ from typing import Any
 from ...egraph.ir import builders as api
 from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms, variables
+from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms, variables
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, make
 from ..semantics.solver import OutOfScope, z3

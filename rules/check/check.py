@@ -24,7 +24,8 @@ from typing import Literal
 import numpy as np
 
 from ...egraph.ir.interpret import expand_all
-from ...egraph.ir.pattern import Apply, Attr, build, holds
+from ...egraph.ir.pattern import build
+from ...egraph.ir.pattern_attrs import Apply, Attr, holds
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import topological
 from ...errors import RuleError, ShapeError

@@ -6,9 +6,7 @@ import random
 from collections.abc import Sequence
 
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.pattern import (
-    build,
-)
+from ...egraph.ir.pattern import build
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.saturate.saturate import Limits, SaturationSession, saturate_block

@@ -18,7 +18,8 @@ from ...egraph.ir import builders as api
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.interpret import apply, expand_all
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Attr, Term
+from ...egraph.ir.pattern import Term
+from ...egraph.ir.pattern_attrs import Attr
 from ...egraph.ir.tensor import make, topological
 
 Array = np.ndarray[Any, Any]

@@ -24,7 +24,8 @@ from tensor_graphs.backends.tuning.single_kernel import run_outputs
 from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
-from tensor_graphs.egraph.ir.pattern import build, parse_terms, shared
+from tensor_graphs.egraph.ir.pattern import build, shared
+from tensor_graphs.egraph.ir.pattern_parser import parse_terms
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
