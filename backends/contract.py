@@ -83,7 +83,7 @@ class Target(Backend, Protocol):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`generate.free_terms.Sized`); None if there is none.
+        """Form for every size of a generated kernel (`generate.free_terms.SizedCall`); None if there is none.
 
         `numbers`: the call's generic sizes -> size expressions; `searched`: sizes at which the form is priced;
         `probes`: sizes at which it is checked; `others`: backends whose kernels may be used for sizes for which the

@@ -201,7 +201,7 @@ def test_what_is_predicted_otherwise_by_now_says_nothing_against_a_plan(home: Pa
     guessed = replace(plan, steps=tuple(replace(s, cost=guess(s.cost)) for s in plan.steps))
     empty = Store(home / "empty")
     remember.refuse_higher_prices(guessed, empty)
-    with pytest.raises(remember.Stale, match="not in the cost store"):
+    with pytest.raises(remember.StalePlan, match="not in the cost store"):
         remember.refuse_higher_prices(plan, empty)
 
 
@@ -210,7 +210,7 @@ def test_kernels_that_failed_since_are_not_taken_again(home: Path) -> None:
     first = optimized()
     ((step, call), *_) = priced_steps(first.plan)
     Store(home / "elsewhere").add([FailureRow(key=key_of(step.template, call), work=Work(0, 0), status="fault")])
-    with pytest.raises(remember.Stale, match=f"{step.template.name}.* has failed since"):
+    with pytest.raises(remember.StalePlan, match=f"{step.template.name}.* has failed since"):
         remember.refuse_higher_prices(first.plan, Store(home / "elsewhere"))
 
 

@@ -39,7 +39,7 @@ from ..runtime.cpu_tensors import LARGE, TensorCalls
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
 from .binaries import Binaries, collected, write_binaries
-from .buckets import FOLDER, AtSizes, BucketForm, Buckets
+from .buckets import FOLDER, BucketForm, Buckets, CallsAtSizes
 from .cuda_helpers import cuda_text
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
@@ -120,7 +120,7 @@ class Program(Unpicklable):
         self._tensors: TensorCalls | None = None  # how the bound program takes tensors of the CPU
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
-        self._fitting: dict[tuple[Any, ...], AtSizes] = {}  # shapes of a call -> what it needs
+        self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
         self.plans: dict[str, Program] = {}  # plans for some buckets of sizes, by name
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
@@ -453,7 +453,7 @@ class Program(Unpicklable):
             self._binaries, self._run = None, None
         return self._called(taken)
 
-    def _at(self, given: Sequence[Any]) -> AtSizes:
+    def _at(self, given: Sequence[Any]) -> CallsAtSizes:
         """The prepared calls for the arguments' sizes. Raises ShapeError for sizes outside their ranges."""
         try:
             shapes = tuple([x.shape for x in given])
@@ -467,7 +467,7 @@ class Program(Unpicklable):
             self._fitting[shapes] = found
         return found
 
-    def _fitted(self, shapes: Sequence[Sequence[int]]) -> AtSizes:
+    def _fitted(self, shapes: Sequence[Sequence[int]]) -> CallsAtSizes:
         inputs, ranges, divided = self.manifest.inputs, self.manifest.sizes, self.manifest.buckets
         for (name, shape, dtype), seen in zip(inputs, shapes):
             if len(shape) != len(seen):
@@ -483,7 +483,7 @@ class Program(Unpicklable):
             row = divided.of(sizes[divided.dimension])
             program, form = self.plans.get(row.plan, self), self._forms.get(row.least)
         form = form or program
-        return AtSizes(specs, form.quick(specs), form, program)
+        return CallsAtSizes(specs, form.quick(specs), form, program)
 
     def near(self, values: Sequence[Any]) -> list[Any]:
         """The values as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no

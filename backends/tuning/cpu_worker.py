@@ -40,7 +40,7 @@ from ..runtime.threads import one_blas_thread
 from ..user.files import KernelFile
 from ..user.templates import templates_of
 from ..verification import compare
-from ..verification.rounding_noise import Disturbed
+from ..verification.rounding_noise import RoundingSensitivity
 from .kernel_strips import KernelStrip, strips_of
 from .measured_operands import drawn, operand_values, shown
 from .result_check import Wrong, check, check_layout, check_values, worst
@@ -171,7 +171,7 @@ def busy() -> Callable[[], int]:
 WATCHES: dict[str, Stopwatch] = {WALL: wall, BUSY: busy}
 
 
-class Probe:
+class DisturbanceProbe:
     """Detector of disturbed samples: times a small fixed kernel and counts involuntary context switches."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class Probe:
         return float(np.quantile(self.seen[-400:], 0.25))
 
 
-_probe = Probe()
+_probe = DisturbanceProbe()
 
 
 def timed(
@@ -249,7 +249,7 @@ def _checked(
         if (strips := strips_of(roots, declared)) is not None:
             return "float64", _checked_strips(strips, call, got, allowed)
         reference, want = _reference(roots, given, operands, flops)
-        disturbed = Disturbed(Graph.of(list(roots), params=declared), {})
+        disturbed = RoundingSensitivity(Graph.of(list(roots), params=declared), {})
         checked = enumerate(zip(call.outputs, got, want, strict=True))
         return reference, worst([check(o, g, w, k, allowed, disturbed) for k, (o, g, w) in checked])
 

@@ -45,7 +45,7 @@ class OperandRole:
     bound: int = 100  # exclusive upper bound of indices
     distinct: bool = False  # indices without duplicates (scatter)
     last: bool = False  # each value is `bound` - 1: visible lengths of masks
-    free: drawing.Role | None = None  # role of integers that no other field restricts
+    free: drawing.InputDistribution | None = None  # role of integers that no other field restricts
 
 
 def _positive_operand(node: Tensor) -> Tensor | None:

@@ -33,7 +33,7 @@ def changed_by_order(
     taken in another order.
 
     `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`, `kept`, `poll`: as in
-    `rounding_noise.Disturbed`.
+    `rounding_noise.RoundingSensitivity`.
     """
     found = [module_of(o).zeros_like(o == o) for o in own]
     for number in range(RUNS):

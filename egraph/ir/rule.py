@@ -20,7 +20,7 @@ Growth = OneOf["collects", "rearranges", "expands"]
 class Rule:
     """Rewrite rule: `left` may be replaced by `right` wherever all guards in `when` hold.
 
-    pattern.py defines the syntax.
+    pattern_parser.py defines the syntax.
 
     A rule with several left sides (a merge) has as many right sides: all left sides must match at once, and each left
     side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,

@@ -73,9 +73,9 @@ def check_all(
     with ExitStack() as open_:
         coming: dict[str, Future[Verdict]] = {}
         if processes > 1 and len(distinct) >= MANY:
-            from .worker import Judges
+            from .worker import RuleCheckPool
 
-            judges = open_.enter_context(Judges(processes, seed, samples))
+            judges = open_.enter_context(RuleCheckPool(processes, seed, samples))
             coming = dict(zip((rule.text for rule in distinct), judges.all(distinct)))
         for index, rule in enumerate(rules):
             if stop():

@@ -31,7 +31,7 @@ FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit fl
 
 
 @dataclass(frozen=True)
-class Put:
+class PartialSums:
     """Location of the warps' partial sums in shared memory, in elements.
 
     `first`: offset of the first sum. `row`: row stride. `apart`: stride between the partial sums of two warps.
@@ -402,7 +402,7 @@ class Fragments(CudaPart):
                 nest.line(f"multiply({self.names[e].name}[{2 * h + i}], {', '.join(self._rows_of(a, h))}, {other});")
         nest.close()
 
-    def put(self, e: Expr, first: int) -> Put:
+    def put(self, e: Expr, first: int) -> PartialSums:
         """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
         returns their location.
 
@@ -430,7 +430,7 @@ class Fragments(CudaPart):
         else:
             each = f"for (int i = 0; i < {frame.count(local.dims)}; ++i)"
             self.line(f"{condition}{each} ({place})[thread / 4 % 8 + i * 8] = {local.name}[i];")
-        return Put(first, row, rows * row)
+        return PartialSums(first, row, rows * row)
 
 
 def plus(text: str, number: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.generate.free_terms import Sized
+from ..backends.generate.free_terms import SizedCall
 from ..backends.program.launching import WAYS
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
@@ -35,7 +35,7 @@ LARGEST_CONSTANT = 1 << 16  # maximum bytes of a constant that the plan has and 
 ORIGINS = ("input", "state", "weight", "kernel", "view")
 
 Json = dict[str, Any]
-Lift = Callable[[Template, Call], Sized | None]
+Lift = Callable[[Template, Call], SizedCall | None]
 """Function from a kernel at a graph's generic sizes and its call to the size-polymorphic kernel (`Symbolic.lift`)."""
 
 
