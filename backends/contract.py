@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from ..costdb.keys.device import MachineKey, host_key, toolchain_key
-from ..egraph.ir.graph import Tensor
 from ..egraph.ir.ops import Type
+from ..egraph.ir.tensor import Tensor
 from ..egraph.view.view import EGraphView
 from ..errors import UsageError
 from ..extract.model.kernel import Backend, Call, Generation, Template
@@ -83,7 +83,7 @@ class Target(Backend, Protocol):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`generate.free_terms.Sized`); None if there is none.
+        """Form for every size of a generated kernel (`generate.free_terms.SizedCall`); None if there is none.
 
         `numbers`: the call's generic sizes -> size expressions; `searched`: sizes at which the form is priced;
         `probes`: sizes at which it is checked; `others`: backends whose kernels may be used for sizes for which the

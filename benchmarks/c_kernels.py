@@ -14,7 +14,7 @@ import tensor_graphs as tg
 from tensor_graphs.backends.c.backend import BACKEND, generated
 from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
-from tensor_graphs.egraph.ir.graph import Tensor, topological
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .common import in_turn, row

@@ -65,11 +65,11 @@ def data(*parts: str) -> Path:
 
 def gemma(layers: int, *, vocab: int = 262_144, dtype: str = "bfloat16") -> Path:
     """A folder with a Gemma-3-270M-like model of random weights, written once."""
-    from tensor_graphs.models import zoo
+    from tensor_graphs.models import random_checkpoints
 
     folder = WORK / f"models/gemma3-{layers}-{vocab}-{dtype}"
     if not (folder / "config.json").exists():
-        zoo.write_gemma3(folder, layers=layers, vocab=vocab, dtype=dtype)
+        random_checkpoints.write_gemma3(folder, layers=layers, vocab=vocab, dtype=dtype)
     return folder
 
 

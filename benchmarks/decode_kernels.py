@@ -32,8 +32,8 @@ from tensor_graphs.costdb.store.schema import checked
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.common import quantization
 

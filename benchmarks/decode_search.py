@@ -94,7 +94,7 @@ def decode_graph(config: dict[str, Any], quantize: str = "") -> Any:
     from tensor_graphs.generation.programs import step_graph
     from tensor_graphs.models.common.quantized_graph import quantized
     from tensor_graphs.models.huggingface.step import Folder
-    from tensor_graphs.models.zoo import random_checkpoint
+    from tensor_graphs.models.random_checkpoints import random_checkpoint
 
     weights: dict[str, Any] = {n: Repeated(w) for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
     graph = step_graph(Folder.of(config, weights), caches_of(1, LENGTH), 1)

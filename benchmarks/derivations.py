@@ -11,8 +11,8 @@ from benchmarks.loop_notation import notation
 from tensor_graphs.egraph.explain.explain import Explanation, derive, spelled
 from tensor_graphs.egraph.explain.replay import check
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits
 from tensor_graphs.errors import RuleError
 from tensor_graphs.rules import ALL

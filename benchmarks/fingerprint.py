@@ -35,7 +35,7 @@ from unittest import mock
 import tensor_graphs as tg
 from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.generate.kernel_text import kernel_text
-from tensor_graphs.backends.ir.kernel import Unfusable
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.program.emission import emit_for
 from tensor_graphs.backends.registry import backends, select
@@ -43,7 +43,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.generation.programs import step_graph
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints, zoo
 from tensor_graphs.models.huggingface.step import Caches, Folder
 from tensor_graphs.models.load import load
 from tensor_graphs.models.onnx.ops import OPERATORS
@@ -120,7 +120,7 @@ def graph_of_zoo(name: str, sizes: Mapping[str, int], folder: Path) -> Graph:
 def graph_of_folder(name: str, sizes: Mapping[str, int], step: bool, folder: Path) -> Graph:
     """The graph of an architecture of the zoo, written to a folder: six tokens of two sequences, or a decode step over
     caches of 16."""
-    path = getattr(zoo, f"write_{name}")(folder, **sizes)
+    path = getattr(random_checkpoints, f"write_{name}")(folder, **sizes)
     return step_graph(Folder(path), Caches(1, 16, 1), 1) if step else load(path, dims={"batch": 2, "sequence": 6})
 
 

@@ -23,7 +23,7 @@ from benchmarks.gpu_case import power_handle
 from benchmarks.run import commit
 from benchmarks.schedule_replay import around, kernel_of, searched, x
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor
 
 TABLE = Path(__file__).parent / "results/gpu_power.md"
 RAW = Path(__file__).parent / "results/raw/gpu_power.json"

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 
 SIZES = (1000, 2000, 4000)
 SHAPE = (16, 16)

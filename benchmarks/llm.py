@@ -33,7 +33,7 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.generation import Generator
 from tensor_graphs.models.common.random_weights import RandomArray
 from tensor_graphs.models.huggingface.step import Folder
-from tensor_graphs.models.zoo import random_checkpoint
+from tensor_graphs.models.random_checkpoints import random_checkpoint
 from tensor_graphs.report.report import Report
 
 from .common import WORK

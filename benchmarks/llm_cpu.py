@@ -357,7 +357,7 @@ def step(
     """Times of a decode step with weights in a form: this library, ONNX Runtime, and ggml if its folder is given."""
     from tensor_graphs.generation import Generator
     from tensor_graphs.models.huggingface.step import Folder
-    from tensor_graphs.models.zoo import random_checkpoint
+    from tensor_graphs.models.random_checkpoints import random_checkpoint
 
     from .llm import Repeated, kernel_table, text_table
 

@@ -12,8 +12,8 @@ from math import prod
 
 from tensor_graphs.egraph.ir.composite_ops import expand
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import LEAVES, Tensor
-from tensor_graphs.egraph.ir.index_maps import AffineMap, SameOrder, Stretched
+from tensor_graphs.egraph.ir.index_maps import AffineMap, BroadcastMap, ReshapeMap
+from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor
 
 _INFIX = {"add": " + ", "sub": " − ", "mul": "·", "div": " / "}
 _LOOPS = {"sum": "Σ", "max": "max", "min": "min", "mean": "mean"}
@@ -153,9 +153,9 @@ class _Writer:
         found = term.entry.index_map(dict(term.attrs), [concrete(a.shape) for a in term.args])
         if isinstance(found, AffineMap):
             return self.element(term.args[0], [along.at(at) for along in found.axes])
-        if isinstance(found, SameOrder):
+        if isinstance(found, ReshapeMap):
             return self.reshape(term, at)
-        if isinstance(found, Stretched):
+        if isinstance(found, BroadcastMap):
             return self.element(term.args[0], _unused(term.args[0], at))
         if len(found.parts) > 1:
             return f"{term.op}(…)[{', '.join(map(str, at))}]", 0

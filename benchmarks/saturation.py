@@ -22,7 +22,7 @@ from tensor_graphs.egraph.saturate.saturate import saturate_blocks
 from tensor_graphs.egraph.saturate.term_cost import Roofline
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.glue import glue
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.rules import ALL
 
@@ -58,7 +58,7 @@ def loading(n: int) -> str:
 def stack(layers: int) -> Blocks:
     """The blocks of a small Llama-like model at 128 tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        path = zoo.write_llama(Path(folder) / "model", layers=layers, hidden=512, heads=8, kv_heads=4,
+        path = random_checkpoints.write_llama(Path(folder) / "model", layers=layers, hidden=512, heads=8, kv_heads=4,
                                intermediate=1024, vocab=1000)  # fmt: skip
         graph = load_folder(path)
         return find_blocks(simplify(graph.bind({"batch": 1, "sequence": 128})))

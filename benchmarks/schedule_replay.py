@@ -28,8 +28,8 @@ from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.schedule_search import Key, Moves, Schedule, ScheduleSearch, key_of_schedule
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 TABLE = Path(__file__).parent / "results/raw/schedules.json"

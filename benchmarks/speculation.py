@@ -21,7 +21,7 @@ import numpy as np
 
 from tensor_graphs.generation import Generator
 from tensor_graphs.models.huggingface.step import Folder
-from tensor_graphs.models.zoo import random_checkpoint
+from tensor_graphs.models.random_checkpoints import random_checkpoint
 
 from .llm import CONFIGS
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tensor_graphs as tg
 from tensor_graphs.cli.console import Console
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints
 
 
 @contextmanager
@@ -58,9 +58,9 @@ def models(folder: Path) -> list[tuple[str, Path, dict[str, int]]]:
     if not bert.exists():
         write_bert_onnx(bert, layers=2, tokens=128)
     if not gpt2.exists():
-        zoo.write_gpt2(gpt2, layers=2, vocab=8192)
+        random_checkpoints.write_gpt2(gpt2, layers=2, vocab=8192)
     if not gemma.exists():
-        zoo.write_gemma3(gemma, layers=4, vocab=8192)
+        random_checkpoints.write_gemma3(gemma, layers=4, vocab=8192)
     return [
         ("BERT-base encoder, 2 layers, ONNX", bert, {}),
         ("GPT-2, 2 layers, safetensors", gpt2, {"sequence": 128}),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..egraph.ir.graph import Graph
 from ..errors import BadModelError, UnsupportedError, UntrustedModelError, UsageError
-from ..writing import named_path
+from ..writing.files import named_path
 
 Dims = Mapping[str, int] | None
 

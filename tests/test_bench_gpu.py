@@ -159,7 +159,7 @@ def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
     """Without a GPU: the kernels that could be used there are known anywhere."""
     from benchmarks.gpu_again import found_again
 
-    from tensor_graphs.egraph.ir.graph import topological
+    from tensor_graphs.egraph.ir.tensor import topological
 
     _, workloads = bench
     work = workloads.small(workloads.WORKLOADS["shared_factor_4096"])

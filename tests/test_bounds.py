@@ -26,9 +26,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.cli import app as cli
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, constant
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.strips import axes_of, interval_view
+from tensor_graphs.egraph.ir.tensor import Tensor, constant
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import (
     ExportTimeError,

@@ -8,7 +8,8 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as composite
-from tensor_graphs.egraph.ir.graph import Graph, make
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.errors import ShapeError, UsageError
 
 X, Y, W = tg.input("x", (3, 4)), tg.input("y", (3, 4)), tg.param("w", (4, 5))

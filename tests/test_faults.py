@@ -25,9 +25,10 @@ from tensor_graphs import errors
 from tensor_graphs.backends import registry
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate import worker
 from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.options import Options

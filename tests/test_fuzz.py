@@ -14,8 +14,9 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, make
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import make
 
 from .fuzz import checks, numpy_functions
 from .fuzz.__main__ import CHECKS, FLOAT32, attempted

@@ -20,8 +20,9 @@ from tensor_graphs.backends.program.weights import bytes_of
 from tensor_graphs.cli import app
 from tensor_graphs.cli.generate import _Shown
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import Graph, structural_digest
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import structural_digest
 from tensor_graphs.errors import (
     BadModelError,
     BadWeightsError,
@@ -39,7 +40,7 @@ from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.huggingface.step import Folder
-from tensor_graphs.models.zoo import random_checkpoint, write_checkpoint
+from tensor_graphs.models.random_checkpoints import random_checkpoint, write_checkpoint
 from tensor_graphs.processes import forks
 
 VOCAB, LENGTH, LONG = 24, 48, 23

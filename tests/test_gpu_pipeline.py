@@ -31,16 +31,17 @@ from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.cli.explain import explain_steps
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import topological
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
 from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints, zoo
 from tensor_graphs.models.load import load
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import accept as accept_stage
@@ -256,7 +257,7 @@ def test_models_run_as_they_are_written(tmp_path: Path, kind: str) -> None:
     """The unoptimized plan of a 16-bit model: a kernel for every node, and not less accurate than the interpreter."""
     if kind == "llama":
         sizes: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 64, "vocab": 40}
-        graph = load(zoo.write_llama(tmp_path, **sizes, positions=64), dims={"batch": 2, "sequence": 6})
+        graph = load(random_checkpoints.write_llama(tmp_path, **sizes, positions=64), dims={"batch": 2, "sequence": 6})
     else:
         graph = zoo.unet(image=16, channels=8, dtype="bfloat16")
     graph = simplify(graph)

@@ -20,7 +20,7 @@ import tensor_graphs as tg
 from tensor_graphs.cli import app as cli
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError
 from tensor_graphs.models.huggingface.load import load_folder
-from tensor_graphs.models.zoo import write_checkpoint
+from tensor_graphs.models.random_checkpoints import write_checkpoint
 from tensor_graphs.plain import Malformed, Within, decode, read_bytes
 
 from .fuzz.commands import findings

@@ -18,12 +18,13 @@ from tensor_graphs.backends.library.numpy import NumpyBackend
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.runtime.views import view_layout
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
-from tensor_graphs.egraph.ir.index_maps import AffineMap, Along
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.index_maps import AffineMap, AxisIndex
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.op_markdown import table_markdown
 from tensor_graphs.egraph.ir.ops import OPS, Op, OutFunction, TargetText, Type, ViewMethods, register
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.rules.check.check import verdict
@@ -43,8 +44,8 @@ ASINH = Op(
 def _turned(attrs: Any, shapes: Any) -> AffineMap:
     """Rows in reverse order, from the last one on; other axes as they are."""
     axis = attrs["axis"]
-    own = Along(((axis, -1),), shapes[0][axis] - 1)
-    return AffineMap(tuple(own if a == axis else Along(((a, 1),)) for a in range(len(shapes[0]))))
+    own = AxisIndex(((axis, -1),), shapes[0][axis] - 1)
+    return AffineMap(tuple(own if a == axis else AxisIndex(((a, 1),)) for a in range(len(shapes[0]))))
 
 
 TURN = Op(

@@ -24,7 +24,8 @@ from tensor_graphs.backends.triton.backend import Triton
 from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.blocks import find_blocks
-from tensor_graphs.egraph.ir.graph import Graph, make
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.clock import Halted

@@ -69,7 +69,7 @@ def test_timing_ends_with_the_budget(explorer: Any, monkeypatch: pytest.MonkeyPa
         return dict.fromkeys(pair, 1e5)  # µs: three rounds of two calls take longer than what is left
 
     monkeypatch.setattr(sweep, "interleaved", slow)
-    times = sweep.Times(tmp_path / "times.json")
+    times = sweep.KernelTimes(tmp_path / "times.json")
     sweep._time(plans, times, 0.3, "cpu", Progress())
     assert now[0] < 0.5 and 1 <= len(times.us) < len(plans)
     text = sweep._text([sweep._row(p, plans[0], times, ()) for p in plans[: len(times.us)]], 0, 2)
@@ -78,7 +78,7 @@ def test_timing_ends_with_the_budget(explorer: Any, monkeypatch: pytest.MonkeyPa
 
 def test_each_row_says_how_it_differs_from_the_best(explorer: Any, tmp_path: Path) -> None:
     plans, _ = sweep.distinct(found(explorer), 3, 0.0)
-    times = sweep.Times(tmp_path / "times.json", {sweep.plan_digest(p.plan): 5.0 for p in plans})
+    times = sweep.KernelTimes(tmp_path / "times.json", {sweep.plan_digest(p.plan): 5.0 for p in plans})
     rows = [sweep._row(p, plans[0], times, ()) for p in plans]
     assert rows[0]["other_kernels"] == 0.0 and not rows[0]["more"] and not rows[0]["less"]
     assert all(r["more"] or r["less"] for r in rows[1:])

@@ -16,9 +16,10 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
@@ -176,9 +177,9 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_tensors_of_a_folder_that_are_not_used_are_in_the_report(tmp_path: Path) -> None:
-    from tensor_graphs.models import zoo
+    from tensor_graphs.models import random_checkpoints
 
-    folder = zoo.write_bert(tmp_path, layers=1, hidden=16, heads=2, intermediate=16, vocab=11, positions=8,
+    folder = random_checkpoints.write_bert(tmp_path, layers=1, hidden=16, heads=2, intermediate=16, vocab=11, positions=8,
                             architectures=["BertForPreTraining"])  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))

@@ -25,7 +25,8 @@ from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.composite_ops import rms_norm, softmax
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.pipeline import cached_kernels, choose_form, measuring, recall, search, time_program, verify_program
 from tensor_graphs.pipeline import plan_cache as remember
@@ -200,7 +201,7 @@ def test_what_is_predicted_otherwise_by_now_says_nothing_against_a_plan(home: Pa
     guessed = replace(plan, steps=tuple(replace(s, cost=guess(s.cost)) for s in plan.steps))
     empty = Store(home / "empty")
     remember.refuse_higher_prices(guessed, empty)
-    with pytest.raises(remember.Stale, match="not in the cost store"):
+    with pytest.raises(remember.StalePlan, match="not in the cost store"):
         remember.refuse_higher_prices(plan, empty)
 
 
@@ -209,7 +210,7 @@ def test_kernels_that_failed_since_are_not_taken_again(home: Path) -> None:
     first = optimized()
     ((step, call), *_) = priced_steps(first.plan)
     Store(home / "elsewhere").add([FailureRow(key=key_of(step.template, call), work=Work(0, 0), status="fault")])
-    with pytest.raises(remember.Stale, match=f"{step.template.name}.* has failed since"):
+    with pytest.raises(remember.StalePlan, match=f"{step.template.name}.* has failed since"):
         remember.refuse_higher_prices(first.plan, Store(home / "elsewhere"))
 
 

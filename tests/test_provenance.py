@@ -10,7 +10,8 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.cli.explain import explain_steps
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.errors import BadModelError, UsageError
 from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.pipeline.provenance import FILE, Origin, _rounds, read_origin, write_origin

@@ -22,9 +22,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dims import bind, parse
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.size_conditions import conditions
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.lift import Numbers, generic_sizes, lifted
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
@@ -370,9 +371,9 @@ def test_random_graphs_agree_at_several_sizes(chosen: list[int], searched: tuple
 
 # ---------------------------------------------------------------- model files
 def test_a_decoder_folder(tmp_path: Path) -> None:
-    from tensor_graphs.models import zoo
+    from tensor_graphs.models import random_checkpoints
 
-    path = zoo.write_gpt2(tmp_path / "m", layers=2, hidden=32, heads=2, vocab=50, positions=40)
+    path = random_checkpoints.write_gpt2(tmp_path / "m", layers=2, hidden=32, heads=2, vocab=50, positions=40)
     graph = tg.load(path)
     program = tg.optimize(path, dims={"sequence": 8}, **FAST)
     assert program.report.sizes["sequence"] == "1..40 (searched at 8)"
@@ -534,7 +535,7 @@ def test_pieces_of_an_axis_are_found_by_its_multiples(example: int, multiple: in
 
 def test_sizes_that_never_meet_are_an_error_as_before() -> None:
     torch = pytest.importorskip("torch")
-    from tensor_graphs.models.torch_export.sizes import _step
+    from tensor_graphs.models.torch_export.divisible_sizes import _step
 
     assert torch is not None
     parts: dict[str, int] = {}

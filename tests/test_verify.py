@@ -491,15 +491,17 @@ def test_a_row_written_into_a_cache_is_compared_with_the_error_of_that_row(dtype
 # ---------------------------------------------------------------- cost of a failure
 def test_a_norm_over_its_limit_is_not_run_again_with_rounding_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph.of(tg.exp(tg.input("x", (1000,))))
-    monkeypatch.setattr(rounding_noise.Disturbed, "further", lambda self: pytest.fail("a run that decides nothing"))
+    monkeypatch.setattr(
+        rounding_noise.RoundingSensitivity, "further", lambda self: pytest.fail("a run that decides nothing")
+    )
     verdict = verify.verify(graph, lambda v: [np.exp(v["x"]) * np.float32(1.001)], seeds=1)
     assert not verdict.passed and not verdict.miscompiled and verdict.worst.excess > 100
 
 
 def test_runs_with_rounding_noise_are_shared_by_outputs_and_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output a has one wrong element; b compares sums that are equal over the reals, so that rounding decides it."""
-    runs, run_ = [], rounding_noise.Disturbed._run
-    monkeypatch.setattr(rounding_noise.Disturbed, "_run", lambda self, n: runs.append(n) or run_(self, n))
+    runs, run_ = [], rounding_noise.RoundingSensitivity._run
+    monkeypatch.setattr(rounding_noise.RoundingSensitivity, "_run", lambda self, n: runs.append(n) or run_(self, n))
     x, z = tg.input("x", (10_000,)), tg.input("z", (4,))
     graph, known, noise = Graph.of({"a": tg.exp(x), "b": tg.lt(z * 3.0, z + z + z)}), {}, {}  # type: ignore[var-annotated]
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs import writing
 from tensor_graphs.errors import UnwritableError
+from tensor_graphs.writing import files, folders
+from tensor_graphs.writing.hidden_files import clean
 
 from .fuzz.kill import WHAT, kills
 
@@ -25,13 +26,13 @@ def names(folder: Path) -> set[str]:
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "f.txt"
-    writing.write_text(target, "one")
+    files.write_text(target, "one")
     target.chmod(0o640)
-    with pytest.raises(KeyError), writing.replacing(target) as file:
+    with pytest.raises(KeyError), files.replacing(target) as file:
         file.write(b"half")
         raise KeyError
     assert target.read_text() == "one" and names(target.parent) == {"f.txt"}
-    writing.write_text(target, "two")
+    files.write_text(target, "two")
     assert target.read_text() == "two" and target.stat().st_mode & 0o777 == 0o640
 
 
@@ -39,15 +40,15 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a" / "f")
     for text in ("made", "replaced"):
-        writing.write_text(tmp_path / "link", text)
+        files.write_text(tmp_path / "link", text)
         assert (tmp_path / "a" / "f").read_text() == text and (tmp_path / "link").is_symlink()
 
 
 def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(UnwritableError, match="symbolic links"):
-        writing.write_text(tmp_path / "loop", "x")
-    with pytest.raises(UnwritableError, match="symbolic links"), writing.replacing_folder(tmp_path / "loop"):
+        files.write_text(tmp_path / "loop", "x")
+    with pytest.raises(UnwritableError, match="symbolic links"), folders.replacing_folder(tmp_path / "loop"):
         pass
     assert (tmp_path / "loop").is_symlink() and names(tmp_path) == {"loop"}
 
@@ -65,9 +66,9 @@ def test_a_link_that_the_system_does_not_follow_is_not_followed(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return stat(path, **given)
 
-    monkeypatch.setattr(writing.os, "stat", refused)
+    monkeypatch.setattr(files.os, "stat", refused)
     with pytest.raises(UnwritableError, match="Permission denied"):
-        writing.write_text(link, "new")
+        files.write_text(link, "new")
     monkeypatch.undo()
     assert (tmp_path / "mine").read_text() == "old"
 
@@ -87,10 +88,10 @@ def test_pipes_and_standard_output(tmp_path: Path) -> None:
     found: list[str] = []
     reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text()))
     reader.start()
-    writing.write_text(tmp_path / "pipe", "through")
+    files.write_text(tmp_path / "pipe", "through")
     reader.join(60)
     assert found == ["through"]
-    code = "from tensor_graphs.writing import write_text; write_text('/dev/stdout', 'x' * 100_000)"
+    code = "from tensor_graphs.writing.files import write_text; write_text('/dev/stdout', 'x' * 100_000)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "x" * 100_000
     with (tmp_path / "out").open("w") as file:
@@ -101,18 +102,18 @@ def test_pipes_and_standard_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_full_disk_is_named_with_the_bytes_needed(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "f"
-    writing.write_text(target, "older")
+    files.write_text(target, "older")
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if call == "write":
-        monkeypatch.setattr(writing._Counted, "flush", lambda self: None)
-        monkeypatch.setattr(writing, "_take_over", full)
+        monkeypatch.setattr(files._Counted, "flush", lambda self: None)
+        monkeypatch.setattr(files, "_take_over", full)
     else:
-        monkeypatch.setattr(writing.os, call, full)
+        monkeypatch.setattr(files.os, call, full)
     with pytest.raises(UnwritableError, match=r"needs 4321 bytes, \d+ are free") as caught:
-        writing.write_bytes(target, b"x" * 4321)
+        files.write_bytes(target, b"x" * 4321)
     assert caught.value.exit_code == 2 and caught.value.where == str(target)
     monkeypatch.undo()
     assert target.read_text() == "older" and names(tmp_path) == {"f"}
@@ -121,13 +122,13 @@ def test_a_full_disk_is_named_with_the_bytes_needed(call: str, tmp_path: Path, m
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_folder_is_replaced_whole(exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not exchange:
-        monkeypatch.setattr(writing, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(folders, "_exchanged", lambda one, other: False)
     target = tmp_path / "out"
     for text in ("one", "two"):
-        with writing.replacing_folder(target) as part:
+        with folders.replacing_folder(target) as part:
             (part / "f").write_text(text)
         assert (target / "f").read_text() == text and names(tmp_path) == {"out"}
-    with pytest.raises(KeyError), writing.replacing_folder(target) as part:
+    with pytest.raises(KeyError), folders.replacing_folder(target) as part:
         (part / "f").write_text("half")
         raise KeyError
     assert (target / "f").read_text() == "two" and names(tmp_path) == {"out"}
@@ -136,14 +137,14 @@ def test_a_folder_is_replaced_whole(exchange: bool, tmp_path: Path, monkeypatch:
 def test_a_folder_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
     """Where names cannot be exchanged, a kill between two renames leaves the older folder under a hidden name."""
     code = (
-        "import os, signal, sys; from pathlib import Path; from tensor_graphs import writing\n"
-        "writing._exchanged = lambda one, other: False\n"
+        "import os, signal, sys; from pathlib import Path; from tensor_graphs.writing import folders\n"
+        "folders._exchanged = lambda one, other: False\n"
         "rename = os.rename\n"
         "def first(a, b):\n"
         "    rename(a, b)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "target = Path(sys.argv[1])\n"
-        "with writing.replacing_folder(target) as part:\n"
+        "with folders.replacing_folder(target) as part:\n"
         "    (part / 'f').write_text('new')\n"
         "    os.rename = first\n"
     )
@@ -152,25 +153,25 @@ def test_a_folder_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
     (target / "f").write_text("old")
     done = subprocess.run([sys.executable, "-c", code, str(target)], check=False)
     assert done.returncode == -signal.SIGKILL and not target.exists() and len(names(tmp_path)) == 2
-    writing.recover(target)
+    folders.recover(target)
     assert (target / "f").read_text() == "old" and names(tmp_path) == {"out"}
 
 
 def test_what_others_are_writing_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "f"
-    with writing.replacing(target) as file:
-        assert writing.clean(target) == 0
-        writing.write_text(target, "another")
+    with files.replacing(target) as file:
+        assert clean(target) == 0
+        files.write_text(target, "another")
         file.write(b"this one")
     assert target.read_text() == "this one" and names(tmp_path) == {"f"}
 
 
 def test_a_pair_of_files_is_replaced_or_neither(tmp_path: Path) -> None:
     target = tmp_path / "f"
-    writing.write_text(target, "old")
-    with pytest.raises(KeyError), writing.undone_on_failure(target):
-        writing.write_text(target, "new")
-        assert [p.read_text() for p in writing.kept_versions(target)] == ["old"]
+    files.write_text(target, "old")
+    with pytest.raises(KeyError), files.undone_on_failure(target):
+        files.write_text(target, "new")
+        assert [p.read_text() for p in files.kept_versions(target)] == ["old"]
         raise KeyError
     assert target.read_text() == "old" and names(tmp_path) == {"f"}
 
@@ -184,10 +185,10 @@ def test_the_current_folder_is_filled_and_stays_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with writing.replacing_folder(".") as part:
+    with folders.replacing_folder(".") as part:
         for name in ("manifest.json", "a", "z"):
             (part / name).write_text(name)
     assert sorted(os.listdir(".")) == sorted(os.listdir(tmp_path)) == ["a", "manifest.json", "z"]
-    with pytest.raises(UnwritableError, match="current folder, and not empty"), writing.replacing_folder("."):
+    with pytest.raises(UnwritableError, match="current folder, and not empty"), folders.replacing_folder("."):
         raise AssertionError
     assert (tmp_path / "z").read_text() == "z"

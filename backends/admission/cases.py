@@ -14,7 +14,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Fact
+from ...egraph.ir.pattern_attrs import Fact
 from ...errors import KernelError, TensorGraphsError
 from ...extract.model.kernel import Call, Operand, contiguous
 from ...extract.model.meaning import output_terms

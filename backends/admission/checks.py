@@ -31,7 +31,7 @@ from ..user.operand_specs import operand_spec
 from ..user.reference import ReferenceForm
 from ..user.templates import UserKernel, template_of_form
 from ..verification import compare
-from ..verification.rounding_noise import Disturbed, kernel_fault
+from ..verification.rounding_noise import RoundingSensitivity, kernel_fault
 from .cases import CASES, Array, Case, cases_of, kinds_of, values_of
 from .memory import OTHER_POISON, SharedMemory, places_of
 
@@ -276,7 +276,7 @@ def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: 
         exact = evaluate(terms, {}, params=dict(values), float64=True)
         floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
         allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
-        disturbed = Disturbed(Graph.of(terms, params=dict(values)), {})
+        disturbed = RoundingSensitivity(Graph.of(terms, params=dict(values)), {})
         for k, (name, raw) in enumerate(made.items()):
             kind = call.outputs[k].type
             got = np.frombuffer(raw, dtypes.numpy_dtype(kind.dtype)).reshape(concrete(kind.shape))
@@ -295,7 +295,7 @@ def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: 
 
 
 def _fault(
-    got: Array, want: Array, own: Array | None, k: int, dtype: str, allowed: float, disturbed: Disturbed
+    got: Array, want: Array, own: Array | None, k: int, dtype: str, allowed: float, disturbed: RoundingSensitivity
 ) -> str:  # fmt: skip
     """Description of an output's error; "" if the output is acceptable.
 

@@ -14,7 +14,7 @@ from typing import Any
 from ...costdb.keys.device import GPU_KIND
 from ...errors import KernelError, KernelRefusedError
 from ...private import code_folder, read_sealed, sealed
-from ...writing import replacing_raw
+from ...writing.files import replacing_raw
 from ..registry import add_kernels, backends
 from ..tuning.keys import machine_of
 from ..user.declare import BACKENDS, Kernel

@@ -13,14 +13,14 @@ from hashlib import blake2b
 from math import prod
 
 from ...egraph.ir.dims import Dim, DimExpr, bind, volume
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.memo import memo
+from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
 from ...extract.model.kernel import Call, Template
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
-from ..generate.free_terms import Sized, free_call, free_terms
+from ..generate.free_terms import SizedCall, free_call, free_terms
 from ..generate.template import GeneratedKernel, spelled, template_of
 from ..ir.kernel import PROBE
 from ..ir.source_text import literal
@@ -67,7 +67,7 @@ def sized(
     numbers: Numbers,
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
-) -> Sized | None:
+) -> SizedCall | None:
     """Form for every size of a C kernel generated at generic sizes; None if the kernel has no such form.
 
     `numbers`: the generic sizes -> size expressions. `searched`: the sizes at which the kernel is priced. `probes`:
@@ -97,7 +97,7 @@ def sized(
         return None
     attrs = {n: DimExpr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
     made = _free(template, call, chosen, roots, function, names)
-    return Sized(chosen, at, made, replace(free, attrs=attrs))
+    return SizedCall(chosen, at, made, replace(free, attrs=attrs))
 
 
 # ---------------------------------------------------------------- terms and calls

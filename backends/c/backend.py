@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import is_float
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
@@ -25,7 +25,8 @@ from ..generate.generator import KernelGenerator, Lowering, Lowerings
 from ..generate.lowering_requests import LoweringRequest
 from ..generate.template import GeneratedKernel, template_of
 from ..generate.weight_layouts import even
-from ..ir.kernel import Kernel, walk
+from ..ir.expr import walk
+from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
 from .emit.attention import ROWS as ATTENTION_ROWS

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.tensor import Tensor, topological
 from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Schedule
 from ..generate.strategy import Strategy, StrategyEmitter
-from ..ir.kernel import PROBE, Expr, Kernel, walk
+from ..ir.expr import Expr, walk
+from ..ir.kernel import PROBE, Kernel
 from ..ir.tiling import Shape
 from .emit.attention import few_row_attention
 from .emit.kernel import emit

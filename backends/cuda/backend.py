@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.tensor import Tensor, topological
 from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none
 from ..generate.template import CARRYING, COUNTING, GeneratedKernel, template_of
-from ..ir.kernel import PROBE, Kernel, Unfusable, if_fusable
+from ..ir.kernel import PROBE, Kernel
 from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of
+from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
 from .clustered_attention.kernel import ClusteredAttentionSchedule, emit_clusters

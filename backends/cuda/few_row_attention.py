@@ -17,8 +17,9 @@ from math import log2, prod
 
 from ...egraph.ir import dtypes
 from ..generate.schedule import Domain, Schedule, flag, number, optional
+from ..ir.expr import Expr, walk
 from ..ir.index import Axis
-from ..ir.kernel import Expr, Kernel, walk
+from ..ir.kernel import Kernel
 from ..ir.loop_fusion import up_to
 from ..ir.tiling import Shape, divisors
 from ..machine import per_machine, target
@@ -91,7 +92,7 @@ def positions_of(shape: Shape) -> Axis | None:
 
 
 @dataclass(frozen=True)
-class FewRows:
+class FewRowAttentionRanking:
     """Description of attention of few rows, to rank its schedules.
 
     `rows`: query rows of a block; `head`, `columns`: head sizes of keys and of values; `room`: number of positions;
@@ -168,7 +169,7 @@ class FewRows:
         return us + (JOIN + 4 * parts * self.rows * (self.columns + 2) / CACHE if parts > 1 else 0.0)
 
 
-def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRows | None:
+def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRowAttentionRanking | None:
     """The description of a kernel for ranking; None if it is not attention of few rows that this strategy writes.
 
     `splits`: whether the positions may be split (split-KV).
@@ -196,11 +197,13 @@ def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRows | None:
     rows = max(1, shape.m)
     before = sum(rows if e.axes & {*shape.rows} else 1 for e in first) - rows
     splits = splits and max(shape.outer, key=lambda a: a.size) == positions
-    return FewRows(rows, head, shape.n, positions.size, batch, size, vector, max(0, before), splits, seen)
+    return FewRowAttentionRanking(
+        rows, head, shape.n, positions.size, batch, size, vector, max(0, before), splits, seen
+    )
 
 
 @per_machine(1024)
-def _ranked(seen: FewRows, count: int) -> tuple[FewRowAttentionSchedule, ...]:
+def _ranked(seen: FewRowAttentionRanking, count: int) -> tuple[FewRowAttentionSchedule, ...]:
     """At most `count` schedules, best rank first, beginning with at most two of each split factor.
 
     About three quarters have programmatic dependent launch; every third of these ends the loop by the mask (`seen`)

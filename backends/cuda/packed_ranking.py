@@ -17,7 +17,7 @@ GROUPED = 2.0  # the same where offsets and scales are applied to sums of produc
 
 
 @dataclass(frozen=True)
-class PackedFew:
+class PackedGemmRanking:
     """Description of a skinny GEMM with packed weights, to rank its schedules.
 
     `rows`, `columns` and `length` are M, N and K, `span` the numbers in 16 bytes of codes, `matrices` the number of
@@ -82,4 +82,4 @@ class PackedFew:
         )
 
 
-__all__ = ["PackedFew"]
+__all__ = ["PackedGemmRanking"]

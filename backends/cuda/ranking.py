@@ -1,8 +1,8 @@
 """Ranking of candidate schedules of SIMT and skinny-GEMM CUDA kernels by an analytical cost model.
 
-The model sees only a small description of the kernel (`Seen`), so kernels with equal descriptions share one cached
-ranking. The constants were fitted to times measured on an H200. Estimated times are in µs; other ranks are unitless.
-Lower is better.
+The model sees only a small description of the kernel (`RankingModel`), so kernels with equal descriptions share one
+cached ranking. The constants were fitted to times measured on an H200. Estimated times are in µs; other ranks are
+unitless. Lower is better.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NORM, ISSUED = 6, 1.4e5
 WARM = 8 << 20  # bytes of matrices from which an L2 prefetch before the wait was slower than none
 
 
-class Seen(Protocol):
+class RankingModel(Protocol):
     """Protocol of kernel descriptions that suffice to rank schedules. Hashable: key of the cache of `ranked`."""
 
     def ranked(self) -> Ranked:
@@ -51,7 +51,7 @@ class Seen(Protocol):
 
 
 @per_machine(4096)
-def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
+def ranked(seen: RankingModel, count: int) -> tuple[Schedule, ...]:
     """Candidate schedules for a kernel description, in stored form, at most `count`, best rank first.
 
     About three quarters of them use programmatic dependent launch (`early`); the others are the best schedules without
@@ -65,10 +65,10 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     plain = ordered[: max(1, count // 4)]
-    products = isinstance(seen, Product | Few) and seen.columns > 1
-    beside = isinstance(seen, Product | Few) and bool(seen.own)  # reductions beside the product
+    products = isinstance(seen, GemvRanking | SkinnyGemmRanking) and seen.columns > 1
+    beside = isinstance(seen, GemvRanking | SkinnyGemmRanking) and bool(seen.own)  # reductions beside the product
     early = [s | {"early": 1} for s in ordered[: count - len(plain)]]
-    large = isinstance(seen, Product) and seen.fitted and seen.nbytes > WARM
+    large = isinstance(seen, GemvRanking) and seen.fitted and seen.nbytes > WARM
     for schedule in early[3::4] if large else early[::2] if products else ():
         if not beside or schedule.get("split", 1) == 1:
             schedule["warm"] = 1
@@ -128,7 +128,7 @@ def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[in
 
 
 @dataclass(frozen=True)
-class Pass:
+class ElementwiseRanking:
     """Description of an elementwise kernel or transpose, to rank its schedules: every element is read and written once.
 
     `fast` and `slow` name the dimensions ("m", "n") with the most and the least contiguous bytes, `length` and
@@ -179,7 +179,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowReductionRanking:
     """Ranking description of kernels with row reductions and elementwise work on the same rows (softmax, layer norm).
 
     Rows stay in registers where they fit; longer rows are read again in each pass. `count` and `length` are the number
@@ -231,7 +231,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReductionRanking:
     """Ranking description of kernels with reductions whose rows are not needed again (row and column sums).
 
     The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
@@ -287,7 +287,7 @@ class Reduced:
 
 
 @dataclass(frozen=True)
-class Product:
+class GemvRanking:
     """Description of a skinny GEMM or GEMV on CUDA cores, to rank its schedules: bound by reading the matrices once.
 
     `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
@@ -438,7 +438,7 @@ WASTED = 8  # others may be divided unevenly, into so many blocks that the parti
 
 
 @dataclass(frozen=True)
-class Few:
+class SkinnyGemmRanking:
     """Description of a skinny GEMM of at most 32 rows on tensor cores, to rank its schedules.
 
     The kernel is bound by reading the matrices once, straight into registers, so as many bytes as possible must be

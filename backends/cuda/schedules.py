@@ -10,15 +10,17 @@ from ...egraph.ir import dtypes
 from ..generate.emitter import split_axis
 from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
 from ..generate.strategy import after
+from ..ir.expr import walk
 from ..ir.index import Axis, Index
-from ..ir.kernel import Kernel, Unfusable, if_fusable, walk
+from ..ir.kernel import Kernel
 from ..ir.tiling import Shape, padded, shape_of
+from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, slope, together
-from .packed_ranking import PackedFew
-from .ranking import Few, Pass, Product, Reduced, Rows, ranked
+from .packed_ranking import PackedGemmRanking
+from .ranking import ElementwiseRanking, GemvRanking, ReductionRanking, RowReductionRanking, SkinnyGemmRanking, ranked
 
 ROWS = 4  # maximum rows of GEMM on CUDA cores
 FEW = 32  # maximum rows of skinny GEMM on tensor cores with register fragments
@@ -247,7 +249,7 @@ def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> 
     return [*(s.but(packed=True) for s in first), *(_parsed(few, count - len(first)) if few is not None else [])]
 
 
-def _parsed(seen: Few | PackedFew, count: int) -> list[SkinnyGemmSchedule]:
+def _parsed(seen: SkinnyGemmRanking | PackedGemmRanking, count: int) -> list[SkinnyGemmSchedule]:
     """At most `count` schedules of a skinny GEMM, best rank first."""
     return [s for one in ranked(seen, count) if (s := SkinnyGemmSchedule.parse(one)) is not None]
 
@@ -262,7 +264,7 @@ def packed_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int)
     return [*first, *after(found, [s for s in own if s not in first], count - len(first))]
 
 
-def _packed(kernel: Kernel, shape: Shape, few: Few | None) -> PackedFew | None:
+def _packed(kernel: Kernel, shape: Shape, few: SkinnyGemmRanking | None) -> PackedGemmRanking | None:
     """Description of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time; None if they have
     no known encoding (`code_forms`)."""
     if few is None:
@@ -272,7 +274,9 @@ def _packed(kernel: Kernel, shape: Shape, few: Few | None) -> PackedFew | None:
     if not span or any(e.axis == main and e not in shape.dots for e in kernel.reductions):
         return None
     grouped = all(s is not None and s.grouped(main) for s in sides_of(kernel, shape, main))
-    return PackedFew(few.rows, few.columns, few.length, span, few.matrices, few.batch, few.splits, few.own, grouped)
+    return PackedGemmRanking(
+        few.rows, few.columns, few.length, span, few.matrices, few.batch, few.splits, few.own, grouped
+    )
 
 
 def _splittable(kernel: Kernel, shape: Shape) -> bool:
@@ -292,7 +296,7 @@ def _partial_shape(kernel: Kernel, shape: Shape) -> Shape:
     return shape_of(split(kernel, split_axis(shape), 2)[0])
 
 
-def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
+def _few(kernel: Kernel, shape: Shape, splits: bool) -> SkinnyGemmRanking | None:
     """Description of a skinny GEMM for tensor cores, if its operands are 16-bit or bytes, and contiguous along K; else
     None.
 
@@ -316,10 +320,12 @@ def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
     if splits and split_axis(shape) != main:  # the parts must have a product for tensor cores
         partial = _partial_shape(kernel, shape)
         splits = any(e.axis in partial.outer for e in partial.dots)
-    return Few(max(1, shape.m), shape.n, main.size, max(1, matrices), batch, splits, own)
+    return SkinnyGemmRanking(max(1, shape.m), shape.n, main.size, max(1, matrices), batch, splits, own)
 
 
-def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced | Product:
+def _seen(
+    kernel: Kernel, shape: Shape, splits: bool
+) -> ElementwiseRanking | RowReductionRanking | ReductionRanking | GemvRanking:
     """The kernel's description for ranking."""
     batch = prod(a.size for a in shape.batch)
     loads = [e for e in kernel.exprs if e.op == "load"]
@@ -327,11 +333,15 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
     if shape.kind == "pointwise":
         fast, slow = ("n", "m") if side["n"] >= side["m"] else ("m", "n")
         sizes, widths = {"m": shape.m, "n": shape.n}, {d: width(kernel, shape, d) for d in "mn"}
-        return Pass(fast, slow, sizes[fast], sizes[slow], widths[fast], widths[slow], max(1, len(loads)), batch)
+        return ElementwiseRanking(
+            fast, slow, sizes[fast], sizes[slow], widths[fast], widths[slow], max(1, len(loads)), batch
+        )
     if shape.joined:
         rows = len({e.value[0] for e in loads if e.axes & {*shape.cols, *shape.joined}}) or 1
         own = _short(kernel, shape, None)
-        return Rows(shape.m, shape.n, width(kernel, shape, "n"), width(kernel, shape, "m"), rows, batch, own)
+        return RowReductionRanking(
+            shape.m, shape.n, width(kernel, shape, "n"), width(kernel, shape, "m"), rows, batch, own
+        )
     matrices = [e.axis for e in shape.dots if e.axis in shape.outer]
     if shape.dots and not matrices:
         raise Unfusable("a matrix product inside another reduction")
@@ -343,11 +353,11 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
         along_rows = side["m"] > side[main.name]
         nbytes = sum(n for *_, n in set(_accesses(kernel)))
         vector = width(kernel, shape, "m" if along_rows else main.name)
-        return Reduced(max(1, shape.m), main.size, at, vector, along_rows, nbytes, batch, splits, own)
+        return ReductionRanking(max(1, shape.m), main.size, at, vector, along_rows, nbytes, batch, splits, own)
     along_columns = side["n"] > side[main.name]
     vector = width(kernel, shape, "n" if along_columns else main.name)
     itemsize = min(dtypes.itemsize(b.dtype) for b in kernel.buffers.values())
-    return Product(
+    return GemvRanking(
         padded(max(1, shape.m)),
         shape.n,
         main.size,

@@ -23,19 +23,19 @@ from itertools import islice
 from typing import Any
 
 from ...egraph.ir.dims import Dim, DimExpr, bind, bounds, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError, TensorGraphsError
 from ...extract.model.kernel import Call, Layout, Template
 from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.sizes import bound_call, bound_terms
-from ..ir.kernel import Unfusable
 from ..ir.source_text import literal
+from ..ir.unfusable import Unfusable
 from .emitter import Emitter
-from .free_terms import Sized, free_call, free_terms
-from .size_fit import Limited, Sizes
+from .free_terms import SizedCall, free_call, free_terms
+from .size_fit import LimitedFit, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
-from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, Emitted, Form, NoForm, Text, python, skeleton
+from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, EmittedTexts, NoForm, SizedForm, Text, python, skeleton
 from .template import GeneratedKernel, launches, spelled, template_of
 
 LEAST_POINTS = 4  # points with equal text that a form needs
@@ -62,8 +62,8 @@ class SizedKernel(KernelBase):
     free_call: Call
     ranges: Bounds
     others: tuple[Emitter, ...] = ()  # emitters of kernels for sizes that the chosen schedule leaves
-    forms: dict[Any, tuple[Form, ...] | str] = field(default_factory=dict)  # by schedule; text: why there are none
-    _emitted: dict[Any, Emitted | str] = field(default_factory=dict)
+    forms: dict[Any, tuple[SizedForm, ...] | str] = field(default_factory=dict)  # by schedule; text: why there are none
+    _emitted: dict[Any, EmittedTexts | str] = field(default_factory=dict)
 
     applies = None
     flops = None
@@ -124,7 +124,7 @@ class SizedKernel(KernelBase):
                 break
         return "\n".join(lines)
 
-    def _statement(self, form: Form, call: Call, names: Mapping[str, str]) -> str:
+    def _statement(self, form: SizedForm, call: Call, names: Mapping[str, str]) -> str:
         text = form.statement.spelled(lambda v: python(v, names))
         for n, spelled_size in names.items():
             text = text.replace(SIZE.format(n), spelled_size)
@@ -150,7 +150,7 @@ class SizedKernel(KernelBase):
         return total  # type: ignore[return-value]
 
     # ------------------------------------------------------------ forms
-    def all_forms(self, call: Call) -> tuple[Form, ...]:
+    def all_forms(self, call: Call) -> tuple[SizedForm, ...]:
         """Forms of a call's schedule, in the order in which they are tried. Raises ShapeError if there is none."""
         found = self.forms_of(call)
         if isinstance(found, str):
@@ -166,7 +166,7 @@ class SizedKernel(KernelBase):
         elements = [volume(o.type.shape) for o in call.places.values()]
         return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
 
-    def forms_of(self, call: Call) -> tuple[Form, ...] | str:
+    def forms_of(self, call: Call) -> tuple[SizedForm, ...] | str:
         """Forms of a call's schedule, or the reason why there are none."""
         chosen = dict(call.schedule) or dict(self.origin.space(self.origin_call)[0])
         key = tuple(sorted(chosen.items()))
@@ -177,7 +177,7 @@ class SizedKernel(KernelBase):
                 self.forms[key] = str(why)
         return self.forms[key]
 
-    def _forms(self, chosen: Mapping[str, int]) -> Iterator[Form]:
+    def _forms(self, chosen: Mapping[str, int]) -> Iterator[SizedForm]:
         """The chosen schedule's form (or that of the next best schedule with one), then forms for the other sizes.
 
         Raises NoForm if some sizes have no form.
@@ -205,7 +205,7 @@ class SizedKernel(KernelBase):
             if first <= last:
                 yield self._other({name: (first, last)}, chosen, "")
 
-    def _other(self, bounds: Bounds, chosen: Mapping[str, int], why: str) -> Form:
+    def _other(self, bounds: Bounds, chosen: Mapping[str, int], why: str) -> SizedForm:
         """The form of another schedule, of a masked strategy, for all sizes within bounds.
 
         Schedules ranked for the largest size are tried first. Raises NoForm, with the message `why` if given,
@@ -230,8 +230,8 @@ class SizedKernel(KernelBase):
                         return form
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
-    def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> Form:
-        """Form of one schedule for sizes within bounds, or for a part of these sizes (`Form.bounds`).
+    def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> SizedForm:
+        """Form of one schedule for sizes within bounds, or for a part of these sizes (`SizedForm.bounds`).
 
         `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the schedule's texts have
         no common form.
@@ -239,34 +239,34 @@ class SizedKernel(KernelBase):
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
         alike = self._alike(schedule, tried, within, emitter)
-        all_legal = all(isinstance(found, Emitted) for _, found in tried)
+        all_legal = all(isinstance(found, EmittedTexts) for _, found in tried)
         shape = tuple(map(skeleton, alike[0][1].texts))
         alike_points = [p for p, _ in alike]
         texts = [Text.of(t, alike_points) for t in zip(*(e.texts for _, e in alike), strict=True)]
         bounds = self._bounds(schedule, texts, shape, alike_points, within, emitter, all_legal)
         self._confirm(schedule, texts, shape, bounds, emitter)
         (scratch,) = texts[1].values
-        if isinstance(scratch, Limited):
+        if isinstance(scratch, LimitedFit):
             raise NoForm("the scratch size is bounded by a constant at some sizes")
         definitions = [name for name, _ in alike[0][1].definitions]
         return self._form(texts[0], scratch, dict(zip(definitions, texts[2:], strict=True)), bounds, emitter)
 
     def _alike(
-        self, schedule: Mapping[str, int], tried: Sequence[tuple[Sizes, Emitted | str]], within: Bounds, emitter: Emitter
-    ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
+        self, schedule: Mapping[str, int], tried: Sequence[tuple[Sizes, EmittedTexts | str]], within: Bounds, emitter: Emitter
+    ) -> list[tuple[Sizes, EmittedTexts]]:  # fmt: skip
         """Points whose texts have a common form, as (sizes, texts).
 
         For a masked schedule this is the form at the largest legal size, which is also right for smaller sizes;
         if few points have it, further points near that size are tried. Otherwise it is the most frequent form.
         Raises NoForm if there are too few points.
         """
-        seen = [(point, found) for point, found in tried if isinstance(found, Emitted)]
+        seen = [(point, found) for point, found in tried if isinstance(found, EmittedTexts)]
         around = emitter.masked(schedule) and len(within) == 1
         if around and not seen:
             ((name, (low, high)),) = within.items()
             small: list[Sizes] = [{name: n} for n in SMALL if low <= n <= high]
             known = [(point, self.emitted(schedule, point, emitter)) for point in small]
-            seen = [(point, found) for point, found in known if isinstance(found, Emitted)][:1]
+            seen = [(point, found) for point, found in known if isinstance(found, EmittedTexts)][:1]
         if not seen:
             raise NoForm(str(tried[0][1]))
         shapes = Counter(tuple(map(skeleton, e.texts)) for _, e in seen)
@@ -280,7 +280,7 @@ class SizedKernel(KernelBase):
 
     def _near(
         self, schedule: Mapping[str, int], point: Sizes, shape: Sequence[str], within: Bounds, emitter: Emitter
-    ) -> list[tuple[Sizes, Emitted]]:  # fmt: skip
+    ) -> list[tuple[Sizes, EmittedTexts]]:  # fmt: skip
         """Points around a given one, in one free size, at which a schedule's text has the form `shape`, as (sizes,
         texts). Further away tiles are illegally large or small for the extent, or a row held whole has another text
         than a loop."""
@@ -288,15 +288,17 @@ class SizedKernel(KernelBase):
 
         def of_form(size: int) -> bool:
             found = self.emitted(schedule, {name: size}, emitter)
-            return isinstance(found, Emitted) and tuple(map(skeleton, found.texts)) == tuple(shape)
+            return isinstance(found, EmittedTexts) and tuple(map(skeleton, found.texts)) == tuple(shape)
 
         least, most = (_last(point[name], end, of_form) for end in (low, min(high, max(TOP, point[name]))))
         found = [(p, self.emitted(schedule, p, emitter)) for p in self._points({name: (least, most)})]
-        return [(p, e) for p, e in found if isinstance(e, Emitted) and tuple(map(skeleton, e.texts)) == tuple(shape)]
+        return [
+            (p, e) for p, e in found if isinstance(e, EmittedTexts) and tuple(map(skeleton, e.texts)) == tuple(shape)
+        ]
 
     def _form(
         self, statement: Text, scratch: Dim, definitions: Mapping[str, Text], bounds: Bounds, emitter: Emitter
-    ) -> Form:
+    ) -> SizedForm:
         made, names, given = dict[str, str](), dict[str, str](), dict[str, str]()
         for name, text in definitions.items():
             sized = emitter.with_sizes(text, name, sorted(self.ranges), PREFIX)
@@ -312,7 +314,7 @@ class SizedKernel(KernelBase):
             made[names[name]] = re.sub(rf"\b{name}\b", names[name], whole)
         pieces = (re.sub(r"SIZES_kernel\d+_", lambda m: given[m[0]], p) for p in statement.pieces)
         pieces = (re.sub(r"\bkernel\d+_\b", lambda m: names[m[0]], p) for p in pieces)
-        return Form(Text(tuple(pieces), statement.values), scratch, made, bounds)
+        return SizedForm(Text(tuple(pieces), statement.values), scratch, made, bounds)
 
     def _points(self, within: Bounds) -> tuple[Sizes, ...]:
         """Points (choices of sizes) within bounds at which all operands are addressable, the largest first."""
@@ -345,7 +347,7 @@ class SizedKernel(KernelBase):
 
         def emits(sizes: Sizes) -> tuple[str, ...]:
             found = self.emitted(schedule, sizes, emitter)
-            return found.texts if isinstance(found, Emitted) else ()
+            return found.texts if isinstance(found, EmittedTexts) else ()
 
         def equal(sizes: Sizes) -> bool:
             return bool(found := emits(sizes)) and all(t.at(sizes) == f for t, f in zip(texts, found, strict=True))
@@ -390,7 +392,7 @@ class SizedKernel(KernelBase):
             if any(t.at(sizes) != f for t, f in zip(texts, found.texts, strict=True)):
                 raise NoForm(f"the emitted source at {dict(sizes)} differs from the one inferred from other sizes")
 
-    def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted | str:
+    def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> EmittedTexts | str:
         """Texts that a schedule of `emitter` emits at some sizes, or the reason why there are none. Cached."""
         key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
         if key not in self._emitted:
@@ -410,7 +412,7 @@ class SizedKernel(KernelBase):
         names = {o: PLACEHOLDER.format(o) for o in (*self.free_call.places, "scratch")}
         return replace(bound_call(self.free_call, sizes), schedule=dict(schedule), attrs={}), names, template
 
-    def _emit(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> Emitted:
+    def _emit(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> EmittedTexts:
         call, names, template = self._at(sizes, schedule, emitter)
         call = replace(call, names=names)
         if template.lower_for(call) is None or not template.fits(call):
@@ -424,12 +426,12 @@ class SizedKernel(KernelBase):
                 own if name == launch.name else name: _renamed(re.sub(rf"\b{launch.name}\b", own, text))
                 for name, text in texts.items()
             }
-        return Emitted(statement, template.scratch(call), tuple(definitions.items()))
+        return EmittedTexts(statement, template.scratch(call), tuple(definitions.items()))
 
 
 def sized_kernel(
     template: GeneratedKernel, call: Call, numbers: Numbers, others: Sequence[Emitter] = ()
-) -> Sized | None:
+) -> SizedCall | None:
     """Form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
 
     Whether a schedule's text has a common form is only found out by `SizedKernel.forms_of`. `numbers`: the generic
@@ -450,7 +452,7 @@ def sized_kernel(
         inplace=template.inplace, beside=template.beside, dense=template.dense, loss=template.loss, rate=template.rate,
     )  # fmt: skip
     attrs = {n: DimExpr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
-    return Sized(template, call, made, replace(free, attrs=attrs))
+    return SizedCall(template, call, made, replace(free, attrs=attrs))
 
 
 def _renamed(text: str) -> str:
@@ -488,4 +490,4 @@ def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
 # ---------------------------------------------------------------- points
 
 
-__all__ = ["LARGEST", "Form", "NoForm", "SizedKernel", "Text", "held_out", "probes", "python", "sized_kernel"]
+__all__ = ["LARGEST", "NoForm", "SizedForm", "SizedKernel", "Text", "held_out", "probes", "python", "sized_kernel"]

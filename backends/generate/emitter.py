@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ..ir.index import Axis
-from ..ir.kernel import Kernel, if_fusable
+from ..ir.kernel import Kernel
 from ..ir.precision import Precision
 from ..ir.tiling import Shape
+from ..ir.unfusable import if_fusable
 from ..lowering.split_reduction import split
 from .schedule import Move, Numbers, Schedule
 

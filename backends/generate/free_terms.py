@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...egraph.ir.graph import Tensor, make, rebuild
+from ...egraph.ir.tensor import Tensor, make, rebuild
 from ...egraph.saturate.lift import Numbers
 from ...errors import ShapeError
 from ...extract.model.kernel import Call, Operand, Template, contiguous
 
-__all__ = ["Sized", "free_call", "free_terms"]
+__all__ = ["SizedCall", "free_call", "free_terms"]
 
 
 @dataclass(frozen=True)
-class Sized:
+class SizedCall:
     """A generated kernel for every size (`free_template`) with its call in free sizes (`free_call`).
 
     `template`, `call`: the kernel and call whose measured time is its price.

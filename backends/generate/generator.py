@@ -18,8 +18,8 @@ from math import prod
 from typing import Any, ClassVar
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.saturate.lift import Numbers
 from ...egraph.view.view import EGraphView
 from ...errors import UsageError
@@ -33,7 +33,7 @@ from ...extract.fusion.repeated_blocks import RepeatedBlocks
 from ...extract.model.kernel import Backend, Call, Template
 from ..contract import BackendBase
 from ..gpu_backend import GpuBackend
-from ..ir.kernel import walk
+from ..ir.expr import walk
 from ..ir.precision import IEEE, PRECISIONS, Precision, within
 from ..machine import Machine, target
 from .any_size import sized_kernel

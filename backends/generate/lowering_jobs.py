@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ...egraph.ir.graph import Tensor, make, topological
+from ...egraph.ir.tensor import Tensor, make, topological
 from ...extract.model.kernel import Call
 from ..machine import Machine
 

@@ -26,7 +26,7 @@ CHECKS = 2  # values beyond those that a function is solved from
 
 
 @dataclass(frozen=True)
-class Limited:
+class LimitedFit:
     """Fitted function with a constant limit: `min(value, limit)` or `max(value, limit)`."""
 
     op: str  # "min" or "max"
@@ -40,12 +40,12 @@ class Limited:
         return min(found, self.limit) if self.op == "min" else max(found, self.limit)
 
 
-Fitted = Dim | Limited
+Fitted = Dim | LimitedFit
 
 
 def value_at(fitted: Fitted, sizes: Sizes) -> int:
     """The value of a fitted function at some sizes."""
-    found = fitted.at(sizes) if isinstance(fitted, Limited) else bind(fitted, sizes)
+    found = fitted.at(sizes) if isinstance(fitted, LimitedFit) else bind(fitted, sizes)
     assert isinstance(found, int)
     return found
 
@@ -70,7 +70,7 @@ def _fit(values: tuple[int, ...], points: tuple[tuple[tuple[str, int], ...], ...
             continue
         inner = _unlimited([values[i] for i in inside], [sizes[i] for i in inside])
         if inner is not None and isinstance(inner, DimExpr):
-            limited = Limited(op, inner, limit)
+            limited = LimitedFit(op, inner, limit)
             if all(limited.at(s) == v for s, v in zip(sizes, values)):
                 return limited
     return None
@@ -190,4 +190,4 @@ def _squares(values: Sequence[int], points: Sequence[Sizes], names: Sequence[str
                     yield factor * _product(outer) * next(tiles) * next(tiles)
 
 
-__all__ = ["Fitted", "Limited", "Sizes", "fit", "value_at"]
+__all__ = ["Fitted", "LimitedFit", "Sizes", "fit", "value_at"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...egraph.ir.dims import Dim, DimExpr
-from .size_fit import Fitted, Limited, Sizes, fit, value_at
+from .size_fit import Fitted, LimitedFit, Sizes, fit, value_at
 
 _NUMBER = re.compile(r"(?<![\w.])(?<!\de[-+])(\d+)(?=(?:LL|u)?(?![\w.]))")
 REDUCED = re.compile(r"\br\d+\w*\b")
@@ -58,7 +58,7 @@ def skeleton(text: str) -> str:
 
 def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
     """Python expression of a fitted function of sizes; `names`: size -> expression."""
-    if isinstance(value, Limited):
+    if isinstance(value, LimitedFit):
         return f"{value.op}({python(value.value, names)}, {value.limit})"
     if not isinstance(value, DimExpr):
         return str(value)
@@ -66,7 +66,7 @@ def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class Emitted:
+class EmittedTexts:
     """Texts that one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands
     and kernels (`kernel0_`, …), bytes of scratch memory, and (name, text) of definitions."""
 
@@ -81,7 +81,7 @@ class Emitted:
 
 
 @dataclass(frozen=True)
-class Form:
+class SizedForm:
     """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest): the
     call's statement, bytes of scratch memory, and definitions."""
 

@@ -19,16 +19,18 @@ from math import prod
 from typing import Any
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.memo import memo
+from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
 from ...extract.model.library_kernel import OUTPUT_SEPARATOR, KernelBase, mentions_out
 from ...extract.model.work import graph_flops
 from ...processes.forks import Lock
-from ..ir.kernel import PROBE, Buffer, Kernel, Unfusable, walk
+from ..ir.expr import walk
+from ..ir.kernel import PROBE, Buffer, Kernel
 from ..ir.loop_fusion import rolled
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
+from ..ir.unfusable import Unfusable
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, places

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import HALVES
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import Call, Operand, Strides, contiguous
 from ...extract.model.library_kernel import identify
 from ..ir.kernel import Buffer

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 
+from .expr import Builder, Expr, factors, walk
 from .index import Axis, Division, Index, index
-from .kernel import Builder, Expr, Kernel, factors, walk
+from .kernel import Kernel
 
 LANES = 8  # elements of the longest memory vector
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .index import Axis, Index
-from .kernel import Unfusable
 from .op_texts import op_text
+from .unfusable import Unfusable
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from ...egraph.ir.memo import memo
 
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
+WINDOW = "w"  # name prefix of axes over the elements of a window; other axes move the window
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.ops import OPS
+from .expr import Expr, below_maximum
 from .index import Axis, Index
-from .kernel import Expr, Kernel, Unfusable, below_maximum
+from .kernel import Kernel
+from .unfusable import Unfusable
 
 Array = np.ndarray[Any, Any]
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}

@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .expr import Expr, below_maximum, factors, walk
 from .index import Axis, Index, index
-from .kernel import Expr, Kernel, below_maximum, factors, walk
+from .kernel import Kernel
 
 
 def rolled(e: Expr, axis: Axis) -> Expr | None:

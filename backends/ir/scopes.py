@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
+from .expr import Expr, walk
 from .index import Axis
-from .kernel import Expr, walk
 
 V = TypeVar("V")
 B = TypeVar("B", bound="SourceScope[Any]")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isclose, prod, sqrt
 
-from .kernel import Expr, factors
+from .expr import Expr, factors
 
 
 @dataclass(frozen=True)

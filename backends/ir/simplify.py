@@ -14,7 +14,7 @@ from ...egraph.ir.ops import OPS
 from .index import Index, index
 
 if TYPE_CHECKING:
-    from .kernel import Builder, Expr
+    from .expr import Builder, Expr
 
 
 def _number(e: Expr) -> Any:

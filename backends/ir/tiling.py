@@ -13,8 +13,10 @@ from itertools import islice
 from math import gcd, prod
 from typing import Any
 
-from .index import Axis, index
-from .kernel import WINDOW, Expr, Kernel, Unfusable, factors, walk
+from .expr import Expr, factors, walk
+from .index import WINDOW, Axis, index
+from .kernel import Kernel
+from .unfusable import Unfusable
 
 VECTOR = 8  # maximum elements of a vector load
 

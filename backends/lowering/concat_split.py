@@ -14,8 +14,8 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make, topological
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.tensor import Tensor, make, topological
 from ...extract.fusion.matrix_vector import vector_product_extent
 
 MOST = 256  # limit of pieces of a result

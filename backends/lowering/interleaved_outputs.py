@@ -13,13 +13,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.tensor import Tensor, topological
+from ..ir.expr import Builder
 from ..ir.index import Axis, Index, index
-from ..ir.kernel import Buffer, Builder, if_fusable
-from .op_rules import Reader
+from ..ir.kernel import Buffer
+from ..ir.unfusable import if_fusable
+from .op_rules import TermLowering
 
 
-class Beside(NamedTuple):
+class InterleavedOutputs(NamedTuple):
     """Arrangement of a kernel's results side by side along `axis`.
 
     If the results are computed from slices of one tensor, `whole` is the tensor and `columns` its sliced axis; else
@@ -45,7 +47,7 @@ class Beside(NamedTuple):
 
 def side_by_side(
     roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
-) -> Beside | None:
+) -> InterleavedOutputs | None:
     """Arrangement of results side by side along a common axis; None if there is none.
 
     `spaces`: the tensor that is computed for each of `roots` (the updates, if the root is a scatter). `operands`:
@@ -58,12 +60,12 @@ def side_by_side(
     if len(found) > 1:
         return None
     if found and all(s[found[0]] > 1 for s in shapes):
-        return Beside(found[0])
+        return InterleavedOutputs(found[0])
     whole = _of_slices(spaces)
     if whole is None:
         return None
     axis = found[0] if found else _slowest(spaces[0], *whole, operands, buffers)
-    return None if axis is None else Beside(axis, *whole)
+    return None if axis is None else InterleavedOutputs(axis, *whole)
 
 
 def _of_slices(roots: Sequence[Tensor]) -> tuple[Tensor, int] | None:
@@ -94,7 +96,7 @@ def _slowest(
     at = [Axis(f"i{n}", d) for n, d in enumerate(concrete(space.shape))]
     strides = tuple(int(n == axis) for n in range(whole.rank))
     view = Buffer(whole.dtype, concrete(whole.shape), strides)
-    reader = Reader(Builder(), {**operands, whole: WHOLE}, {**buffers, WHOLE: view})
+    reader = TermLowering(Builder(), {**operands, whole: WHOLE}, {**buffers, WHOLE: view})
     if if_fusable(reader.value, space, tuple(index(a) if a.size > 1 else index(0) for a in at)) is None:
         return None
     steps = {

@@ -9,18 +9,20 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.memo import memo
+from ...egraph.ir.tensor import Tensor, make, rebuild, topological
 from ...extract.fusion.product_operands import is_product_operand
 from ...extract.model.kernel import contiguous
 from ..ir.axes import normalized
+from ..ir.expr import Builder, Expr
 from ..ir.index import Axis, Index, index, linear, unravelled
-from ..ir.kernel import Buffer, Builder, Expr, Kernel, OutputStore, Unfusable
+from ..ir.kernel import Buffer, Kernel, OutputStore
 from ..ir.simplify import as_index
+from ..ir.unfusable import Unfusable
 from .concat_split import SHORT, ResultPiece, pieces, should_unroll
-from .interleaved_outputs import Beside, side_by_side
-from .op_rules import Reader, from_the_start
+from .interleaved_outputs import InterleavedOutputs, side_by_side
+from .op_rules import TermLowering, from_the_start
 from .rotate_half import cut, halved
 
 
@@ -63,7 +65,7 @@ def kernel_of(
     strides = buffers[out if sliced else names[widest]].strides
     lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the memory order of the largest result
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
-    reader = Reader(Builder(), operands, buffers)
+    reader = TermLowering(Builder(), operands, buffers)
     if sliced:
         parts = _slices(reader, roots, axes)
     else:
@@ -106,7 +108,7 @@ def _with_operands(
     axes = tuple(Axis(f"i{n}", d) for n, d in enumerate(shape))
     if buffers[names[root]].strides != contiguous(shape):
         raise Unfusable("storing a product's left operand beside an output that is not row-major")
-    reader, at = Reader(Builder(), operands, buffers), tuple(map(index, axes))
+    reader, at = TermLowering(Builder(), operands, buffers), tuple(map(index, axes))
     stores = [_placed(reader, root, names[root], _Part(at, reader.value(root, at)))]
     for t in factors:
         own = concrete(t.shape)
@@ -137,7 +139,7 @@ def _of_pieces(
         raise Unfusable("no elements")
     lying = sorted(range(len(shape)), key=lambda n: -strides[n])
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
-    reader = Reader(Builder(), operands, buffers)
+    reader = TermLowering(Builder(), operands, buffers)
     reader.unroll_limit = SHORT if should_unroll(apart) else 0
     stores = []
     for piece, name, part in zip(apart, names, _alike(reader, [p.term for p in apart], axes), strict=True):
@@ -159,7 +161,7 @@ class _Part(NamedTuple):
     change: Mapping[Axis, Index] | None = None
 
 
-def _slices(r: Reader, roots: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
+def _slices(r: TermLowering, roots: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
     """Slices of one tensor, which is computed once."""
     at = tuple(map(index, axes))
     for t in roots:
@@ -168,7 +170,9 @@ def _slices(r: Reader, roots: Sequence[Tensor], axes: tuple[Axis, ...]) -> Itera
         yield _Part(here, r.value(t.args[0], at), guards)
 
 
-def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], beside: Beside) -> Iterator[_Part]:
+def _neighbours(
+    r: TermLowering, spaces: Sequence[Tensor], axes: tuple[Axis, ...], beside: InterleavedOutputs
+) -> Iterator[_Part]:
     """Concatenated results.
 
     Each is lowered over an axis of its own size, so that index ranges are known and no divisions are needed.
@@ -184,7 +188,7 @@ def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], bes
         yield _Part(here, r.value(x, here, guards), guards, {local: moved})
 
 
-def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
+def _alike(r: TermLowering, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
     """Results with as many elements as the largest result, or with its shape except for size 1 along some axes."""
     at, shape = tuple(map(index, axes)), tuple(a.size for a in axes)
     for x in spaces:
@@ -192,7 +196,7 @@ def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Itera
         yield _Part(here, r.value(x, here))
 
 
-def _joined(r: Reader, store: OutputStore, part: _Part) -> OutputStore:
+def _joined(r: TermLowering, store: OutputStore, part: _Part) -> OutputStore:
     """A store of a concatenated result, over the common axes."""
     if not part.change:
         return store
@@ -200,7 +204,7 @@ def _joined(r: Reader, store: OutputStore, part: _Part) -> OutputStore:
     return store.moved(store.at.replaced(part.change), _loosened(r, moved, part.guards))
 
 
-def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> OutputStore:
+def _placed(r: TermLowering, t: Tensor, name: str, part: _Part) -> OutputStore:
     """The store of an element of a root, at its index in the root, or at its scattered position."""
     buffer, place, parts, guards = r.buffers[name], Index(), [], part.guards
     axis = t.attr("axis") if t.op == "scatter_elements" else -1
@@ -234,7 +238,7 @@ def _within(
     return (*at[:axis], at[axis] - before, *at[axis + 1 :]), tuple(g for g in guards if g.op != "const")
 
 
-def _loosened(r: Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
+def _loosened(r: TermLowering, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
     """Expressions that are stored under `guards`, with these guards removed from loads that are in bounds without them,
     so that results share common values."""
 

@@ -8,8 +8,9 @@ mean causes no cancellation.
 
 from __future__ import annotations
 
+from ..ir.expr import Expr, walk
 from ..ir.index import Axis, Index
-from ..ir.kernel import Expr, Kernel, walk
+from ..ir.kernel import Kernel
 
 
 def in_one_pass(kernel: Kernel, axis: Axis) -> Kernel:

@@ -12,14 +12,16 @@ from itertools import product
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make
-from ...egraph.ir.index_maps import IndexMap, Parts, SameOrder, Stretched
-from ..ir.index import Axis, Index, index, linear, unravelled
-from ..ir.kernel import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
+from ...egraph.ir.index_maps import BroadcastMap, ConcatMap, IndexMap, ReshapeMap
+from ...egraph.ir.tensor import Tensor, make
+from ..ir.expr import Builder, Expr, operands_first
+from ..ir.index import WINDOW, Axis, Index, index, linear, unravelled
+from ..ir.kernel import Buffer
 from ..ir.simplify import as_index, conjuncts
+from ..ir.unfusable import Unfusable
 
 
-class Reader:
+class TermLowering:
     """Lowering of tensor elements to expressions of `builder`.
 
     `of`: leaf, or other tensor in memory -> buffer name; `buffers`: buffer name -> layout.
@@ -143,19 +145,19 @@ def _reads_as_negative(t: Tensor) -> bool:
     return t.op in _ORDERED or (t.op == "cast" and dtypes.is_float(t.dtype))
 
 
-Rule = Callable[[Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
+Rule = Callable[[TermLowering, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
 
 
-def _full(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _full(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     return r.b.const(t.attr("value"), dtypes.category(t.dtype))
 
 
-def _iota(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _iota(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     found = r.b.index(at[t.attr("axis")])
     return found if dtypes.category(t.dtype) == "int" else r.b.make("cast", (found,), "float32", "float")
 
 
-def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _cast(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     x = r.value(t.args[0], at, guards)
     kind = dtypes.category(t.dtype)
     if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
@@ -167,11 +169,11 @@ def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     return r.b.make("cast", (x,), t.dtype, kind)
 
 
-def _from_float8(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _from_float8(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     return r.b.make("from_float8", (r.value(t.args[0], at, guards),))
 
 
-def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _reduce(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     axes = [a for a in t.attr("axes") if t.args[0].shape[a] != 1]
     sizes = tuple(int(t.args[0].shape[a]) for a in axes)
     if not axes:
@@ -198,7 +200,7 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
 REDUCTION = {"add": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
 
 
-def _unrolled(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
+def _unrolled(r: TermLowering, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
     """Expression of a reduction along `axes`, unrolled."""
     found: Expr | None = None
     for place in product(*(range(concrete(t.args[0].shape)[a]) for a in axes)):
@@ -211,7 +213,7 @@ def _unrolled(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guar
     return found
 
 
-def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _matmul(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     x, y = t.args
     axis = r.fresh(int(x.shape[-1]), at, guards)  # type: ignore[arg-type]
     if axis.size == 0:
@@ -223,14 +225,14 @@ def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     return r.b.reduce("sum", axis, r.b.mul(a, b))
 
 
-def _view(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _view(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     """Expression of an op that has an index map."""
     found, x = r.index_map(t), t.args[0]
-    if isinstance(found, Stretched):
+    if isinstance(found, BroadcastMap):
         return r.operand(x, at, guards)
-    if isinstance(found, SameOrder):
+    if isinstance(found, ReshapeMap):
         return r.value(x, unravelled(linear(at, concrete(t.shape)), concrete(x.shape)), guards)
-    if isinstance(found, Parts):
+    if isinstance(found, ConcatMap):
         return _parts(r, t, found, at, guards)
     inner = [along.at(at) for along in found.axes]
     if t in r.moved:
@@ -238,7 +240,7 @@ def _view(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     return r.value(x, tuple(inner), guards)
 
 
-def _parts(r: Reader, t: Tensor, found: Parts, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _parts(r: TermLowering, t: Tensor, found: ConcatMap, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     """Expression of a padded operand, or of concatenated operands."""
     a, ((operand, start, stop), *rest) = found.axis, found.parts
     own = (*at[:a], at[a] - int(start), *at[a + 1 :])
@@ -247,7 +249,7 @@ def _parts(r: Reader, t: Tensor, found: Parts, at: tuple[Index, ...], guards: tu
         return r.within(t.args[operand], own, a, guards, found.fill)
     if not rest:
         return r.value(t.args[operand], own, guards)
-    others = Parts(a, tuple(rest))
+    others = ConcatMap(a, tuple(rest))
     first = r.b.less(at[a], index(int(stop)))
     if first.op == "const":
         return r.value(t.args[operand], own, guards) if first.value else _parts(r, t, others, at, guards)
@@ -257,7 +259,7 @@ def _parts(r: Reader, t: Tensor, found: Parts, at: tuple[Index, ...], guards: tu
     return r.b.pointwise("where", (first, left, right))
 
 
-def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _conv(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     """Expression of a convolution: a sum over kernel positions and channels, channels innermost, so that tiles that
     divide the channels have one kernel position each. A depthwise convolution is a sum over a window."""
     x, w = t.args
@@ -289,7 +291,7 @@ def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
     )
 
 
-def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _gather(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     table, picks = t.args
     if table not in r.of:
         raise Unfusable("a gather from a value that is not in memory")
@@ -304,7 +306,7 @@ def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
 
 
-def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _gather_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     table, picks = t.args
     while (
         table not in r.of

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..ir.axes import normalized
+from ..ir.expr import Builder, Expr, walk
 from ..ir.index import Axis, Index, index
-from ..ir.kernel import Builder, Expr, Kernel, OutputStore, walk
+from ..ir.kernel import Kernel, OutputStore
 
 
 def halved(kernel: Kernel) -> Kernel:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..ir.kernel import Builder, Expr, Kernel, factors, walk
+from ..ir.expr import Builder, Expr, factors, walk
+from ..ir.kernel import Kernel
 
 LOG2E = math.log2(math.e)
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+from ..ir.expr import Expr, walk
 from ..ir.index import Axis, Index, index, linear
-from ..ir.kernel import Buffer, Expr, Kernel, OutputStore, Unfusable, walk
+from ..ir.kernel import Buffer, Kernel, OutputStore
 from ..ir.loop_fusion import rolled
+from ..ir.unfusable import Unfusable
 from .one_pass_variance import in_one_pass
 
 ALIGNMENT = 256  # byte alignment of partial results

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ..ir.index import Axis, Index, unravelled
-from ..ir.kernel import Buffer, Kernel, Unfusable
+from ..ir.kernel import Buffer, Kernel
+from ..ir.unfusable import Unfusable
 
 
 @dataclass(frozen=True)

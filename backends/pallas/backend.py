@@ -11,7 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from ...costdb.keys.device import MachineKey, host_key, toolchain_key
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...extract.model.kernel import Call
 from ..contract import Measuring
 from ..device import TargetDevice

@@ -25,9 +25,11 @@ from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Domain, Schedule
 from ..generate.schedule import number as parameter
 from ..generate.strategy import Request, Strategy, StrategyEmitter
+from ..ir.expr import Expr, below_maximum
 from ..ir.index import Axis, Index
-from ..ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, below_maximum
+from ..ir.kernel import PROBE, Kernel, OutputStore
 from ..ir.tiling import Shape
+from ..ir.unfusable import Unfusable
 from .accesses import DimensionSlice, blocked_axis, blocked_dimension, buffer_shape, last_index, parts_of, row_major
 from .spelling import dtype_text, number, scalar_text
 

@@ -10,10 +10,10 @@ from hashlib import blake2b
 
 from ...egraph.ir import builders
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make, topological
 from ...egraph.ir.index_maps import AffineMap
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.ops import OPS, Op
+from ...egraph.ir.tensor import Tensor, make, topological
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from .spelling import dtype_text, node_text, number, wide_text

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.graph import Tensor, structural_digest
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, structural_digest
 from ...extract.model.kernel import output_names
 from ...extract.model.plan import Plan
 from ..ir.source_text import identifier, indented, one_line, signature, title
@@ -32,26 +32,26 @@ from ..program import memory_plan
 from ..program.device_programs import DevicePrograms
 from ..program.emit_cpu import EmittedProgram
 from ..program.helper_functions import helper_source
-from ..runtime.marshalling import Exchange, OnCpu, is_torch, tensor_of
+from ..runtime.marshalling import Marshalling, NumpyMarshalling, is_torch, tensor_of
 from .spelling import node_text
 
-__all__ = ["PROGRAMS", "JaxPrograms", "OnJax"]
+__all__ = ["PROGRAMS", "JaxMarshalling", "JaxPrograms"]
 
 IMPORTS = ("import jax", "import jax.numpy as jnp", "import numpy as np", "from jax.experimental import pallas as pl")
 
 
-class OnJax(OnCpu):
+class JaxMarshalling(NumpyMarshalling):
     """Argument marshalling of programs on JAX arrays: callers may pass arrays of NumPy, Torch or JAX.
 
     Results are JAX arrays if any input is one.
     """
 
     def accept(self, x: Any, spec: Any) -> Any:
-        """An input in the program's form (`Exchange.accept`)."""
+        """An input in the program's form (`Marshalling.accept`)."""
         return super().accept(np.asarray(x) if is_jax(x) else x, spec)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Results in the form of the inputs `given` (`Exchange.hand_out`)."""
+        """Results in the form of the inputs `given` (`Marshalling.hand_out`)."""
         if any(map(is_jax, given)):
             return results
         arrays = [np.array(r) for r in results]
@@ -70,9 +70,9 @@ class JaxPrograms(DevicePrograms):
         """Emitted program of a plan (`DevicePrograms.emit`). Outputs are always fresh arrays."""
         return _Emitter(plan).emit()
 
-    def exchange(self, place: str) -> Exchange:
+    def exchange(self, place: str) -> Marshalling:
         """Marshalling of arguments and results (`DevicePrograms.exchange`)."""
-        return OnJax()
+        return JaxMarshalling()
 
 
 class _Emitter:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.tensor import Tensor
 
 #: Text of elementwise ops of the kernel IR that are not in the op table.
 _KERNEL_OPS = {"exp2": "jnp.exp2({0})"}

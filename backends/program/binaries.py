@@ -180,7 +180,7 @@ def binaries_of(texts: Mapping[str, bytes]) -> Binaries:
     return Binaries(record.gpu, files, record.launches, record.variants, record.modules)
 
 
-class Absent:
+class AbsentCompiler:
     """Stand-in for a compiler module when kernels are compiled already: accepts any attribute and any call.
 
     `base`: the first argument of the call that gave this object; for tensor descriptors, the tensor.
@@ -192,24 +192,24 @@ class Absent:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Absent()
+        return AbsentCompiler()
 
     def __getitem__(self, key: Any) -> Any:
-        return Absent()
+        return AbsentCompiler()
 
     def __call__(self, base: Any = None, *given: Any, **named: Any) -> Any:
-        return Absent(base)
+        return AbsentCompiler(base)
 
     def __bool__(self) -> bool:
         return False
 
 
 def without_compilers() -> dict[str, Any]:
-    """Builtins for a program's namespace in which imports of compilers give `Absent`."""
+    """Builtins for a program's namespace in which imports of compilers give `AbsentCompiler`."""
 
     def imported(name: str, *given: Any, **named: Any) -> Any:
         if name.partition(".")[0] in COMPILERS:
-            return Absent()
+            return AbsentCompiler()
         return builtins.__import__(name, *given, **named)
 
     return {**vars(builtins), "__import__": imported}

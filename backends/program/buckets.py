@@ -80,7 +80,7 @@ class BucketForm(Protocol):
     """Executor of the calls in a bucket: a program, or the caller's own function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """Fast marshalling function for inputs of types `specs` (`Exchange.quick`); None if there is none."""
+        """Fast marshalling function for inputs of types `specs` (`Marshalling.quick`); None if there is none."""
         ...
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
@@ -88,7 +88,7 @@ class BucketForm(Protocol):
         ...
 
 
-class AtSizes(NamedTuple):
+class CallsAtSizes(NamedTuple):
     """Prepared calls at one choice of sizes.
 
     `specs`: types of the inputs at these sizes. `form` runs the calls whose arguments `quick` accepts; `program` runs
@@ -102,4 +102,4 @@ class AtSizes(NamedTuple):
     direct: DirectCalls
 
 
-__all__ = ["FOLDER", "AtSizes", "Bucket", "BucketForm", "Buckets"]
+__all__ = ["FOLDER", "Bucket", "BucketForm", "Buckets", "CallsAtSizes"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import TensorGraphsError
 from ...extract.model.plan import Plan
-from ..runtime.marshalling import Exchange, OnCpu
+from ..runtime.marshalling import Marshalling, NumpyMarshalling
 from ..runtime.threads import loops_shared
 from .emit_cpu import EmittedProgram
 
@@ -31,9 +31,9 @@ class DevicePrograms:
         """Emitted program of a plan. With `reuse_outputs`, the next call may overwrite the outputs."""
         raise NotImplementedError
 
-    def exchange(self, place: str) -> Exchange:
+    def exchange(self, place: str) -> Marshalling:
         """Marshalling of arguments and results for programs on the device `place`."""
-        return OnCpu()
+        return NumpyMarshalling()
 
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""

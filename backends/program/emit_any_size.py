@@ -23,10 +23,11 @@ from typing import Any
 from ...egraph.ir import dims
 from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.dims import Atom, Dim, DimExpr
-from ...egraph.ir.graph import Tensor, make, rebuild, structural_digest, topological
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Name, PatternCall, Var
+from ...egraph.ir.pattern import PatternCall, Var
+from ...egraph.ir.pattern_attrs import Name
 from ...egraph.ir.size_conditions import conditions
+from ...egraph.ir.tensor import Tensor, make, rebuild, structural_digest, topological
 from ...errors import UsageError
 from ...extract.model.kernel import Call, Operand, Template, contiguous
 from ...extract.model.plan import Plan, Step

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...egraph.ir import dims
-from ...egraph.ir.graph import Tensor, structural_digest
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, structural_digest
 from ...extract.model.kernel import Template, contiguous, output_names
 from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.sizes import bound_call, bound_terms

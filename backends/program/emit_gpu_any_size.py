@@ -27,7 +27,7 @@ from itertools import product
 from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.dims import Dim, concrete, parse
 from ...egraph.ir.dtypes import itemsize
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError, UsageError
 from ...extract.model.kernel import Operand, contiguous
 from ...extract.model.plan import Step, Value

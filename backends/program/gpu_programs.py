@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import TensorGraphsError
 from ...extract.model.plan import Plan
 from .. import gpu
-from ..runtime.marshalling import Exchange, OnTensors
+from ..runtime.marshalling import Marshalling, TensorMarshalling
 from .any_size_gpu_helpers import HELPERS as ANY_SIZE_HELPERS
 from .any_size_helpers import SIZED_HELPERS
 from .device_programs import DevicePrograms, Direct, Run
@@ -43,9 +43,9 @@ class GpuPrograms(DevicePrograms):
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
         return emit_cuda(launched(plan), reuse_outputs=reuse_outputs)
 
-    def exchange(self, place: str) -> Exchange:
+    def exchange(self, place: str) -> Marshalling:
         """Marshalling of arguments and results (`DevicePrograms.exchange`)."""
-        return OnTensors(place)
+        return TensorMarshalling(place)
 
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""

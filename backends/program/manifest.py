@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, Shape, concrete, dim, parse
-from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import pack, unpack
+from ...egraph.ir.weight_data import Data
 from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json

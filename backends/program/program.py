@@ -24,22 +24,23 @@ import numpy as np
 
 from ...costdb.keys import rates
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import filled
+from ...egraph.ir.weight_data import Data
 from ...errors import ShapeError, Unpicklable, UsageError
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
 from ...wording import counted
-from ...writing import named_path, recover, replacing_folder
+from ...writing.files import named_path
+from ...writing.folders import recover, replacing_folder
 from ..device import HOST
 from ..runtime.arguments import unfolded
 from ..runtime.cpu_tensors import LARGE, TensorCalls
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
 from .binaries import Binaries, collected, write_binaries
-from .buckets import FOLDER, AtSizes, BucketForm, Buckets
+from .buckets import FOLDER, BucketForm, Buckets, CallsAtSizes
 from .cuda_helpers import cuda_text
 from .device_programs import Direct
 from .direct_calls import DirectCalls
@@ -126,7 +127,7 @@ class Program(Unpicklable):
         self._direct_calls = DirectCalls(0)  # the same for all calls of a program without free sizes
         self._new_sizes: SizeCalls | None = None  # functions for calls at sizes that the program has not met
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
-        self._fitting: dict[tuple[Any, ...], AtSizes] = {}  # shapes of a call -> what it needs
+        self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
         self.plans: dict[str, Program] = {}  # plans for some buckets of sizes, by name
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
@@ -539,7 +540,7 @@ class Program(Unpicklable):
             self._binaries, self._run = None, None
         return self._called(taken)
 
-    def _at(self, given: Sequence[Any]) -> AtSizes:
+    def _at(self, given: Sequence[Any]) -> CallsAtSizes:
         """The prepared calls for the arguments' sizes. Raises ShapeError for sizes outside their ranges."""
         try:
             shapes = tuple([x.shape for x in given])
@@ -553,7 +554,7 @@ class Program(Unpicklable):
             self._fitting[shapes] = found
         return found
 
-    def _fitted(self, shapes: Sequence[Sequence[int]]) -> AtSizes:
+    def _fitted(self, shapes: Sequence[Sequence[int]]) -> CallsAtSizes:
         inputs, ranges, divided = self.manifest.inputs, self.manifest.sizes, self.manifest.buckets
         for (name, shape, dtype), seen in zip(inputs, shapes):
             if len(shape) != len(seen):
@@ -569,7 +570,8 @@ class Program(Unpicklable):
             row = divided.of(sizes[divided.dimension])
             program, form = self.plans.get(row.plan, self), self._forms.get(row.least)
         form = form or program
-        return AtSizes(specs, form.quick(specs), form, program, DirectCalls(program._tries if form is program else 0))
+        tries = program._tries if form is program else 0
+        return CallsAtSizes(specs, form.quick(specs), form, program, DirectCalls(tries))
 
     def near(self, values: Sequence[Any]) -> list[Any]:
         """The values as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...errors import BadModelError
 from ...plain import read_bytes
-from ...writing import named_path, recover
+from ...writing.files import named_path
+from ...writing.folders import recover
 from ..user.files import require_file
 from .binaries import read_binaries
 from .buckets import FOLDER

@@ -17,11 +17,12 @@ import numpy as np
 from ...costdb.keys import rates
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data, Tensor, load_data, make, structural_digest, topological
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor, make, structural_digest, topological
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadWeightsError
 from ...plain import file_identity
-from ..runtime.marshalling import Exchange
+from ..runtime.marshalling import Marshalling
 from .manifest import STATE, Spec
 from .weights_on_device import computed_weight, is_computed_on
 
@@ -160,7 +161,7 @@ class SharedWeights:
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
-    def of(self, weights: Mapping[str, Any], exchange: Exchange, device: str) -> Mapping[str, Any]:
+    def of(self, weights: Mapping[str, Any], exchange: Marshalling, device: str) -> Mapping[str, Any]:
         """A program's weights on its device, looked up in the pool first. Weights without sharing keys (other than
         `KeyedWeights`) are returned unchanged.
 
@@ -193,7 +194,7 @@ class SharedWeights:
 class _PooledWeights(Mapping[str, Any]):
     known: MutableMapping[Hashable, Any]
     own: Any
-    exchange: Exchange
+    exchange: Marshalling
     device: str
 
     def __getitem__(self, key: str) -> Any:

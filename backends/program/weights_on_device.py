@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
-from ...egraph.ir.graph import Data, Graph, Tensor, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import expand_all
+from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ir.weight_data import Data
 from ..verification.torch_reference import evaluate_tensors
 
 LEAST_BYTES = 1 << 20  # a smaller weight is computed faster by NumPy than its parts are copied

@@ -35,7 +35,7 @@ Takes = Callable[[], TensorCalls | None]
 Quick = Callable[[Sequence[Any]], Taken | None]  # a call's inputs -> the program's arguments; None: use the slow path
 
 
-class Exchange(Protocol):
+class Marshalling(Protocol):
     """Argument marshalling for one device."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
@@ -74,11 +74,11 @@ class Exchange(Protocol):
         ...
 
 
-class OnCpu:
+class NumpyMarshalling:
     """Argument marshalling of programs on NumPy arrays."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick:
-        """Fast path for contiguous arrays or CPU tensors (`Exchange.quick`)."""
+        """Fast path for contiguous arrays or CPU tensors (`Marshalling.quick`)."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
         guard: Callable[..., bool] | None = None  # whether tensors are like those of an earlier call
@@ -112,7 +112,7 @@ class OnCpu:
         return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """An input in the program's form (`Exchange.accept`)."""
+        """An input in the program's form (`Marshalling.accept`)."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if x.__class__ is not np.ndarray:
@@ -122,7 +122,7 @@ class OnCpu:
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """CPU tensors if any input is a tensor, else the results themselves (`Exchange.hand_out`)."""
+        """CPU tensors if any input is a tensor, else the results themselves (`Marshalling.hand_out`)."""
         return handed_out(results) if any(map(is_torch, given)) else results
 
     def near(self, x: Any) -> Array:
@@ -138,11 +138,11 @@ class OnCpu:
         state[...] = value
 
     def read(self, state: Array) -> Array:
-        """A copy of a state's values (`Exchange.read`)."""
+        """A copy of a state's values (`Marshalling.read`)."""
         return state.copy()
 
 
-class OnTensors:
+class TensorMarshalling:
     """Argument marshalling of programs on Torch tensors of one device.
 
     Input arrays become tensors over their memory; the program copies them.
@@ -153,7 +153,7 @@ class OnTensors:
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast path for tensors on the program's kind of device; None without inputs (`Exchange.quick`)."""
+        """Fast path for tensors on the program's kind of device; None without inputs (`Marshalling.quick`)."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
@@ -170,7 +170,7 @@ class OnTensors:
         return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form (`Exchange.accept`)."""
+        """An input in the program's form (`Marshalling.accept`)."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))
@@ -180,7 +180,7 @@ class OnTensors:
         return x.detach()
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Tensors on the program's device or the CPU, or arrays, as the inputs are (`Exchange.hand_out`)."""
+        """Tensors on the program's device or the CPU, or arrays, as the inputs are (`Marshalling.hand_out`)."""
         tensors = [x for x in given if is_torch(x)]
         if any(x.device.type == self.kind for x in tensors):
             return results
@@ -201,7 +201,7 @@ class OnTensors:
         state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
 
     def read(self, state: Any) -> Array:
-        """A copy of a state's values (`Exchange.read`)."""
+        """A copy of a state's values (`Marshalling.read`)."""
         return array_of(state).copy()
 
 
@@ -237,4 +237,4 @@ def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
     return ShapeError(f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}")
 
 
-__all__ = ["Exchange", "OnCpu", "OnTensors", "Quick", "Spec", "array_of", "is_torch", "tensor_of"]
+__all__ = ["Marshalling", "NumpyMarshalling", "Quick", "Spec", "TensorMarshalling", "array_of", "is_torch", "tensor_of"]

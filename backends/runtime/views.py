@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir.index_maps import AffineMap, SameOrder, Stretched
+from ...egraph.ir.index_maps import AffineMap, BroadcastMap, ReshapeMap
 from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.type_laws import infer
 from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous
@@ -31,9 +31,9 @@ def view_layout(op: str, attrs: Attrs, operand: Operand) -> Layout | None:
     if entry.kind != "view" or entry.index_map is None:
         return None
     found = entry.index_map(attrs, [shape])
-    if isinstance(found, Stretched):
+    if isinstance(found, BroadcastMap):
         return tuple(s if d == w else 0 for s, d, w in zip(strides, shape, attrs["shape"])), 0
-    if isinstance(found, SameOrder):
+    if isinstance(found, ReshapeMap):
         return _reshape(attrs, shape, strides)  # type: ignore[arg-type]
     return _affine(found, strides) if isinstance(found, AffineMap) else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ..generate.emitter import Launch, Lowered
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, rest_of

@@ -65,7 +65,7 @@ def prepare(capability: int) -> None:
     JITFunction.run = run
 
 
-class Race(Exception):
+class AsyncCopyRace(Exception):
     """Raised for a kernel with an async-copy race."""
 
 
@@ -97,7 +97,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     for kernel, grid, scalars in _launched:
         binary = kernel.asm["cubin"]
         if wrong := async_copy_races(kernel.asm.get("ttgir", "")):
-            raise Race("; ".join(wrong))
+            raise AsyncCopyRace("; ".join(wrong))
         try:
             used = resources(binary)
         except ValueError:  # not a cubin: spills are unknown
@@ -134,7 +134,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         text, call = KernelText.of_json(job["text"]), call_of_json(job["call"])
         found = {"ok": True, **compile_text(text, call, int(job["capability"]))}
-    except Race as error:
+    except AsyncCopyRace as error:
         found = {"ok": False, "status": "race", "stage": "compile", "message": str(error)[:400]}
     except MemoryError as error:
         found = {"ok": False, "status": "memory", "stage": "compile", "message": f"memory ran out: {error}"[:400]}

@@ -25,10 +25,12 @@ from ...costdb.keys.device import cores
 from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Graph, Tensor, structural_digest, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import build, parse_terms
+from ...egraph.ir.pattern import build
+from ...egraph.ir.pattern_parser import parse_terms
+from ...egraph.ir.tensor import Tensor, structural_digest, topological
 from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.meaning import output_terms
 from ...extract.model.work import call_work
@@ -38,7 +40,7 @@ from ..runtime.threads import one_blas_thread
 from ..user.files import KernelFile
 from ..user.templates import templates_of
 from ..verification import compare
-from ..verification.rounding_noise import Disturbed
+from ..verification.rounding_noise import RoundingSensitivity
 from .kernel_strips import KernelStrip, strips_of
 from .measured_operands import drawn, operand_values, shown
 from .result_check import Wrong, check, check_layout, check_values, worst
@@ -169,7 +171,7 @@ def busy() -> Callable[[], int]:
 WATCHES: dict[str, Stopwatch] = {WALL: wall, BUSY: busy}
 
 
-class Probe:
+class DisturbanceProbe:
     """Detector of disturbed samples: times a small fixed kernel and counts involuntary context switches."""
 
     def __init__(self) -> None:
@@ -189,7 +191,7 @@ class Probe:
         return float(np.quantile(self.seen[-400:], 0.25))
 
 
-_probe = Probe()
+_probe = DisturbanceProbe()
 
 
 def timed(
@@ -247,7 +249,7 @@ def _checked(
         if (strips := strips_of(roots, declared)) is not None:
             return "float64", _checked_strips(strips, call, got, allowed)
         reference, want = _reference(roots, given, operands, flops)
-        disturbed = Disturbed(Graph.of(list(roots), params=declared), {})
+        disturbed = RoundingSensitivity(Graph.of(list(roots), params=declared), {})
         checked = enumerate(zip(call.outputs, got, want, strict=True))
         return reference, worst([check(o, g, w, k, allowed, disturbed) for k, (o, g, w) in checked])
 

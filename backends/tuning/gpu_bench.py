@@ -11,15 +11,16 @@ from unittest import mock
 from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir import dtypes
 from ...egraph.ir.dtypes import torch_dtype
-from ...egraph.ir.graph import Graph, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import parse_terms
+from ...egraph.ir.pattern_parser import parse_terms
+from ...egraph.ir.tensor import topological
 from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms
 from ...extract.model.work import written_into
 from ..generate.kernel_text import KernelText, module_of
 from ..verification import compare
-from ..verification.rounding_noise import Disturbed, kernel_fault
+from ..verification.rounding_noise import RoundingSensitivity, kernel_fault
 from ..verification.torch_reference import evaluate
 from . import gpu_operands
 from .gpu_context import compiler_loaded
@@ -50,7 +51,7 @@ ENOUGH, STEADY = 7, 0.005
 
 
 @dataclass
-class Tried:
+class LoadedKernel:
     """The kernel of a tuning trial, loaded from its text. `run`, `prepare`: functions of the text's module.
 
     `scratch`: scratch memory between guard zones. `us`: rough time of a call. Both are set when the kernel first runs.
@@ -111,7 +112,7 @@ class Bench:
         self.roles = gpu_operands.roles(self.roots)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
         self.sets: list[Arguments] = []
-        self.tried: dict[int, Tried] = {}
+        self.tried: dict[int, LoadedKernel] = {}
         self.size = 1.0  # scale of the operand values, besides their roles
         with alone():
             self._drawn()
@@ -167,14 +168,14 @@ class Bench:
         return torch.stack(sums) if sums else torch.zeros(1, dtype=torch.int64, device=self.device.name)
 
     # ------------------------------------------------------------ one schedule
-    def loaded(self, text: KernelText) -> Tried:
+    def loaded(self, text: KernelText) -> LoadedKernel:
         """The loaded kernel of a text. Nothing is launched, because another process may be timing."""
         import torch
 
         if text.generated:
             compiler_loaded()
         module = module_of(text)
-        tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared})
+        tried = LoadedKernel(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared})
         if text.generated and self.device.name == GPU_KIND:
             with contextlib.suppress(Exception), loading(module):  # errors are reported when the kernel runs
                 operands = dict(self.sets[0].operands)
@@ -184,7 +185,7 @@ class Bench:
                 module.run(*(operands[n] for n in text.operands), *self.sets[0].outputs, scratch)
         return tried
 
-    def attempt(self, index: int, tried: Tried) -> dict[str, Any]:
+    def attempt(self, index: int, tried: LoadedKernel) -> dict[str, Any]:
         """Run a schedule once, check its result, and reply with error norms and a few samples.
 
         `index`: number of the trial. Reply: `accuracy` (norms), `cold` (samples in µs). Raises Wrong if the result is
@@ -195,7 +196,7 @@ class Bench:
         finally:
             tried.prepared.clear()
 
-    def _attempt(self, index: int, tried: Tried) -> dict[str, Any]:
+    def _attempt(self, index: int, tried: LoadedKernel) -> dict[str, Any]:
         import torch
 
         size = tried.text.scratch + 2 * gpu_operands.ZONE
@@ -228,7 +229,7 @@ class Bench:
         tried.us = sorted(samples)[len(samples) // 2]
         return {"accuracy": accuracy, "cold": samples}
 
-    def _call(self, tried: Tried, where: Arguments, scratch: Any = None, *, inplace: bool = False) -> Run:
+    def _call(self, tried: LoadedKernel, where: Arguments, scratch: Any = None, *, inplace: bool = False) -> Run:
         """The kernel bound to one set of operands.
 
         `scratch`: scratch memory to use; None for that of the trial. `inplace`: operands that are updated in
@@ -242,7 +243,7 @@ class Bench:
         arguments = [*(operands[n] for n in tried.text.operands), *where.outputs, scratch]
         return lambda: tried.run(*arguments)
 
-    def _calls(self, tried: Tried, where: Sequence[Arguments]) -> list[Run]:
+    def _calls(self, tried: LoadedKernel, where: Sequence[Arguments]) -> list[Run]:
         """The kernel bound to each set of operands, each with separate scratch memory if scratch is smaller than the
         operands.
 
@@ -257,7 +258,7 @@ class Bench:
         rooms = torch.empty((len(where), -(-size // 256) * 256), dtype=torch.uint8, device=self.device.name)
         return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
 
-    def check(self, tried: Tried, result: Any) -> dict[str, float]:
+    def check(self, tried: LoadedKernel, result: Any) -> dict[str, float]:
         """Error norms (`accuracy`) of a result, maximum over outputs.
 
         Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
@@ -273,12 +274,12 @@ class Bench:
         widened = {
             n: self.sets[0].operands[n].to(torch_dtype(dtype)) for n, dtype in leaves.items()
         }  # from storage dtypes
-        disturbed = Disturbed(Graph.of(list(self.roots), params=widened), {}, self.device.name)
+        disturbed = RoundingSensitivity(Graph.of(list(self.roots), params=widened), {}, self.device.name)
         checked = enumerate(zip(answers, self.want, kinds, strict=True))
         found = [self._compared(*one, k, disturbed) for k, one in checked]
         return {norm: max(f[norm] for f in found) for norm in NORMS}
 
-    def _compared(self, got: Any, want: Any, kind: Type, k: int, disturbed: Disturbed) -> dict[str, float]:
+    def _compared(self, got: Any, want: Any, kind: Type, k: int, disturbed: RoundingSensitivity) -> dict[str, float]:
         """The error norms of output `k`."""
         if tuple(got.shape) != tuple(want.shape) or got.dtype != torch_dtype(kind.dtype):
             raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
@@ -312,7 +313,7 @@ class Bench:
             self.sets.append(self._set(copies))
         return self.sets[:wanted]
 
-    def _recorded(self, tried: Tried, calls: int, *, cold: bool = True) -> CapturedCalls:
+    def _recorded(self, tried: LoadedKernel, calls: int, *, cold: bool = True) -> CapturedCalls:
         """Capture `calls` calls in a row.
 
         Cold calls miss the cache: either the rotating operand sets exceed the cache, or the cache is overwritten before
@@ -353,7 +354,7 @@ class Bench:
         finally:
             tried.prepared.clear()
 
-    def _measured(self, tried: Tried) -> dict[str, Any]:
+    def _measured(self, tried: LoadedKernel) -> dict[str, Any]:
         longest = self.device.longest_us
         calls = self._call_count(_within(longest / tried.us, 1, MOST_CALLS))
         compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]

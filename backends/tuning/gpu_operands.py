@@ -19,8 +19,9 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import torch_dtype
-from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import expand_all
+from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import Operand
 from ..runtime.marshalling import tensor_of
 from ..verification import inputs as drawing
@@ -49,7 +50,7 @@ class OperandRole:
     distinct: bool = False  # indices without duplicates (scatter)
     last: bool = False  # each value is `bound` - 1: visible lengths of masks
     codes: str = ""  # of a quantized weight: "bytes" (of whole numbers) or "float8"; "" for other operands
-    free: drawing.Role | None = None  # role of integers that no other field restricts
+    free: drawing.InputDistribution | None = None  # role of integers that no other field restricts
 
 
 def _positive_operand(node: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ from ...egraph.ir.ops import Type
 from ...errors import TensorGraphsError, UsageError
 from ...extract.model.kernel import Call, Candidate, Template
 from ...plain import Malformed, read_bytes
-from ...writing import write_bytes
+from ...writing.files import write_bytes
 from ..generate.kernel_text import call_json, call_of_json
 from ..ir.precision import IEEE
 from .keys import key_of
@@ -77,7 +77,8 @@ def template_of_job(job: Job, call: Call) -> Template:
 
 def _generated(job: Job, call: Call) -> Template:
     from ...egraph.ir.builders import input as placeholder
-    from ...egraph.ir.pattern import build, parse_terms
+    from ...egraph.ir.pattern import build
+    from ...egraph.ir.pattern_parser import parse_terms
     from ..registry import backend
 
     leaves = {

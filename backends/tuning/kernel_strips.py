@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
-from ...egraph.ir.strips import Axes, axes_of, interval_view
-from ..verification.rounding_noise import Disturbed
+from ...egraph.ir.strips import StripAxes, axes_of, interval_view
+from ...egraph.ir.tensor import Tensor
+from ..verification.rounding_noise import RoundingSensitivity
 
 Array = np.ndarray[Any, Any]
 LARGE = 1 << 25  # elements of the largest operand from which strips are compared
@@ -33,7 +34,7 @@ class KernelStrip:
     """
 
     output: int
-    axes: Axes
+    axes: StripAxes
     start: int
     stop: int
     params: Mapping[str, Array]
@@ -43,7 +44,7 @@ class KernelStrip:
         found: Array = interval_view(value, self.axes.axis, self.start, self.stop)
         return found
 
-    def reference(self) -> tuple[Array, Disturbed]:
+    def reference(self) -> tuple[Array, RoundingSensitivity]:
         """The strip in float64, and its sensitivity to rounding."""
         strip = self.axes.strip(self.stop - self.start)
         values = {
@@ -51,7 +52,7 @@ class KernelStrip:
             for name, (leaf, axis) in strip.reads.items()
         }
         graph = Graph.of([strip.term], params=self.params)
-        return evaluate(graph, values, float64=True)[0], Disturbed(graph, values)
+        return evaluate(graph, values, float64=True)[0], RoundingSensitivity(graph, values)
 
 
 def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[KernelStrip] | None:
@@ -66,12 +67,12 @@ def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[Kern
     return [s for k, axes in enumerate(cuts) if axes is not None for s in _strips(k, axes, largest, params)]
 
 
-def _sliced(axes: Axes, params: Mapping[str, Array]) -> list[int]:
+def _sliced(axes: StripAxes, params: Mapping[str, Array]) -> list[int]:
     """Numbers of elements of those operands of which a strip reads only a part; 0 first."""
     return [0, *(params[str(leaf.attr("name"))].size for leaf, _ in axes.strip(1).reads.values())]
 
 
-def _strips(output: int, axes: Axes, largest: int, params: Mapping[str, Array]) -> Iterator[KernelStrip]:
+def _strips(output: int, axes: StripAxes, largest: int, params: Mapping[str, Array]) -> Iterator[KernelStrip]:
     count = max(1, axes.size * READ // (largest * STRIPS))
     last = axes.size - count
     starts = [0, last, *np.random.default_rng(0).integers(0, last + 1, STRIPS - 2).tolist()]

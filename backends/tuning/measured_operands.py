@@ -12,10 +12,11 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import Call
-from ..verification.inputs import Role, roles, whole_numbers
+from ..verification.inputs import InputDistribution, roles, whole_numbers
 from .single_kernel import Array, laid
 
 POOL = 1_000_003  # normal numbers that values are taken from
@@ -27,7 +28,7 @@ _large: dict[
 ] = {}  # the last operand of more than DRAWN numbers: kernels of a table or output matrix share it
 
 
-def operand_values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
+def operand_values(name: str, kind: Type, role: InputDistribution, positive: bool, scale: float = 1.0) -> Array:
     """Values of the operand `name` as an array of type `kind` (also for rank 0), equal in every call.
 
     Floats are normal numbers from a pool, repeated if needed: with `positive` their magnitudes plus 0.1, else
@@ -60,7 +61,7 @@ def operand_values(name: str, kind: Type, role: Role, positive: bool, scale: flo
     return found
 
 
-def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
+def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, InputDistribution, bool, float]]:
     """Distribution of each operand's values: (type, role of integers, whether floats are positive, scale of floats).
 
     Recurrent weights are small, so that rounding errors do not grow from step to step. Depends only on the terms, not
@@ -73,11 +74,13 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bo
         for node in nodes if node.op == "recurrent" for leaf in topological([node.args[2]]) if leaf.op == "param"
     }  # fmt: skip
     positive = any(n.entry.domain == "positive" for n in nodes)  # their usual domain
-    return {n: (o.type, known.get(n) or Role(), positive, scales.get(n, 1.0)) for n, o in call.operands.items()}
+    return {
+        n: (o.type, known.get(n) or InputDistribution(), positive, scales.get(n, 1.0)) for n, o in call.operands.items()
+    }
 
 
 def shown(
-    operands: Mapping[str, Array], given: Mapping[str, tuple[Type, Role, bool, float]], call: Call
+    operands: Mapping[str, Array], given: Mapping[str, tuple[Type, InputDistribution, bool, float]], call: Call
 ) -> dict[str, Array]:  # fmt: skip
     """The operands with sequence lengths in masks set to the last position, so that nothing is masked and kernels that
     end at such a length are timed on all positions. Empty if there are no such operands. `given`: what the operands

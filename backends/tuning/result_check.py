@@ -10,7 +10,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
 from ...extract.model.kernel import Operand
-from ..verification.rounding_noise import Disturbed, kernel_fault
+from ..verification.rounding_noise import RoundingSensitivity, kernel_fault
 from .single_kernel import Array
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
@@ -52,7 +52,9 @@ def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: max(n[name] for n in norms) for name in norms[0]}
 
 
-def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
+def check(
+    output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: RoundingSensitivity
+) -> dict[str, float]:
     """Error norms (`accuracy`) of `got`, output number `k` of a kernel, against the reference `want`.
 
     `allowed`: largest relative error; `disturbed`: sensitivity to rounding. Raises Wrong for another type or layout
@@ -73,7 +75,7 @@ def check_layout(output: Operand, got: Array) -> None:
 
 
 def check_values(
-    kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed
+    kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: RoundingSensitivity
 ) -> dict[str, float]:  # fmt: skip
     """As `check` without the layout, also for a part of an output; `kind`: type of the output.
 

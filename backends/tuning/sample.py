@@ -14,6 +14,7 @@ from ...egraph.ir import pattern
 from ...egraph.ir.dtypes import is_float
 from ...egraph.ir.law_text import GATES
 from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.pattern_attrs import AttrConstant, Fact, Name, holds
 from ...errors import ShapeError
 from ...extract.model.kernel import Call, Operand, Template, contiguous
 
@@ -42,9 +43,9 @@ class _Draw:
     def give(self, call: pattern.PatternCall, name: str, value: Any) -> Any:
         """The attribute's value: the pattern's literal, the value already bound, or `value`, which is then bound."""
         spelled = dict(call.attrs)[name]
-        if isinstance(spelled, pattern.AttrConstant):
+        if isinstance(spelled, AttrConstant):
             value = spelled.value
-        elif isinstance(spelled, pattern.Name):
+        elif isinstance(spelled, Name):
             value = self.attrs.setdefault(spelled.name, value)
         return value
 
@@ -412,8 +413,8 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
         s.attrs.setdefault(name, _FLOATS.get(name))
     if any(v is None for v in s.attrs.values()):
         return None
-    env = {**s.attrs, **{n: pattern.Fact(k, n in template.prep) for n, k in s.types.items()}}
-    if not pattern.holds(template.guards, env):
+    env = {**s.attrs, **{n: Fact(k, n in template.prep) for n, k in s.types.items()}}
+    if not holds(template.guards, env):
         return None
     from ...egraph.ir import builders as api
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Graph, Tensor
-from ...egraph.ir.pattern import Name, PatternCall, Var
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.pattern import PatternCall, Var
+from ...egraph.ir.pattern_attrs import Name
+from ...egraph.ir.tensor import Tensor
 from ...errors import NoPlanError
 from ...extract.model.kernel import Backend, Call, Operand, Strides, Template, contiguous
 from ...extract.model.plan import Plan, Step, Value

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.pattern import Attr, attr_names, holds, parse_guard
+from ...egraph.ir.pattern_attrs import Attr, attr_names, holds
+from ...egraph.ir.pattern_parser import parse_guard
 from ...errors import KernelError, TensorGraphsError
 from ...extract.model.kernel import Call, output_names
 from .operand_specs import OperandSpec, bound, operand_spec

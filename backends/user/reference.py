@@ -16,8 +16,10 @@ from typing import Any
 from ...egraph.ir import dtypes
 from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import DimExpr, dim
-from ...egraph.ir.graph import Tensor, topological
-from ...egraph.ir.pattern import Env, attr_variables, evaluate, parse_guard, parse_terms, variables
+from ...egraph.ir.pattern import attr_variables, variables
+from ...egraph.ir.pattern_attrs import Env, evaluate
+from ...egraph.ir.pattern_parser import parse_guard, parse_terms
+from ...egraph.ir.tensor import Tensor, topological
 from ...errors import KernelError, TensorGraphsError
 from ...extract.model.library_kernel import OUTPUT_SEPARATOR
 from .declare import Kernel

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import dtypes
-from .slice_norms import SMALLEST, MatrixShape, SliceSums, Worst
+from .slice_norms import SMALLEST, MatrixShape, SliceSums, WorstError
 
 PLACE = 8.0  # allowed relative error of an element, as a multiple of that of the whole output
 PIECE, PIECE_THERE = 1 << 18, 1 << 22  # elements compared at a time: arrays, tensors
@@ -64,7 +64,7 @@ def equal_bits(x: Any, y: Any, floating: bool) -> Any:
     return (same & (xp.signbit(x) == xp.signbit(y))) | ((x != x) & (y != y))
 
 
-def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:
+def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> WorstError:
     """Element or slice of a result that is nearest to its limit, or farthest beyond.
 
     Parameters as for `MeasuredErrors` and `MeasuredErrors.worst`.
@@ -148,11 +148,11 @@ class MeasuredErrors:
         least = SMALLEST[dtype] * math.sqrt(self.flat.total)
         return share(gap, size, least), share(lost, math.sqrt(self.known))
 
-    def worst(self, dtype: str, allowed: float) -> Worst:
+    def worst(self, dtype: str, allowed: float) -> WorstError:
         """Element or slice nearest to its limit, or farthest beyond; `allowed`: relative error of the whole in
         `dtype`."""
         if not self.flat.total:
-            return Worst()
+            return WorstError()
         xp, flat = self.xp, self.flat
         with np.errstate(all="ignore"):
             limits = self.sums.limits(allowed)
@@ -174,7 +174,9 @@ class MeasuredErrors:
                 error, most, beside = (float(x.reshape(-1)[at]) for x in (gap, limit, size))
                 if error / most > found.ratio:
                     place = np.unravel_index(rows.start * flat.columns + at, self.shape)
-                    found = Worst(error / most, error, most, beside, f"at [{', '.join(str(int(i)) for i in place)}]")
+                    found = WorstError(
+                        error / most, error, most, beside, f"at [{', '.join(str(int(i)) for i in place)}]"
+                    )
             sizes = {k: getattr(found, k) / self.scale for k in ("error", "limit", "size")}
             return replace(found, exempt=exempt, **sizes)
 
@@ -188,13 +190,13 @@ def share(gap: float, scale: float, least: float = 0.0) -> float:
 
 
 # ---------------------------------------------------------------- integers, bools, NaN and infinities
-def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> Worst:
+def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> WorstError:
     """Result of comparing an integer or bool output `y`: elements that match neither the baseline `own` nor the float64
     run `exact`. In the result, `ratio` is their share and `where` names the first one. `unstable`: elements whose value
     rounding decides, for which any value is accepted."""
     xp = module_of(own)
     if not math.prod(own.shape):
-        return Worst()
+        return WorstError()
     with np.errstate(all="ignore"):
         off = y != own
         if exact is not None and bool(off.any()):
@@ -205,12 +207,12 @@ def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None =
             off = off & ~unstable
         count = int(off.sum())
         if not count:
-            return Worst(exempt=exempt)
+            return WorstError(exempt=exempt)
         first = int((off * 1 if xp is np else off.int()).reshape(-1).argmax())
         got, want = (x.reshape(-1)[first].item() for x in (y, own))
     place = [int(i) for i in np.unravel_index(first, tuple(own.shape))]
     where = f"{count} of {math.prod(own.shape)} places, the first at {place}: {got} for {want}"
-    return Worst(count / math.prod(own.shape), count, 0.0, 0.0, where, exempt)
+    return WorstError(count / math.prod(own.shape), count, 0.0, 0.0, where, exempt)
 
 
 def misplaced(xp: Any, v: Any, r: Any, o: Any, dtype: str = "float64") -> Any:
@@ -232,7 +234,7 @@ __all__ = [
     "SMALLEST",
     "UNITS",
     "MeasuredErrors",
-    "Worst",
+    "WorstError",
     "differing",
     "misplaced",
     "module_of",

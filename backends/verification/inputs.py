@@ -20,8 +20,9 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import HALVES
-from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import expand_all
+from ...egraph.ir.tensor import Tensor, topological
 
 Array = np.ndarray[Any, Any]
 GIVEN = ("input", "state")  # leaves that a call provides
@@ -40,7 +41,7 @@ PERIOD = (
 
 
 @dataclass
-class Role:
+class InputDistribution:
     """Distribution of one verification input's values.
 
     `divisor`, `exponent`, `positive`: whether the values divide, are exponents, or are operands of a logarithm or
@@ -61,9 +62,9 @@ class Role:
     exponential: bool = False  # whether an exponential occurs: integers may be masks, which are 0 and 1
 
 
-def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
+def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, InputDistribution]:
     """Distribution of each input and state (or leaf of other `kinds`), by name."""
-    found = {str(n.attr("name")): Role() for n in graph.nodes() if n.op in kinds}
+    found = {str(n.attr("name")): InputDistribution() for n in graph.nodes() if n.op in kinds}
     for name, bound in index_bounds(graph, kinds).items():
         found[name].bound = bound
     nodes = topological(expand_all(graph.roots))
@@ -75,7 +76,7 @@ def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
     return found
 
 
-def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds: Sequence[str]) -> None:
+def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, InputDistribution], kinds: Sequence[str]) -> None:
     """Set roles of inputs from the operations that use them, also through views and casts, integer arithmetic and
     sign-preserving ops."""
     moved: dict[int, frozenset[str]] = {}
@@ -117,7 +118,7 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds
         found[name].signed = found[name].bound > 0
 
 
-def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, Role]) -> None:
+def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, InputDistribution]) -> None:
     """Set the roles that an operation requires of its operands.
 
     `from_`: for each operand, the inputs that reach it through views and casts.
@@ -191,7 +192,9 @@ def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator)
     return np.asarray(rng.permutation(bound)[places] if bound <= FEW else places)
 
 
-def whole_numbers(shape: tuple[int, ...], dtype: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
+def whole_numbers(
+    shape: tuple[int, ...], dtype: str, role: InputDistribution, rng: np.random.Generator, turn: int
+) -> Array:
     """Integers for one input in its dtype. `turn`: index of the verification input."""
     info = np.iinfo(dtypes.numpy_dtype(dtype))
     if role.bound:
@@ -210,7 +213,7 @@ def whole_numbers(shape: tuple[int, ...], dtype: str, role: Role, rng: np.random
     return np.asarray(found).astype(dtypes.numpy_dtype(dtype))
 
 
-def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generator, turn: int) -> Array:
+def _free(shape: tuple[int, ...], info: Any, role: InputDistribution, rng: np.random.Generator, turn: int) -> Array:
     """Integers of a dtype (`info`: its limits) for an input that is no index."""
     dtype, low = info.dtype, int(info.min)
     if role.counted:
@@ -231,7 +234,7 @@ def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generato
     return np.where(pick < 0.4, small, np.where(pick < 0.8, large, ends))
 
 
-def odd_numbers(role: Role) -> tuple[float, ...]:
+def odd_numbers(role: InputDistribution) -> tuple[float, ...]:
     """Special floats of the second input: zeros, numbers with few bits, large ones."""
     found: tuple[float, ...] = ODD + LARGE if role.large else ODD
     found += tuple(c * f for c in sorted(role.limits) for f in (1.0, 0.75, 1.5))
@@ -243,7 +246,7 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
     known, found = roles(graph, kinds), {}
     for leaf in (leaf for kind in kinds for leaf in (graph.inputs if kind == "input" else graph.leaves(kind))):
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
-        role = known.get(name) or Role()
+        role = known.get(name) or InputDistribution()
         found[name] = _drawn(shape, leaf.dtype, kind, role, rng, turn)
     return found
 
@@ -254,13 +257,17 @@ def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -
     return np.resize(draw((PERIOD,)), shape) if math.prod(shape) > DRAWN else draw(shape)
 
 
-def _drawn(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
+def _drawn(
+    shape: tuple[int, ...], dtype: str, kind: str, role: InputDistribution, rng: np.random.Generator, turn: int
+) -> Array:
     """Values for one leaf. Large leaves, except indices, repeat a block of values."""
     draw = partial(_block, dtype=dtype, kind=kind, role=role, rng=rng, turn=turn)
     return draw(shape) if role.bound else repeated(shape, draw)
 
 
-def _block(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
+def _block(
+    shape: tuple[int, ...], dtype: str, kind: str, role: InputDistribution, rng: np.random.Generator, turn: int
+) -> Array:
     if kind == "bool":
         return np.asarray(rng.random(shape) < 0.5)
     if kind == "int":
@@ -268,7 +275,7 @@ def _block(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.ra
     return _floats(shape, role, rng, turn).astype(dtypes.numpy_dtype(dtype))
 
 
-def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: int) -> Array:
+def _floats(shape: tuple[int, ...], role: InputDistribution, rng: np.random.Generator, turn: int) -> Array:
     x = np.asarray(rng.standard_normal(shape))
     if role.positive:
         x = np.where(rng.random(shape) < SHARE, x, np.abs(x) + 0.1) if turn == 2 else np.abs(x) + 0.1
@@ -293,7 +300,7 @@ def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dic
 
 
 __all__ = [
-    "Role",
+    "InputDistribution",
     "index_bounds",
     "inputs",
     "odd_numbers",

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor
 from .compare import LARGEST, module_of, wide
 from .rounding_noise import Compute, of_tensors
 
@@ -32,7 +33,7 @@ def changed_by_order(
     taken in another order.
 
     `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`, `kept`, `poll`: as in
-    `rounding_noise.Disturbed`.
+    `rounding_noise.RoundingSensitivity`.
     """
     found = [module_of(o).zeros_like(o == o) for o in own]
     for number in range(RUNS):

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import Op
+from ...egraph.ir.tensor import Tensor
 from . import compare
 from .compare import module_of, wide
 
@@ -28,7 +29,7 @@ Compute = Callable[[Sequence[Any]], Any]
 
 
 @dataclass
-class Disturbed:
+class RoundingSensitivity:
     """Rounding sensitivity of a graph's outputs on given values (arrays, or tensors on `device`); refined by each run.
 
     `kept`: params already on the device, by name; newly copied ones are added. `poll` is called between operations, and
@@ -97,7 +98,7 @@ def _accumulates(op: Op) -> bool:
     return op.kind in ("reduction", "contraction") and op.rounding != "never"
 
 
-def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: Disturbed) -> str:
+def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: RoundingSensitivity) -> str:
     """Description of the error of a kernel's result against its float64 reference; "" if the result is acceptable.
 
     `k`: index of the output in `disturbed`. `allowed`: relative error of the whole (see `compare.KERNEL`).
@@ -105,7 +106,7 @@ def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, distur
     discrete = not dtypes.is_float(dtype)
     limit = 0.0 if discrete else 1.0
 
-    def judge(unstable: Any | None = None) -> compare.Worst:
+    def judge(unstable: Any | None = None) -> compare.WorstError:
         if discrete:
             return compare.differing(got, want, unstable=unstable)
         return compare.worst(got, want, None, dtype, allowed, unstable)
@@ -222,4 +223,4 @@ def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:
     return off if bool(off.any()) else None
 
 
-__all__ = ["Disturbed", "kernel_fault"]
+__all__ = ["RoundingSensitivity", "kernel_fault"]

@@ -24,7 +24,7 @@ SMALLEST = {"float64": 2.2250738585072014e-308, "float32": 2.0**-126, "float16":
 
 
 @dataclass(frozen=True)
-class Worst:
+class WorstError:
     """Element or slice with the largest ratio of error to limit."""
 
     ratio: float = 0.0  # error / limit
@@ -126,10 +126,10 @@ class SliceSums:
             self.by_row[k] = [join(self.by_row[k])]
         return self.by_row[k][0]
 
-    def slices(self, dtype: str, allowed: float) -> Worst:
+    def slices(self, dtype: str, allowed: float) -> WorstError:
         """The slice whose error norm is nearest to its limit, or farthest beyond; `allowed`: relative error in
         `dtype`."""
-        found = Worst()
+        found = WorstError()
         for first, axis, count in self.flat.axes():
             gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
             lost = self._lost(lost, self._along(3, first, axis))
@@ -137,7 +137,7 @@ class SliceSums:
             ratio = gap / limit
             at = int(ratio.argmax())
             if float(ratio[at]) > found.ratio:
-                found = Worst(
+                found = WorstError(
                     float(ratio[at]), float(gap[at]), float(limit[at]), float(size[at]), self.flat.name(first, axis, at)
                 )
         return found
@@ -203,4 +203,4 @@ class ElementLimits:
         return min(float(self.rows[rows].min()), float(self.columns.min()))
 
 
-__all__ = ["SMALLEST", "ElementLimits", "MatrixShape", "SliceSums", "Worst"]
+__all__ = ["SMALLEST", "ElementLimits", "MatrixShape", "SliceSums", "WorstError"]

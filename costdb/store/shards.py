@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...plain import Malformed, read_bytes
-from ...writing import PART, remove_abandoned, replacing_raw, sync_folder
+from ...writing.files import replacing_raw
+from ...writing.hidden_files import PART, remove_abandoned, sync_folder
 from .schema import FORMAT, arrow_schema
 
 if TYPE_CHECKING:

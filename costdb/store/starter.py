@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ... import settings
 from ...errors import CostStoreError, UnwritableError
 from ...plain import Malformed, read_bytes
-from ...writing import write_bytes
+from ...writing.files import write_bytes
 from ..price.gaussian_process import GaussianProcess
 from ..price.learnt import decode, encode, fitted
 from ..price.roofline import CALIBRATION

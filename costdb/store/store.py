@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ... import cache_folder, settings
 from ...errors import CostStoreError, warned
 from ...processes.forks import Lock
-from ...writing import named_path, write_bytes
+from ...writing.files import named_path, write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
-from ..ir.graph import Tensor, attrs_key, topological
+from ..ir.tensor import Tensor, attrs_key, topological
 from ..view.match import rounded
 
 # length of a congruence step in addition to its operands' proofs: separates the bounds of nested proofs

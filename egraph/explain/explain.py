@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
-from ..ir.graph import LEAVES, Graph, Tensor, topological
-from ..ir.pattern import build, holds
+from ..ir.graph import Graph
+from ..ir.pattern import build
+from ..ir.pattern_attrs import holds
 from ..ir.recurrent import parts_of
 from ..ir.rule import Rule
+from ..ir.tensor import LEAVES, Tensor, topological
 from ..saturate.saturate import Limits, SaturationSession, saturate_block
 from ..view.match import Binding, Matcher
 from ..view.view import EGraphView

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..ir import dtypes
 from ..ir.dims import concrete
-from ..ir.graph import LEAVES, Tensor, make, topological
 from ..ir.interpret import evaluate
 from ..ir.recurrent import parts_of
 from ..ir.rule import Rule
+from ..ir.tensor import LEAVES, Tensor, make, topological
 from .explain import DEFINITION, Explanation, ProofStep
 from .proof_steps import CONSTANT, GAP
 from .rule_instance import is_instance, op_key

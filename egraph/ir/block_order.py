@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .graph import Graph, Tensor, topological
+from .graph import Graph
+from .tensor import Tensor, topological
 
 #: Two readers of one value, one depending on the other, that are at least this many nodes apart belong to different
 #: repeats.
@@ -31,7 +32,7 @@ def compute_nodes(graph: Graph) -> list[Tensor]:
 
 
 @dataclass
-class Listing:
+class NodeOrder:
     """The compute nodes of a graph in an order in which repeats are intervals, and which nodes read each value.
 
     `at`: index of each compute node in `order` (inputs and states have none). `readers`: for each value, the ascending
@@ -47,7 +48,7 @@ class Listing:
     early: list[int] = field(default_factory=list)  # indices of values listed ahead of the repeats that read them
 
     @staticmethod
-    def of(graph: Graph, max_nodes: int) -> Listing:
+    def of(graph: Graph, max_nodes: int) -> NodeOrder:
         """The listing of a graph; values that many repeats read are listed before the first repeat.
 
         `max_nodes`: size limit of a block. Values read over a longer distance are not counted in widths.
@@ -55,20 +56,20 @@ class Listing:
         nodes = graph.nodes()
         fixed = weight_only(nodes)
         depth = _depths(nodes, fixed, ())
-        first = Listing._make(_deep_first(graph.roots, depth), fixed, graph.roots)
+        first = NodeOrder._make(_deep_first(graph.roots, depth), fixed, graph.roots)
         shared = first._shared(max_nodes)
         early = _early(nodes, shared, first)
         early += _parts(first, early)
         depth = _depths(nodes, fixed, early)
         order = _deep_first([*early, *graph.roots], depth)
-        listing = Listing._make(_beside(order, max(graph.roots, key=depth.__getitem__)), fixed, graph.roots)
+        listing = NodeOrder._make(_beside(order, max(graph.roots, key=depth.__getitem__)), fixed, graph.roots)
         far = (v for v, reads in listing.readers.items() if reads[-1] - listing.at.get(v, -1) > max_nodes)
         listing.everywhere = {*early, *far}
         listing.early = [listing.at[v] for v in early if v in listing.at]
         return listing
 
     @staticmethod
-    def _make(nodes: list[Tensor], fixed: set[Tensor], roots: Sequence[Tensor]) -> Listing:
+    def _make(nodes: list[Tensor], fixed: set[Tensor], roots: Sequence[Tensor]) -> NodeOrder:
         """The compute nodes of a topological order with their readers."""
         order = [n for n in nodes if n not in fixed and not n.is_leaf]
         readers: dict[Tensor, list[int]] = {}
@@ -76,7 +77,7 @@ class Listing:
             for a in node.args:
                 if a not in fixed:
                     readers.setdefault(a, []).append(i)
-        return Listing(order, fixed, set(roots), {n: i for i, n in enumerate(order)}, readers)
+        return NodeOrder(order, fixed, set(roots), {n: i for i, n in enumerate(order)}, readers)
 
     def _shared(self, max_nodes: int) -> list[Tensor]:
         """Values that several repeats read in the same way (same op, same operand position).
@@ -113,7 +114,7 @@ class Listing:
         return False
 
 
-def _early(nodes: list[Tensor], shared: list[Tensor], listing: Listing) -> list[Tensor]:
+def _early(nodes: list[Tensor], shared: list[Tensor], listing: NodeOrder) -> list[Tensor]:
     """Shared values in listing order: longest live range first, each after the shared values it depends on."""
     span = {v: listing.readers[v][-1] - listing.at.get(v, -1) for v in shared}
     ranked = sorted(shared, key=lambda v: (-span[v], listing.at.get(v, -1)))
@@ -137,7 +138,7 @@ def _early(nodes: list[Tensor], shared: list[Tensor], listing: Listing) -> list[
     return list(found)
 
 
-def _parts(listing: Listing, shared: list[Tensor]) -> list[Tensor]:
+def _parts(listing: NodeOrder, shared: list[Tensor]) -> list[Tensor]:
     """Slices of shared values at different offsets (one step's input, one layer's row), which would make repeats
     differ.
     """
@@ -199,4 +200,4 @@ def _beside(nodes: list[Tensor], main: Tensor) -> list[Tensor]:
     return sorted(nodes, key=place.__getitem__)
 
 
-__all__ = ["APART", "HEAD", "Listing", "compute_nodes", "weight_only"]
+__all__ = ["APART", "HEAD", "NodeOrder", "compute_nodes", "weight_only"]

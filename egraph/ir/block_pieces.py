@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .block_order import Listing
-from .graph import Tensor, attrs_key
+from .block_order import NodeOrder
+from .tensor import Tensor, attrs_key
 
 #: Half size, in nodes, of the neighborhood that decides where the order is cut.
 WINDOW = 6
@@ -17,7 +17,7 @@ WINDOW = 6
 MATCHED = 16
 
 
-def cut(listing: Listing, max_nodes: int) -> list[tuple[int, int]]:
+def cut(listing: NodeOrder, max_nodes: int) -> list[tuple[int, int]]:
     """The listing as consecutive intervals (start, end) of at most `max_nodes` nodes."""
     widths, seams = _widths(listing, max_nodes // 2)
     n = len(listing.order)
@@ -43,7 +43,7 @@ def _is_dip(widths: list[int], i: int) -> bool:
     return widths[i - 1 if i else 0] > widths[i] == min(near)
 
 
-def _widths(listing: Listing, reach: int) -> tuple[list[int], list[int]]:
+def _widths(listing: NodeOrder, reach: int) -> tuple[list[int], list[int]]:
     """Returns (widths, seams): the number of values live after each index, and the indices after which no value is
     live, or only one that is unread and has several readers.
 
@@ -89,12 +89,12 @@ class BlockPiece:
         return self.end - self.start
 
 
-def _gives(listing: Listing, value: Tensor, end: int) -> bool:
+def _gives(listing: NodeOrder, value: Tensor, end: int) -> bool:
     """Whether a value is used at or after index `end`, or is a root."""
     return value in listing.roots or listing.readers[value][-1] >= end
 
 
-def _piece(listing: Listing, names: dict[Any, int], start: int, end: int) -> BlockPiece:
+def _piece(listing: NodeOrder, names: dict[Any, int], start: int, end: int) -> BlockPiece:
     """The piece of the order between two indices. `names` interns kinds."""
     outputs = [v for v in listing.order[start:end] if _gives(listing, v, end)]
     inputs: dict[Tensor, int] = {}
@@ -125,7 +125,7 @@ def _piece(listing: Listing, names: dict[Any, int], start: int, end: int) -> Blo
     return BlockPiece(start, end, names.setdefault(tuple(kind), len(names)), list(inputs), list(weights), outputs)
 
 
-def merge(listing: Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[BlockPiece]:
+def merge(listing: NodeOrder, stretches: list[tuple[int, int]], max_nodes: int) -> list[BlockPiece]:
     """The intervals `stretches` of a listing, (start, end), as pieces: neighbours are merged where pieces of their two
     structures (`BlockPiece.kind`) always occur together.
 
@@ -145,7 +145,7 @@ def merge(listing: Listing, stretches: list[tuple[int, int]], max_nodes: int) ->
     return pieces
 
 
-def _matched(listing: Listing, names: dict[Any, int], pieces: list[BlockPiece]) -> list[BlockPiece]:
+def _matched(listing: NodeOrder, names: dict[Any, int], pieces: list[BlockPiece]) -> list[BlockPiece]:
     """Split pieces that occur once where they begin or end with a repeated piece.
 
     The first and last repeat are often merged with their surroundings.
@@ -171,7 +171,7 @@ def _matched(listing: Listing, names: dict[Any, int], pieces: list[BlockPiece]) 
 
 
 def _merge_once(
-    listing: Listing, pieces: list[BlockPiece], least: int, limit: int, names: dict[Any, int]
+    listing: NodeOrder, pieces: list[BlockPiece], least: int, limit: int, names: dict[Any, int]
 ) -> list[BlockPiece]:
     """One round of merging: each kind takes part in at most one kind of pair, strongest connection first."""
     uses = Counter(p.kind for p in pieces)
@@ -203,13 +203,13 @@ def _merge_once(
     return found
 
 
-def _bond(listing: Listing, piece: BlockPiece) -> int:
+def _bond(listing: NodeOrder, piece: BlockPiece) -> int:
     """Number of a piece's inputs and outputs that are used after it; 1 if only a narrow stream leaves the piece."""
     touched = dict.fromkeys([*piece.inputs, *piece.outputs])
     return sum(1 for v in touched if v not in listing.everywhere and listing.readers.get(v, (0,))[-1] >= piece.end)
 
 
-def _wiring(listing: Listing, a: BlockPiece, b: BlockPiece) -> tuple[Any, ...]:
+def _wiring(listing: NodeOrder, a: BlockPiece, b: BlockPiece) -> tuple[Any, ...]:
     """How piece b uses the values of piece a, and which outputs of a are used after b; part of the pair's kind."""
     known = {v: k for k, v in enumerate([*a.inputs, *a.outputs, *a.weights])}
     outside = tuple(k for k, v in enumerate(a.outputs) if _gives(listing, v, b.end))

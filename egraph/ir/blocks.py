@@ -22,9 +22,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from .block_order import Listing, compute_nodes
+from .block_order import NodeOrder, compute_nodes
 from .block_pieces import BlockPiece, cut, merge
-from .graph import Graph, Tensor, attrs_key, make, rebuild, topological
+from .graph import Graph
+from .tensor import Tensor, attrs_key, make, rebuild, topological
 
 #: Larger constants (in bytes) are passed to their block as parameters instead of being part of it.
 CONSTANT_BYTES = 1024
@@ -71,7 +72,7 @@ class Blocks:
 
 def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
     """The blocks of a graph, each of at most `max_nodes` compute nodes (not counting inlined weight expressions)."""
-    listing = Listing.of(graph, max_nodes)
+    listing = NodeOrder.of(graph, max_nodes)
     pieces = merge(listing, cut(listing, max_nodes), max_nodes)
     owner = _owners(listing, pieces)
     keys: dict[Any, int] = {}
@@ -107,7 +108,7 @@ def stamp(body: Graph, instance: BlockInstance, known: dict[Tensor, Tensor] | No
 _LEAF_GROUPS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "s", "states"))
 
 
-def _owners(listing: Listing, pieces: list[BlockPiece]) -> dict[Tensor, int]:
+def _owners(listing: NodeOrder, pieces: list[BlockPiece]) -> dict[Tensor, int]:
     """For each weight-only node the index of the only piece that uses it (directly or not), or -1 if several do."""
     owner: dict[Tensor, int] = {}
     readers: list[Tensor] = []
@@ -127,7 +128,7 @@ def _owners(listing: Listing, pieces: list[BlockPiece]) -> dict[Tensor, int]:
 class _Text:
     """A piece as a function of its inputs, params and states, each numbered by first use."""
 
-    def __init__(self, listing: Listing, owner: dict[Tensor, int], number: int, piece: BlockPiece) -> None:
+    def __init__(self, listing: NodeOrder, owner: dict[Tensor, int], number: int, piece: BlockPiece) -> None:
         self.listing, self.owner, self.number = listing, owner, number
         self.start, self.outputs = piece.start, piece.outputs
         self.inputs: dict[Tensor, int] = {}

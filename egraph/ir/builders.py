@@ -17,8 +17,8 @@ from ...errors import ShapeError, UsageError
 from . import atomic_ops as atomic
 from . import dtypes
 from .dims import Dim, DimExpr, Shape, dim, volume
-from .graph import Tensor, constant, make
 from .ops import OPS, Op
+from .tensor import Tensor, constant, make
 
 assert atomic  # registers the atomic ops
 Scalar = bool | int | float

@@ -13,8 +13,8 @@ from typing import Any
 from . import builders as t
 from . import op_flops
 from .dims import Dim, DimExpr, volume
-from .graph import Tensor, make
 from .ops import Op, OutFunction, register
+from .tensor import Tensor, make
 
 
 def composite(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 Attrs = Mapping[str, Any]
 
 
-class Along(NamedTuple):
+class AxisIndex(NamedTuple):
     """Index along one operand axis.
 
     `offset` plus the sum of factor * (result index) over `terms`, pairs (result axis, factor).
@@ -35,20 +35,20 @@ class Along(NamedTuple):
 
 
 class AffineMap(NamedTuple):
-    """The result reads operand 0 at an affine index: one `Along` per operand axis."""
+    """The result reads operand 0 at an affine index: one `AxisIndex` per operand axis."""
 
-    axes: tuple[Along, ...]
+    axes: tuple[AxisIndex, ...]
 
 
-class Stretched:
+class BroadcastMap:
     """The result reads operand 0 at its own index, and at 0 along operand axes of size 1."""
 
 
-class SameOrder:
+class ReshapeMap:
     """The result reads operand 0 at the same row-major position."""
 
 
-class Parts(NamedTuple):
+class ConcatMap(NamedTuple):
     """Index map of a concatenation or padding along `axis`.
 
     Result indices start <= i < stop of a part (operand, start, stop) read that operand at i - start; all others have
@@ -60,7 +60,7 @@ class Parts(NamedTuple):
     fill: Any = None
 
 
-IndexMap = AffineMap | Stretched | SameOrder | Parts
+IndexMap = AffineMap | BroadcastMap | ReshapeMap | ConcatMap
 #: Function of (attributes, operand shapes) to an op's index map.
 MapOf = Callable[[Attrs, Sequence[Sequence[Any]]], IndexMap]
 
@@ -69,26 +69,26 @@ def _is(value: Any, number: int) -> bool:
     return isinstance(value, int) and value == number
 
 
-def _along_axis(rank: int, axis: int, along: Along) -> AffineMap:
+def _along_axis(rank: int, axis: int, along: AxisIndex) -> AffineMap:
     """The identity except along one axis."""
-    return AffineMap(tuple(along if a == axis else Along(((a, 1),)) for a in range(rank)))
+    return AffineMap(tuple(along if a == axis else AxisIndex(((a, 1),)) for a in range(rank)))
 
 
 def permute(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     """Index map of a transpose: axis i of the result is axis perm[i] of the operand."""
     back = {p: i for i, p in enumerate(attrs["perm"])}
-    return AffineMap(tuple(Along(((back[a], 1),)) for a in range(len(back))))
+    return AffineMap(tuple(AxisIndex(((back[a], 1),)) for a in range(len(back))))
 
 
 def slice_(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     """Index map of a slice: result index i reads operand index start + step * i along the axis."""
-    return _along_axis(len(shapes[0]), attrs["axis"], Along(((attrs["axis"], attrs["step"]),), attrs["start"]))
+    return _along_axis(len(shapes[0]), attrs["axis"], AxisIndex(((attrs["axis"], attrs["step"]),), attrs["start"]))
 
 
 def flip(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     """Index map of a reversed axis: result index i reads operand index size - 1 - i."""
     axis = attrs["axis"]
-    return _along_axis(len(shapes[0]), axis, Along(((axis, -1),), shapes[0][axis] - 1))
+    return _along_axis(len(shapes[0]), axis, AxisIndex(((axis, -1),), shapes[0][axis] - 1))
 
 
 def windows(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
@@ -97,31 +97,46 @@ def windows(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     Position i, element j (index along the new last axis) reads stride * i + dilation * j.
     """
     rank, axis = len(shapes[0]), attrs["axis"]
-    return _along_axis(rank, axis, Along(((axis, attrs["stride"]), (rank, attrs["dilation"]))))
+    return _along_axis(rank, axis, AxisIndex(((axis, attrs["stride"]), (rank, attrs["dilation"]))))
 
 
 def broadcast_to(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     """Index map of a broadcast: axes of size 1 are repeated."""
-    return Stretched()
+    return BroadcastMap()
 
 
 def reshape(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     """Index map of a reshape: the result has the operand's elements in the same row-major order."""
-    return SameOrder()
+    return ReshapeMap()
 
 
 def concat(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     """Index map of a concatenation of two operands along an axis."""
     axis = attrs["axis"]
     first, second = (shape[axis] for shape in shapes)
-    return Parts(axis, ((0, 0, first), (1, first, first + second)))
+    return ConcatMap(axis, ((0, 0, first), (1, first, first + second)))
 
 
 def pad(attrs: Attrs, shapes: Sequence[Sequence[Any]]) -> IndexMap:
     """Index map of padding: the operand begins at index `lo` of the result; elements outside are `value`."""
     axis, lo = attrs["axis"], attrs["lo"]
-    return Parts(axis, ((0, lo, lo + shapes[0][axis]),), attrs["value"])
+    return ConcatMap(axis, ((0, lo, lo + shapes[0][axis]),), attrs["value"])
 
 
-__all__ = ["AffineMap", "Along", "IndexMap", "MapOf", "Parts", "SameOrder", "Stretched", "broadcast_to", "concat", "flip", "pad",
-           "permute", "reshape", "slice_", "windows"]  # fmt: skip
+__all__ = [
+    "AffineMap",
+    "AxisIndex",
+    "BroadcastMap",
+    "ConcatMap",
+    "IndexMap",
+    "MapOf",
+    "ReshapeMap",
+    "broadcast_to",
+    "concat",
+    "flip",
+    "pad",
+    "permute",
+    "reshape",
+    "slice_",
+    "windows",
+]  # fmt: skip

@@ -17,7 +17,9 @@ import numpy as np
 from ...errors import UsageError
 from . import dtypes, quantized_ops
 from .composite_ops import expand
-from .graph import Data, Graph, Tensor, load_data, make, topological
+from .graph import Graph
+from .tensor import Tensor, make, topological
+from .weight_data import Data, load_data
 
 assert quantized_ops  # registers the ops of quantized weights
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from ...errors import ShapeError, UsageError
 from .builders import add, cast, flip, gather, lt, ones, reshape, slice_axis, where
 from .builders import sum as total
 from .dims import Dim
-from .graph import Tensor, constant
+from .tensor import Tensor, constant
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:

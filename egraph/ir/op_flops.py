@@ -13,7 +13,7 @@ import numpy as np
 from .dims import concrete
 
 if TYPE_CHECKING:
-    from .graph import Tensor
+    from .tensor import Tensor
 
 
 def product(node: Tensor) -> float:

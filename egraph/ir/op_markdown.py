@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from . import atomic_ops, composite_ops, quantized_ops
-from .index_maps import AffineMap, Along, Parts, SameOrder, Stretched
+from .index_maps import AffineMap, AxisIndex, BroadcastMap, ConcatMap, ReshapeMap
 from .ops import OPS, Op
 from .type_laws import LAWS
 
@@ -103,16 +103,16 @@ def _reads(op: Op) -> str:
         return ""
     attrs = {name: 0 if name == "axis" else (1, 0) if name == "perm" else _Size(name) for name in op.attrs}
     found = op.index_map(attrs, [[_Size("nmk"[k]), _Size("w")] for k in range(op.arity)])
-    if isinstance(found, Stretched):
+    if isinstance(found, BroadcastMap):
         return "x[i or 0, …]: 0 along axes of size 1"
-    if isinstance(found, SameOrder):
+    if isinstance(found, ReshapeMap):
         return "x at the same row-major position"
     if isinstance(found, AffineMap):
         return f"x[{', '.join(map(_along, found.axes))}]"
     return _parts(found)
 
 
-def _along(along: Along) -> str:
+def _along(along: AxisIndex) -> str:
     terms = " + ".join(
         f"{'' if factor == 1 else '-' if factor == -1 else f'{factor} * '}{_NAMES[axis]}"
         for axis, factor in along.terms
@@ -121,7 +121,7 @@ def _along(along: Along) -> str:
     return f"{offset}{terms}".replace("+ -", "- ")
 
 
-def _parts(found: Parts) -> str:
+def _parts(found: ConcatMap) -> str:
     pieces = [
         f"x{operand}[i{'' if start == 0 else f' - {start}'}] where {start} <= i < {stop}"
         for operand, start, stop in found.parts

@@ -26,7 +26,7 @@ from .dims import Dim, Shape, concrete
 from .index_maps import MapOf
 
 if TYPE_CHECKING:
-    from .graph import Tensor
+    from .tensor import Tensor
 
 Attrs = Mapping[str, Any]
 FUSED_MONOIDS = ("add", "maximum", "minimum")  # of reductions that fused kernels compute

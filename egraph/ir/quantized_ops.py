@@ -15,7 +15,7 @@ from __future__ import annotations
 from . import builders as t
 from .composite_ops import composite
 from .dims import Dim, Shape
-from .graph import Tensor, make
+from .tensor import Tensor, make
 
 #: Forms of packed numbers: whole numbers without and with sign (two's complement), and the 4-bit float e2m1.
 FORMS = ("unsigned", "signed", "e2m1")
@@ -87,8 +87,7 @@ def _spread(value: Tensor, shape: Shape) -> Tensor:
 
 @composite("dequantize", 3, "dequantize", fused_as="cheap", flops=0)
 def dequantize(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """(q - zero) * scale, where each size of scale and zero divides that of q: one value a tensor, channel, group or
-    block.
+    """(q - zero) * scale; each size of scale and zero divides that of q: one value per tensor, channel, group or block.
 
     q: integers or floats [...]; scale: floats of equal rank, whose dtype is the result's; zero: any dtype, shaped like
     scale or of size 1 along every axis.

@@ -8,8 +8,8 @@ from typing import Any
 from . import builders as t
 from .composite_ops import expand, relu, sigmoid, softplus
 from .dims import Dim, DimExpr
-from .graph import Tensor, make
 from .recurrence import scan
+from .tensor import Tensor, make
 
 #: Maximum number of cells (steps x layers x directions) for which the unrolled form is added to the e-graph.
 UNROLLED = 32

@@ -8,19 +8,10 @@ from functools import cached_property
 from typing import Literal as OneOf
 
 from ...errors import RuleError
-from .pattern import (
-    Attr,
-    Name,
-    PatternCall,
-    Term,
-    attr_names,
-    attr_variables,
-    parse_guard,
-    parse_term,
-    subterms,
-    variables,
-)
 from .pattern import Literal as Number
+from .pattern import PatternCall, Term, attr_variables, subterms, variables
+from .pattern_attrs import Attr, Name, attr_names
+from .pattern_parser import parse_guard, parse_term
 
 Growth = OneOf["collects", "rearranges", "expands"]
 
@@ -29,7 +20,7 @@ Growth = OneOf["collects", "rearranges", "expands"]
 class Rule:
     """Rewrite rule: `left` may be replaced by `right` wherever all guards in `when` hold.
 
-    pattern.py defines the syntax.
+    pattern_parser.py defines the syntax.
 
     A rule with several left sides (a merge) has as many right sides: all left sides must match at once, and each left
     side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .dims import Dim, DimExpr, bounds, symbols, volume
-from .graph import Graph, Tensor
+from .graph import Graph
+from .tensor import Tensor
 
 NO_LIMIT = 1 << 31  # a dimension `max` of at least this means unbounded
 

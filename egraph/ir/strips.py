@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .dims import concrete
-from .graph import Tensor, make
 from .interpret import expand_all
+from .tensor import Tensor, make
 
 Axis = int | None  # None: the whole operand is needed
 _ALONG = ("slice", "concat", "pad")  # ops that act along their attribute `axis` and leave other axes alone
@@ -32,7 +32,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Axes:
+class StripAxes:
     """For each value that a strip of `root` along `axis` depends on, the axis along which that value is sliced.
 
     Built by `axes_of`.
@@ -69,7 +69,7 @@ class Axes:
         return Strip(made[id(self.root), self.axis], reads)
 
 
-def axes_of(root: Tensor) -> Axes | None:
+def axes_of(root: Tensor) -> StripAxes | None:
     """Slicing of a root along its longest axis that allows it; None if no axis does.
 
     Composite ops are expanded with means in float32, as in a reference of the whole output.
@@ -78,7 +78,7 @@ def axes_of(root: Tensor) -> Axes | None:
     shape = concrete(root.shape)
     for axis in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
         if shape[axis] > 1 and (order := _cut(root, axis)) is not None:
-            return Axes(root, axis, order)
+            return StripAxes(root, axis, order)
     return None
 
 
@@ -148,4 +148,4 @@ def interval_view(array: Any, axis: int, start: int, stop: int) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-__all__ = ["Axes", "Strip", "axes_of", "interval_view", "operand_axes"]
+__all__ = ["Strip", "StripAxes", "axes_of", "interval_view", "operand_axes"]

@@ -18,8 +18,9 @@ from ...errors import UsageError
 from . import builders as t
 from . import dtypes
 from .dims import Dim, volume
-from .graph import Tensor, make
+from .graph import Graph
 from .numpy_indexing import getitem
+from .tensor import Tensor, make
 
 
 def _outside(operands: Sequence[Any]) -> tuple[int, str] | None:
@@ -209,6 +210,7 @@ _METHODS: dict[str, Any] = {
     "flatten": lambda x: t.reshape(x, (-1,)), "size": property(lambda x: volume(x.shape)),
     "reshape": lambda x, *shape: t.reshape(x, _shape_args(shape)),
     "permute": lambda x, *perm: t.permute(x, _shape_args(perm)),  # type: ignore[arg-type]
+    "_repr_html_": lambda x: Graph.of(x)._repr_html_(),
     "T": property(lambda x: t.permute(x, tuple(reversed(range(x.rank))))), "mT": property(t.transpose),
 }  # fmt: skip
 for _name, _method in _METHODS.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ..ir.pattern import Apply, PatternCall, Term, Var, subterms
+from ..ir.pattern import PatternCall, Term, Var, subterms
+from ..ir.pattern_attrs import Apply
 from ..ir.rule import Rule
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..ir import dtypes
-from ..ir.graph import LEAVES
 from ..ir.law_text import DTYPE_ID, has_rank, vec_get, vec_of
 from ..ir.ops import OPS, Op
+from ..ir.tensor import LEAVES
 from ..ir.type_laws import LAWS
 
 FIRST_FLOAT = DTYPE_ID["float16"]  # dtype ids from here on are floats

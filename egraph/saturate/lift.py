@@ -21,8 +21,9 @@ import numpy as np
 from ...errors import ShapeError
 from ..ir import dtypes
 from ..ir.dims import Atom, Dim, DimExpr, Shape, bind
-from ..ir.graph import Graph, Tensor, make
+from ..ir.graph import Graph
 from ..ir.ops import OPS, Op, Type
+from ..ir.tensor import Tensor, make
 from ..ir.type_laws import infer
 from ..view.view import EGraphView
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, inf
 
-from .pruned_views import Narrow
+from .pruned_views import CostFilter
 from .saturate import BEAM, SLACK_LAUNCHES, Limits
 
 STEPS: tuple[tuple[int, float], ...] = ((BEAM, SLACK_LAUNCHES), (8, 5), (32, 12), (0, 32))
@@ -28,7 +28,7 @@ def step_of(limits: Limits) -> int:
     return next(wide, len(STEPS) - 1)
 
 
-def narrowed(limits: Limits, effort: int) -> list[Narrow]:
+def narrowed(limits: Limits, effort: int) -> list[CostFilter]:
     """Filters of the result of the default saturation, for limits tighter than its own (`STEPS[0]`), tightest first.
 
     Empty if the limits are not tighter: the whole result is kept.
@@ -39,11 +39,11 @@ def narrowed(limits: Limits, effort: int) -> list[Narrow]:
     beams = list(range(1, beam + 1)) if 0 < beam < BEAM else [0]
     slacks = [*range(ceil(limits.slack)), limits.slack] if limits.slack < SLACK_LAUNCHES else [inf]
     pairs = [*((b, slacks[-1]) for b in beams[:-1]), *((beams[-1], s) for s in slacks)]
-    narrow = [Narrow(b << effort, s + 2 * effort) for b, s in pairs]
-    return [] if narrow == [Narrow()] else narrow
+    narrow = [CostFilter(b << effort, s + 2 * effort) for b, s in pairs]
+    return [] if narrow == [CostFilter()] else narrow
 
 
-def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[Narrow]]]:
+def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[CostFilter]]]:
     """Saturations to run and to unite for some limits: pairs (limits of a saturation, filters of its result), in order.
 
     Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with limits

@@ -21,7 +21,7 @@ FARTHEST = 1e9  # launches; larger than any slack in use
 
 
 @dataclass(frozen=True)
-class Narrow:
+class CostFilter:
     """A filter of e-nodes by rank and cost within their e-class.
 
     `beam`: keep the `beam` cheapest e-nodes of each e-class and the cheapest of each op (0 keeps all). `slack`: keep
@@ -53,7 +53,7 @@ class Narrow:
         return found
 
 
-def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing: Pricing) -> EGraphView:
+def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pricing: Pricing) -> EGraphView:
     """The view `last` with the e-nodes that the filter keeps in at least one of `rounds`.
 
     `rounds` are the views after each round of one saturation; each round's view contains the e-nodes of earlier rounds.
@@ -84,4 +84,4 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing
     return last.only(marked)
 
 
-__all__ = ["Narrow", "kept"]
+__all__ = ["CostFilter", "kept"]

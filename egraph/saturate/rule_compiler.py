@@ -14,7 +14,8 @@ from typing import Any
 from ...errors import RuleError
 from ..ir.dims import DimExpr
 from ..ir.ops import OPS
-from ..ir.pattern import Apply, Attr, AttrConstant, Literal, Name, Term, Var, subterms
+from ..ir.pattern import Literal, Term, Var, subterms
+from ..ir.pattern_attrs import Apply, Attr, AttrConstant, Name
 from ..ir.rule import Rule
 from .language import FIRST_FLOAT, RUN, STATUS_PROTECTED, Interner
 from .vector_ranks import Key, VectorRanks

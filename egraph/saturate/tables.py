@@ -16,9 +16,10 @@ from ...errors import ShapeError
 from ..ir import dtypes
 from ..ir.block_order import weight_only
 from ..ir.dims import Shape, concrete
-from ..ir.graph import LEAVES, Graph, Tensor, topological
+from ..ir.graph import Graph
 from ..ir.ops import OPS, Attrs
 from ..ir.recurrent import parts_of
+from ..ir.tensor import LEAVES, Tensor, topological
 from .language import SNAP, Interner
 from .term_cost import Pricing, tree_costs
 

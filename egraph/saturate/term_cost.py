@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from ..ir import dtypes
 from ..ir.dims import concrete
-from ..ir.graph import Tensor
 from ..ir.ops import OPS, Op, Type
+from ..ir.tensor import Tensor
 from ..view.view import EGraphView
 
 CAP = 10**17  # upper bound of tree costs, which grow exponentially with depth; an overflow is an error in egglog

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ...errors import UsageError
-from ..ir.graph import Graph, Tensor
+from ..ir.graph import Graph
 from ..ir.rule import Rule
+from ..ir.tensor import Tensor
 from ..view.glue import merged
 from ..view.view import EGraphView, Ints
 from .engine import Stop, never
 from .limit_steps import parts
-from .pruned_views import Narrow, kept
+from .pruned_views import CostFilter, kept
 from .saturate import Limits, saturate_blocks
 from .term_cost import Roofline
 
@@ -68,7 +69,7 @@ def saturate_in_stages(
         raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
     end, chosen = time.perf_counter() + deadline, list(rules)
     found: list[list[EGraphView]] = []
-    for stage, narrow in parts(limits, effort) if effort else [(Limits(iterations=0), list[Narrow]())]:
+    for stage, narrow in parts(limits, effort) if effort else [(Limits(iterations=0), list[CostFilter]())]:
         left = end - time.perf_counter()
         if found and (left <= 0 or stop()):
             break

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir.ops import OPS
-from ..ir.pattern import Literal, Name, Term, Var
+from ..ir.pattern import Literal, Term, Var
+from ..ir.pattern_attrs import Name
 
 Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable)
 

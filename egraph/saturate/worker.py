@@ -29,7 +29,7 @@ from ...errors import WorkerError
 from ...processes.forks import Lock, in_forked_child
 from ...processes.memory_limits import MEMORY_EXIT, watch_memory
 from ...processes.spawn import start_worker
-from ...writing import named_errors
+from ...writing.files import named_errors
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
 
 START_SECONDS = 30.0

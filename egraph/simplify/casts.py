@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir import dtypes
-from ..ir.graph import Tensor
+from ..ir.tensor import Tensor
 from .simplifier import Simplifier
 
 #: Significand bits per float dtype: integers up to 2**n are exact.

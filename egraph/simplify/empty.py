@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from ..ir import dtypes
 from ..ir.dims import Dim
-from ..ir.graph import Graph, Tensor, make, rebuild
+from ..ir.graph import Graph
+from ..ir.tensor import Tensor, make, rebuild
 
 #: Op -> its result over 0 elements.
 OVER_NOTHING = {"sum": 0, "prod": 1, "matmul": 0, "conv": 0}

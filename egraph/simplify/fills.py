@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ir import dtypes
 from ..ir.dims import Shape
-from ..ir.graph import Tensor, make
+from ..ir.tensor import Tensor, make
 
 
 def fill(shape: Shape, value: Any, dtype: str) -> Tensor:

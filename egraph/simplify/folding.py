@@ -9,8 +9,8 @@ import numpy as np
 from ..ir import dtypes
 from ..ir.atomic_ops import Array
 from ..ir.dims import Shape, volume
-from ..ir.graph import Tensor, constant, make
 from ..ir.interpret import evaluate
+from ..ir.tensor import Tensor, constant, make
 from .fills import fill
 from .positions import counter
 from .simplifier import Simplifier

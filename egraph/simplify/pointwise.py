@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..ir import dtypes
-from ..ir.graph import Tensor, make
 from ..ir.law_text import broadcast
 from ..ir.ops import OPS
+from ..ir.tensor import Tensor, make
 from .fills import fill, is_fill_of, is_plus_zero, is_zero, number, unit_fill
 from .simplifier import Simplifier
 

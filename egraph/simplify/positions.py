@@ -15,7 +15,7 @@ import numpy as np
 from ..ir import dtypes
 from ..ir.atomic_ops import Array
 from ..ir.dims import Dim, Shape
-from ..ir.graph import Tensor, make
+from ..ir.tensor import Tensor, make
 
 Build = Callable[[str, tuple[Tensor, ...], dict[str, Any]], Tensor]  # make a simplified node
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir.dims import volume
-from ..ir.graph import Tensor, make
 from ..ir.ops import OPS
+from ..ir.tensor import Tensor, make
 from .fills import fill
 from .positions import any_of
 from .simplifier import Simplifier

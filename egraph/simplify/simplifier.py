@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.dims import Shape
-from ..ir.graph import Tensor, make, topological
+from ..ir.tensor import Tensor, make, topological
 from .fills import fill
 
 #: Largest result (in bytes) of constant folding.

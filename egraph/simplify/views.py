@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.dims import Dim, volume
-from ..ir.graph import Tensor, make
+from ..ir.tensor import Tensor, make
 from .fills import fill, number, same_fill
 from .positions import reshaped
 from .simplifier import Simplifier

@@ -11,7 +11,8 @@ from __future__ import annotations
 from functools import partial
 
 from ..ir.dtypes import HALVES, is_float
-from ..ir.graph import Graph, Tensor, make, rebuild
+from ..ir.graph import Graph
+from ..ir.tensor import Tensor, make, rebuild
 from .casts import lossless
 
 WIDE = "float32"

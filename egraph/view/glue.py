@@ -10,8 +10,8 @@ import numpy as np
 
 from ..ir.block_order import weight_only
 from ..ir.blocks import BlockInstance, Blocks
-from ..ir.graph import LEAVES, Tensor
 from ..ir.ops import Type
+from ..ir.tensor import LEAVES, Tensor
 from .saturation_report import SaturationReport
 from .view import Bools, EGraphView, Ints
 

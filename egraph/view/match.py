@@ -11,7 +11,8 @@ import numpy as np
 
 from ..ir import dtypes
 from ..ir.memo import memo
-from ..ir.pattern import Apply, Attr, AttrConstant, Env, Fact, Literal, Name, PatternCall, Term, evaluate, holds
+from ..ir.pattern import Literal, PatternCall, Term
+from ..ir.pattern_attrs import Apply, Attr, AttrConstant, Env, Fact, Name, evaluate, holds
 from .view import EGraphView
 
 Binding = dict[str, Any]  # tensor variable -> e-class, '@' + attribute variable -> value

@@ -14,8 +14,9 @@ import numpy as np
 
 from ...errors import ExtractionError
 from ..ir.block_order import weight_only
-from ..ir.graph import LEAVES, Graph, Tensor, make
+from ..ir.graph import Graph
 from ..ir.ops import Type
+from ..ir.tensor import LEAVES, Tensor, make
 from .saturation_report import SaturationReport
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]

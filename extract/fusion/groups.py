@@ -21,8 +21,8 @@ from math import inf, prod
 
 from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.tensor import Tensor, make
 from ...egraph.saturate.term_cost import Pricing, Roofline, node_prices
 from ...egraph.view.view import EGraphView
 from .growth import MAX_GROUP_NODES, FusionGrowth

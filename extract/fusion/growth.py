@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.tensor import Tensor, topological
 from .policy import UNLIMITED_PRODUCTS, FusionGroup, FusionPolicy
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from operator import or_
 import numpy as np
 
 from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.graph import Tensor, make, topological
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.tensor import Tensor, make, topological
 from ...egraph.view.view import EGraphView
 from .groups import FusionGroups
 from .growth import MAX_GROUP_NODES

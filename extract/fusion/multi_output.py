@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make, rebuild, topological
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.tensor import Tensor, make, rebuild, topological
 from ...egraph.view.view import EGraphView
 from .groups import FusionGroups
 from .growth import MAX_GROUP_LEAVES

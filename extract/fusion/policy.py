@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 
 UNLIMITED_PRODUCTS = 99  # more products than any path has
 MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers, whose rows are held whole

@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import prod
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.tensor import Tensor, topological
 from .matrix_vector import vector_product_extent
 
 MAX_OPERAND_ROWS = 4  # products of more rows run on tensor cores, whose kernels do not store their left operand

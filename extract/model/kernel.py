@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ...egraph.ir.dims import DimExpr, concrete
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Attr, Term
+from ...egraph.ir.pattern import Term
+from ...egraph.ir.pattern_attrs import Attr
+from ...egraph.ir.tensor import Tensor
 from ...egraph.view.view import EGraphView
 
 Strides = tuple[int, ...]  # in elements

@@ -8,8 +8,10 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
-from ...egraph.ir.graph import Tensor
-from ...egraph.ir.pattern import Attr, Term, parse_guard, parse_terms, variables
+from ...egraph.ir.pattern import Term, variables
+from ...egraph.ir.pattern_attrs import Attr
+from ...egraph.ir.pattern_parser import parse_guard, parse_terms
+from ...egraph.ir.tensor import Tensor
 from ...errors import UsageError
 from .kernel import (
     MAX_LAYOUT_COMBINATIONS,

@@ -7,9 +7,10 @@ from typing import Any
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.builders import param
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import AttrConstant, PatternCall, Term, build, shared
+from ...egraph.ir.pattern import PatternCall, Term, build, shared
+from ...egraph.ir.pattern_attrs import AttrConstant
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from .kernel import Call, Template
 

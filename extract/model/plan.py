@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor
 from ...wording import counted
 from .kernel import Call, Strides, Template
 from .pricing import Priced

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any
 
 from ...egraph.ir.dims import Dim, DimExpr, bind
-from ...egraph.ir.graph import Tensor, make, rebuild
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Name, PatternCall, Term
+from ...egraph.ir.pattern import PatternCall, Term
+from ...egraph.ir.pattern_attrs import Name
+from ...egraph.ir.tensor import Tensor, make, rebuild
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
 from .kernel import Call, Operand, Strides, Template, contiguous

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.dtypes import HALVES, is_float
-from ...egraph.ir.graph import LEAVES
 from ...egraph.ir.ops import OPS, Type
+from ...egraph.ir.tensor import LEAVES
 from ...egraph.view.view import EGraphView
 
 MOVES = ("view", "layout", "index")

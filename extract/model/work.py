@@ -7,7 +7,7 @@ from math import prod
 
 from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, topological
+from ...egraph.ir.tensor import Tensor, topological
 from .kernel import Call, Template
 from .meaning import output_terms
 

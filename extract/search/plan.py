@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ...egraph.ir.graph import Graph, Tensor, make
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor, make
 from ...egraph.simplify.widen import as_dtype
 from ...egraph.view.view import EGraphView
 from ...errors import NoPlanError

@@ -20,7 +20,7 @@ from ... import settings
 from ...errors import ExtractionError
 from ...plain import is_file
 from ...wording import with_article
-from ...writing import named_path, write_bytes
+from ...writing.files import named_path, write_bytes
 from ..model.gc_pause import gc_paused
 from .problem import Extraction, Problem, reachable
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
 
 LONGEST = 200  # characters of a path
 

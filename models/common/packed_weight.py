@@ -11,8 +11,9 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.builders import param
-from ...egraph.ir.graph import Data, Tensor, load_data
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data, load_data
 
 Array = np.ndarray[Any, Any]
 

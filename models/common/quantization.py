@@ -17,7 +17,7 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir import quantized_ops as q
 from ...egraph.ir.builders import full, param
-from ...egraph.ir.graph import Tensor, make
+from ...egraph.ir.tensor import Tensor, make
 from ...errors import UnsupportedError, UsageError
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,9 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.builders import cast, transpose
-from ...egraph.ir.graph import Data, Graph, Tensor, load_data, make, rebuild
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor, make, rebuild
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import UnsupportedError, UsageError
 from .packed_weight import LazyPart, PackedWeight
 from .quantization import check_form, dequantized, encoded, group_of

@@ -12,7 +12,7 @@ from math import prod
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Dim, concrete
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 
 #: Coefficient a of the cubic convolution kernel (Keys 1981); PyTorch and ONNX use this value.

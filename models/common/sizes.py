@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Atom, Dim, DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 
 
 def size_tensor(size: Dim) -> Tensor:

@@ -18,9 +18,11 @@ from typing import Any
 from ...egraph.ir import composite_ops as composite
 from ...egraph.ir import dims, dtypes
 from ...egraph.ir.dims import Atom, Dim, DimExpr
-from ...egraph.ir.graph import Data, Graph, Tensor, constant, make
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import OPS
 from ...egraph.ir.structure import pack, unpack
+from ...egraph.ir.tensor import Tensor, constant, make
+from ...egraph.ir.weight_data import Data
 from ...errors import BadModelError, ShapeError, TensorGraphsError, UsageError
 from ...plain import strict_json
 from .arrays import MappedArray

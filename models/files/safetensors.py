@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Data, load_data
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, UsageError
 from ...plain import file_identity, is_file, read_bytes, strict_json
-from ...writing import replacing
+from ...writing.files import replacing
 from .arrays import MappedArray
 from .inside import inside
 

@@ -14,7 +14,9 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Data, Graph, Tensor
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data
 from ...errors import BadModelError, ShapeError, UnsupportedError
 from ..common.random_weights import RandomArray
 from .limits import check_size

@@ -18,7 +18,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
 from .numpy_indices import assigned, picked, static
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from .numpy_array import is_traced
 from .numpy_ufuncs import common_dtype, operand
 

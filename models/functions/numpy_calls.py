@@ -14,7 +14,7 @@ import numpy as np
 
 from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.tensor_operators import refuse_outside
 from ...errors import TraceError, UsageError
 from . import numpy_functions, numpy_ufuncs

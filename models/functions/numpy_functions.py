@@ -17,7 +17,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import TensorGraphsError, TraceError
 from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced
 from .numpy_builders import Build

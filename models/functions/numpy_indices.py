@@ -15,8 +15,8 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.numpy_indexing import getitem
+from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..torch_export import aten_index
 

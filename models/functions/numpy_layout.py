@@ -11,8 +11,8 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.numpy_indexing import from_end, getitem
+from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..torch_export import aten_create, aten_views
 from ..torch_export import aten_layout as layout

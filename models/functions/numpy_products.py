@@ -9,7 +9,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.einsum import einsum
 from .numpy_array import is_traced, traced

@@ -10,7 +10,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..torch_export import aten_pointwise as pointwise
 from ..torch_export.aten_reduce import bucketize

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.identities import keep_zero_sign
 from ..common.sampling import running

@@ -10,9 +10,10 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import tuple_like
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError, TraceError, UsageError
 from ...wording import with_article
 from . import numpy_calls

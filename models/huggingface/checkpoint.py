@@ -13,7 +13,8 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Data, Tensor, load_data
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
 from ..common.packed_weight import PackedWeight
 

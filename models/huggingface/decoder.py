@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from math import sqrt
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights
 from .experts import routed

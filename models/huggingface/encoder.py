@@ -12,7 +12,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import dim
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights
 from .layers import ACTIVATIONS, MAX_LAYERS, dense, heads, joined, layer_norm

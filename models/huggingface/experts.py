@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights
 from .families import Experts, Sizes

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.graph import Data, Tensor, load_data
 from ...egraph.ir.quantized_ops import dequantize
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart, PackedWeight
 from ..common.quantization import dequantized, numbers, packed

@@ -8,7 +8,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir.dims import Dim
 from ...egraph.ir.dtypes import HALVES
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from .checkpoint import Weights
 
 #: Limits on graph size, needed because shapes of weights are checked only while the graph is built.

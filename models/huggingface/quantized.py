@@ -18,8 +18,9 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.builders import transpose
-from ...egraph.ir.graph import Data, Tensor, load_data
 from ...egraph.ir.quantized_ops import dequantize
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart, PackedWeight
 from ..common.quantization import dequantized as dequantized_as

@@ -11,7 +11,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir.dims import Dim, DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError, UnsupportedError
 from .checkpoint import Config
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir.dims import Dim, dim
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from .layers import heads, joined
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.graph import Data, Graph, Tensor
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data
 from ...errors import BadModelError, UnsupportedError, UsageError
 from ..files.inside import inside
 from ..files.safetensors import read_json_file

@@ -8,7 +8,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, DimExpr, concrete
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from ..common.einsum import einsum
 from .node import Node, Result, operator

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from .node import Node, Opaque, Result, SymbolicInts, Value, operator, resolve
 
 #: Largest trip count that is unrolled.

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Dim, DimExpr, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
 from .node import Node, Result, operator, resolve

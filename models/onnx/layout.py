@@ -9,7 +9,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, DimExpr, concrete, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from .node import Node, Result, operator, resolve
 from .shapes import bounds

@@ -22,7 +22,9 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Data, Graph, Tensor, load_data
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ...processes.memory_limits import machine_memory
 from ..common.module_paths import ModulePaths, path_of_onnx
@@ -30,7 +32,7 @@ from ..files.arrays import MappedArray
 from .input_sizes import named_sizes, unique
 from .masked import masked_value
 from .names import node_label, short
-from .node import ELEMENT_TYPES, Context, Listed, Node, Opaque, Result, SymbolicInts, Value, element_name
+from .node import ELEMENT_TYPES, Context, KnownSequence, Node, Opaque, Result, SymbolicInts, Value, element_name
 from .ops import OPERATORS
 from .read_file import OPSETS, check_structure, check_with_onnx, inlined, opset, parse_model, unsupported
 from .shapes import shape_value
@@ -120,7 +122,9 @@ class _Loader:
         assert not isinstance(value, _Poison)
         if isinstance(value, Opaque):
             kind, hint = (
-                ("is a sequence", "") if isinstance(value, Listed) else ("has a size that depends on data", DATA_SIZES)
+                ("is a sequence", "")
+                if isinstance(value, KnownSequence)
+                else ("has a size that depends on data", DATA_SIZES)
             )
             raise UnsupportedError(
                 "the model needs unsupported features", missing={f"an output that {kind}": 1}, hint=hint

@@ -13,8 +13,8 @@ from math import prod
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor
-from .node import OPERATORS, Node, Picked, Places, Value
+from ...egraph.ir.tensor import Tensor
+from .node import OPERATORS, MaskedValues, MaskPositions, Node, Value
 
 #: Operators whose results have one element per element of the (broadcast) operands.
 ELEMENTWISE = frozenset((
@@ -43,12 +43,12 @@ def _non_zero(n: Node) -> Value | None:
     if n.known(0) is not None:
         return None
     x = n.x(0)
-    return Places(x if x.dtype == "bool" else t.ne(x, 0), turned=False)
+    return MaskPositions(x if x.dtype == "bool" else t.ne(x, 0), turned=False)
 
 
 def _transpose(n: Node) -> Value | None:
     x = _of(n, 0)
-    if not isinstance(x, Places):
+    if not isinstance(x, MaskPositions):
         return None
     turned = tuple(n.attr("perm", (1, 0))) == (1, 0)
     return replace(x, turned=x.turned != turned)
@@ -57,37 +57,43 @@ def _transpose(n: Node) -> Value | None:
 def _expand(n: Node) -> Value | None:
     """Expand of a scalar to the (data-dependent) number of selected values: only the scalar is kept."""
     x = _of(n, 0)
-    if isinstance(x, Picked):
+    if isinstance(x, MaskedValues):
         return x
     if n.known(1) is not None or not _is_one(x):
         return None
-    return Picked(t.reshape(n.x(0), ()), None)
+    return MaskedValues(t.reshape(n.x(0), ()), None)
 
 
 def _reshape(n: Node) -> Value | None:
     x, shape = _of(n, 0), n.known(1)
-    return x if isinstance(x, Picked) and shape is not None and shape.tolist() == [-1] else None
+    return x if isinstance(x, MaskedValues) and shape is not None and shape.tolist() == [-1] else None
 
 
 def _elementwise(n: Node) -> Value | None:
-    picked = [v for v in n.inputs if isinstance(v, Picked)]
+    picked = [v for v in n.inputs if isinstance(v, MaskedValues)]
     masks = {v.mask for v in picked if v.mask is not None}
-    if not picked or len(masks) > 1 or not all(v is None or isinstance(v, Picked) or _is_one(v) for v in n.inputs):
+    if (
+        not picked
+        or len(masks) > 1
+        or not all(v is None or isinstance(v, MaskedValues) or _is_one(v) for v in n.inputs)
+    ):
         return None
-    numbers = [v.full if isinstance(v, Picked) else t.reshape(v, ()) if isinstance(v, Tensor) else v for v in n.inputs]
+    numbers = [
+        v.full if isinstance(v, MaskedValues) else t.reshape(v, ()) if isinstance(v, Tensor) else v for v in n.inputs
+    ]
     found = OPERATORS[n.op].build(replace(n, inputs=numbers))
     assert isinstance(found, Tensor)
-    return Picked(found, next(iter(masks), None))
+    return MaskedValues(found, next(iter(masks), None))
 
 
 def _gather(n: Node) -> Value | None:
     places = _of(n, 1)
-    if not isinstance(places, Places) or not places.turned or n.attr("batch_dims", 0):
+    if not isinstance(places, MaskPositions) or not places.turned or n.attr("batch_dims", 0):
         return None
     x = n.x(0)
     if x.shape != places.mask.shape:
         raise n.unsupported("at data-dependent indices from a mask of another shape")
-    return Picked(x, places.mask)
+    return MaskedValues(x, places.mask)
 
 
 _WRITE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -97,7 +103,7 @@ _WRITE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _scatter(n: Node) -> Value | None:
     places, updates = _of(n, 1), _of(n, 2)
-    if not isinstance(places, Places) or not places.turned or not isinstance(updates, Picked):
+    if not isinstance(places, MaskPositions) or not places.turned or not isinstance(updates, MaskedValues):
         return None
     x = n.x(0)
     if x.shape != places.mask.shape or (updates.mask is not None and updates.mask is not places.mask):

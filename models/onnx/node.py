@@ -16,8 +16,9 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, DimExpr, concrete
-from ...egraph.ir.graph import Data, Tensor
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data
 from ...errors import BadModelError, ShapeError, TooLargeError, UnsupportedError
 from ..common.sizes import size_tensor
 
@@ -59,14 +60,14 @@ class SymbolicInts:
 
 
 @dataclass(frozen=True)
-class Listed:
+class KnownSequence:
     """ONNX sequence whose length and elements are known when the model is loaded."""
 
     items: tuple[Tensor | SymbolicInts, ...]
 
 
 @dataclass(frozen=True)
-class Places:
+class MaskPositions:
     """Positions where a mask holds: [rank, count] as from NonZero, or [count, rank] if `turned`."""
 
     mask: Tensor
@@ -74,7 +75,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Picked:
+class MaskedValues:
     """Values `full[mask]` that a mask selects, rank 1. Without a mask, `full` is a scalar, repeated as often as
     needed."""
 
@@ -82,7 +83,7 @@ class Picked:
     mask: Tensor | None
 
 
-Opaque = Listed | Places | Picked
+Opaque = KnownSequence | MaskPositions | MaskedValues
 """Values that are not tensors."""
 Value = Tensor | SymbolicInts | Opaque
 
@@ -212,13 +213,15 @@ class Node:
         """Return an operand as a tensor."""
         found = self.value(position)
         if isinstance(found, Opaque):
-            raise self.unsupported("of a sequence" if isinstance(found, Listed) else "of a size that depends on data")
+            raise self.unsupported(
+                "of a sequence" if isinstance(found, KnownSequence) else "of a size that depends on data"
+            )
         return found.tensor() if isinstance(found, SymbolicInts) else found
 
     def listed(self, position: int = 0) -> tuple[Tensor | SymbolicInts, ...]:
         """Return the items of a sequence operand. Raises BadModelError for other operands."""
         found = self.value(position)
-        if not isinstance(found, Listed):
+        if not isinstance(found, KnownSequence):
             raise BadModelError(f"{self.label}: its operand {position} is no sequence")
         return found.items
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ..common import identities as of
 from .node import Node, Result, operator, resolve, simple
 

@@ -8,7 +8,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import DimExpr, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ..common.sizes import size_tensor
 from .contract import same_pads, spatial
 from .node import Node, Result, operator

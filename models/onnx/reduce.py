@@ -10,7 +10,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ..common.sampling import running
 from ..common.sizes import size_tensor
 from .node import Node, Result, operator, resolve

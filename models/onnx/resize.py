@@ -15,7 +15,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, DimExpr, concrete
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from ..common.einsum import positions
 from .node import Array, Node, Result, operator

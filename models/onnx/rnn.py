@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.recurrent import ACTIVATIONS, layers
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from .node import Node, Result, operator
 

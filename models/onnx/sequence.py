@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
-from .node import Listed, Node, Result, SymbolicInts, operator, resolve
+from .node import KnownSequence, Node, Result, SymbolicInts, operator, resolve
 
 
 def _place(n: Node, position: int, length: int, default: int) -> int:
@@ -19,26 +19,26 @@ def _place(n: Node, position: int, length: int, default: int) -> int:
 
 @operator("SequenceEmpty")
 def _empty(n: Node) -> Result:
-    return Listed(())
+    return KnownSequence(())
 
 
 @operator("SequenceConstruct")
 def _construct(n: Node) -> Result:
-    return Listed(tuple(n.plain(i) for i in range(len(n.inputs))))
+    return KnownSequence(tuple(n.plain(i) for i in range(len(n.inputs))))
 
 
 @operator("SequenceInsert", limits="positions that depend on data")
 def _insert(n: Node) -> Result:
     items = n.listed()
     at = _place(n, 2, len(items), len(items))
-    return Listed((*items[:at], n.plain(1), *items[at:]))
+    return KnownSequence((*items[:at], n.plain(1), *items[at:]))
 
 
 @operator("SequenceErase", limits="positions that depend on data")
 def _erase(n: Node) -> Result:
     items = n.listed()
     at = _place(n, 1, len(items), len(items) - 1)
-    return Listed((*items[:at], *items[at + 1 :]))
+    return KnownSequence((*items[:at], *items[at + 1 :]))
 
 
 @operator("SequenceAt", limits="positions that depend on data")
@@ -62,13 +62,13 @@ def _split(n: Node) -> Result:
     size = x.shape[axis]
     given = n.known(1)
     if n.has(1) and given is not None and given.ndim:
-        return Listed(tuple(t.split(x, n.dims(1), axis)))
+        return KnownSequence(tuple(t.split(x, n.dims(1), axis)))
     step = n.dims(1)[0] if n.has(1) else 1
     if isinstance(size, DimExpr) or isinstance(step, DimExpr):
         raise n.unsupported(f"a free number of pieces of {size}")
     parts = [t.slice_axis(x, axis, i, min(i + step, size)) for i in range(0, size, max(step, 1))]
     flat = not n.has(1) and not n.attr("keepdims", 1)
-    return Listed(tuple(t.squeeze(p, axis) if flat else p for p in parts))
+    return KnownSequence(tuple(t.squeeze(p, axis) if flat else p for p in parts))
 
 
 @operator("ConcatFromSequence")

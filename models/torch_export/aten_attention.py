@@ -10,8 +10,9 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, concrete
-from ...egraph.ir.graph import Graph, Tensor, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor, topological
 from ...errors import UnsupportedError
 from .aten_reduce import refuse_free
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
 from . import aten_conv, aten_index, aten_pool, aten_resample

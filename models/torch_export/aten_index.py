@@ -10,7 +10,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from .aten_create import fill, neutral
 from .aten_pointwise import lift, number

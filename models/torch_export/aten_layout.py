@@ -9,7 +9,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from .aten_pointwise import number, result_dtype
 from .aten_views import bound

@@ -16,7 +16,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common import identities as of
 from ..common.sizes import size_tensor

@@ -12,8 +12,8 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, concrete, volume
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor
 from .aten_conv import Ints, each
 from .aten_create import neutral
 from .aten_pointwise import number

@@ -13,9 +13,9 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir.composite_ops import relu, sigmoid
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.law_text import GATES
 from ...egraph.ir.recurrent import layers
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ...processes.forks import Lock
 from .aten_reduce import linear

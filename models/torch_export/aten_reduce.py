@@ -9,7 +9,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import running, whole_sizes
 from .aten_create import neutral

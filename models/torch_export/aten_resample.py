@@ -11,7 +11,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ..common.sampling import grid_sample
 from .aten_layout import upsample
 from .aten_reduce import refuse_free

@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Any
 
 from ...egraph.ir import builders as t
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
 from . import aten_attention, aten_create, aten_norm, aten_views

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 
 _END = (1 << 63) - 1  # PyTorch's value for "to the end"

@@ -20,9 +20,9 @@ from ...processes.forks import Lock
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
+from .divisible_sizes import read_exported
 from .export_bounds import bounded, seconds_of
 from .graph import MODES, overload_of
-from .sizes import read_exported
 from .writes import Writes, aliases, functional, writes_of
 
 

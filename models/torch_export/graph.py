@@ -1,19 +1,18 @@
-"""Lowering of an exported program's nodes to a graph: ATen overloads, subgraphs, symbolic sizes, outputs."""
+"""Lowering of an exported program's nodes to a graph: leaves, ATen overloads, subgraphs."""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
 import re
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dims as dims_
-from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Data, Graph, Tensor
-from ...egraph.ir.structure import Record
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.weight_data import Data
 from ...egraph.simplify.masks import LARGEST
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
 from ..common.module_paths import ModulePaths, path_of_stack
@@ -25,6 +24,8 @@ from .arrays import dtype_name, to_numpy
 from .aten_ops import IGNORED, TABLE
 from .aten_pointwise import log_sigmoid_forward, number
 from .missing import Missing
+from .output_structure import output_names, structure_of
+from .symbolic_sizes import SymbolicSizes
 from .writes import Writes, functional
 
 #: Lifted constants up to this many bytes become graph constants, visible to the optimizer; larger ones become params.
@@ -71,14 +72,11 @@ class ExportReader:
     def __init__(
         self, program: Any, sizes: Sequence[Mapping[int, str]], parts: Mapping[str, int], writes: Writes
     ) -> None:
-        self.program, self.sizes, self.writes = program, sizes, writes
-        self.parts = parts  # size name -> divisor of the size
-        # size name -> (dimension, example size; 0: unknown)
-        self.examples: dict[str, tuple[Dim, int]] = {}
+        self.program, self.size_names, self.writes = program, sizes, writes
+        self.sizes = SymbolicSizes(program.range_constraints, parts)
         self.inputs: list[Tensor] = []
         self.params: dict[str, Data] = {}
         self.missing: dict[str, int] = {}
-        self._symbols: dict[str, Dim] = {}
         self._shared: dict[Any, Tensor] = {}
         signature = program.graph_signature
         self._specs = {s.arg.name: s for s in signature.input_specs if hasattr(s.arg, "name")}
@@ -113,8 +111,8 @@ class ExportReader:
             raise UnsupportedError("operators without a builder", missing=self.missing, where=name, hint=hint)
         if not outputs:
             raise UsageError("the program returns no tensor", where=name)
-        structure = _structure(self.program.call_spec.out_spec, leaves)
-        built = Graph(tuple(outputs), tuple(_output_names(structure, len(outputs))), tuple(self.inputs), {}, updates,
+        structure = structure_of(self.program.call_spec.out_spec, leaves)
+        built = Graph(tuple(outputs), tuple(output_names(structure, len(outputs))), tuple(self.inputs), {}, updates,
                       structure, name)  # fmt: skip
         used = {n.attr("name") for n in built.nodes() if n.op in ("param", "state")}
         params = {k: v for k, v in self.params.items() if k in used}
@@ -198,33 +196,11 @@ class ExportReader:
         return self._note(f"an input of kind {kind.lower()}")
 
     def _input(self, name: str, value: Any) -> Tensor:
-        self._bind_sizes(name, value, self.sizes[len(self.inputs)] if len(self.inputs) < len(self.sizes) else {})
-        leaf = t.input(name, [self._dim(d) for d in value.shape], dtype_name(value.dtype))
+        number, names = len(self.inputs), self.size_names
+        self.sizes.bind(name, value.shape, names[number] if number < len(names) else {})
+        leaf = t.input(name, [self.sizes.dim(d) for d in value.shape], dtype_name(value.dtype))
         self.inputs.append(leaf)
         return leaf
-
-    def _bind_sizes(self, name: str, value: Any, hints: Mapping[int, str]) -> None:
-        """Make a dimension of each size symbol in an input's shape that has none yet. `hints`: axis -> name."""
-        for axis, size in enumerate(value.shape):
-            for symbol in sorted(
-                getattr(getattr(getattr(size, "node", None), "expr", None), "free_symbols", ()), key=str
-            ):
-                if str(symbol) not in self._symbols:
-                    limits = self.program.range_constraints.get(symbol)
-                    low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
-                    top = int(high) if high is not None and high.is_finite and high < 1 << 31 else 1 << 31
-                    title = hints.get(axis, f"{name}_{axis}")
-                    self._symbols[str(symbol)] = self._free(title, max(low, 1), top)
-                    if (
-                        axis not in hints and size.node.expr == symbol
-                    ):  # torch.export has verified named ranges over their full extent
-                        self.examples[title] = self._symbols[str(symbol)], getattr(size.node, "hint", None) or 0
-
-    def _free(self, title: str, low: int, high: int) -> Dim:
-        """Return the dimension of a free size; a multiple of its divisor if it has one."""
-        part = self.parts.get(title, 1)
-        name = title if part == 1 else f"{title}_by_{part}"
-        return part * dims_.dim(name, min=-(-low // part), max=high // part)
 
     def _weight(self, name: str, tensor: Any) -> Any:
         if type(tensor).__name__ == "FakeTensor":
@@ -260,16 +236,11 @@ class ExportReader:
         return t.as_tensor(array)
 
     # ------------------------------------------------ nodes
-    def _dim(self, size: Any) -> Dim:
-        if isinstance(size, int) and not hasattr(size, "node"):
-            return size
-        return _dimension(size.node.expr, self._symbols)
-
     def _call(self, node: Any, env: Mapping[Any, Any]) -> Any:
         value = node.meta.get("val")
         try:
             if type(value).__name__ == "SymInt":
-                return self._dim(value)
+                return self.sizes.dim(value)
             if type(value).__name__ == "SymBool":
                 return Missing(f"the symbolic value of {node.target}")
             if type(value).__name__ == "SymFloat":
@@ -396,104 +367,3 @@ def overload_of(target: Any) -> str:
     if text.startswith("aten."):
         return text.removeprefix("aten.")
     return text if "." in text and " " not in text else getattr(target, "__name__", text)
-
-
-def _dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """Lower a SymPy size expression to a dimension."""
-    if expression.is_Integer:
-        return int(expression)
-    if expression.is_Symbol:
-        if str(expression) not in symbols:
-            raise UnsupportedError(f"the size {expression} depends on data")
-        return symbols[str(expression)]
-    parts = [_dimension(a, symbols) for a in expression.args]
-    kind = type(expression).__name__
-    if kind in ("FloorDiv", "CleanDiv"):
-        return parts[0] // parts[1]
-    if kind in ("Mod", "PythonMod"):
-        return parts[0] % parts[1]
-    if kind == "Pow" and isinstance(parts[1], int) and parts[1] >= 0:
-        return dims_.volume((parts[0],) * parts[1])
-    if kind not in ("Add", "Mul"):
-        raise UnsupportedError(f"the size {expression}")
-    total: Dim = parts[0]
-    for part in parts[1:]:
-        total = total + part if kind == "Add" else total * part
-    return total
-
-
-@dataclasses.dataclass(frozen=True)
-class _Remake:
-    """Function from the children of a container to the container, of a type that is registered with PyTorch."""
-
-    kind: Any
-    context: Any
-
-    def __call__(self, values: list[Any]) -> Any:
-        from torch.utils import _pytree
-
-        return _pytree.SUPPORTED_NODES[self.kind].unflatten_fn(values, self.context)
-
-
-def _structure(spec: Any, leaves: Sequence[int | None]) -> Any:
-    """Return the containers of the outputs, with output indices as leaves; None for a single output. None leaves are
-    kept."""
-    left = iter(leaves)
-
-    def nested(spec: Any) -> Any:
-        if spec.is_leaf():
-            return next(left)
-        parts = [nested(child) for child in _children(spec)]
-        made: Any = _Remake(spec.type, spec.context)
-        if spec.type in (tuple, list):
-            return spec.type(parts)
-        if spec.type is namedtuple or issubclass(spec.type, tuple):
-            return made(parts)
-        names = _child_names(made, len(parts))
-        if spec.type is dict and all(type(n) in (str, int) for n in names):
-            return dict(zip(names, parts))
-        texts = [str(n) for n in names]
-        return Record(dict(zip(texts if len(set(texts)) == len(texts) else map(str, range(len(texts))), parts)), made)
-
-    found = nested(spec)
-    return None if isinstance(found, int) else found
-
-
-def _children(spec: Any) -> Sequence[Any]:
-    found: Sequence[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
-    return found
-
-
-def _child_names(make: Callable[[list[Any]], Any], count: int) -> list[Any]:
-    """Names of a container's children: keys of a mapping, fields of a dataclass, else their positions."""
-    marks = [object() for _ in range(count)]
-    known: Any = ()
-    try:
-        made = make(list(marks))
-    except Exception:  # a class that takes only tensors
-        return list(range(count))
-    if isinstance(made, Mapping):
-        known = made.items()
-    elif dataclasses.is_dataclass(made):
-        known = ((f.name, getattr(made, f.name, None)) for f in dataclasses.fields(made))
-    names = {id(value): key for key, value in known}
-    return [names.get(id(mark), i) for i, mark in enumerate(marks)]
-
-
-def _output_names(structure: Any, count: int) -> list[str]:
-    """Return a name for each output: its path in the structure, or its index."""
-    names = [f"output{i}" for i in range(count)] if structure is not None else ["output"]
-
-    def walk(item: Any, path: str) -> None:
-        if isinstance(item, dict):
-            for key, value in item.items():
-                walk(value, f"{path}.{key}" if path else key)
-        elif isinstance(item, list | tuple):
-            for i, value in enumerate(item):
-                walk(value, f"{path}.{i}" if path else f"output{i}")
-        elif isinstance(item, int):
-            names[item] = path
-
-    if structure is not None:
-        walk(structure, "")
-    return names

@@ -15,13 +15,14 @@ from typing import Any
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dims as dims_
-from ...egraph.ir.dims import Dim
-from ...egraph.ir.graph import Graph, Tensor
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
 from ...errors import TensorGraphsError, UnsupportedError
 from ..common.sizes import size_tensor
 from .arrays import dtype_name
-from .graph import ExportReader, _dimension
+from .graph import ExportReader
 from .missing import Missing
+from .symbolic_sizes import dimension
 from .writes import Writes
 
 #: SymPy functions with results that are no integers -> builders.
@@ -66,7 +67,9 @@ def read_traced(
     """
     reader = _Reader(_program(module, weights or {}), fixed or {})
     graph = reader.graph(name)
-    return graph, {n: symbol for symbol, d in reader.symbols.items() for n in dims_.symbols(d) if n in graph.free_dims}
+    return graph, {
+        n: symbol for symbol, d in reader.sizes.symbols.items() for n in dims_.symbols(d) if n in graph.free_dims
+    }
 
 
 def unsupported(module: Any) -> dict[Any, str]:
@@ -138,23 +141,18 @@ class _Reader(ExportReader):
 
     def __init__(self, program: _Program, fixed: Mapping[str, int]) -> None:
         super().__init__(program, (), {}, Writes())
-        self._symbols |= fixed
+        self.sizes.symbols |= fixed
         for node in program.graph_module.graph.find_nodes(op="placeholder"):
             value = node.meta.get("val")
             if node.name not in program.state_dict and hasattr(value, "dtype"):
-                self._bind_sizes(node.name, value, {})
-
-    @property
-    def symbols(self) -> Mapping[str, Dim]:
-        """Dimension or value of each size symbol."""
-        return self._symbols
+                self.sizes.bind(node.name, value.shape, {})
 
     def _leaf(self, node: Any) -> Any:
         value = node.meta.get("val")
         kind = type(value).__name__
         if kind in ("SymInt", "SymFloat"):
             try:
-                return self._dim(value) if kind == "SymInt" else self._float(value.node.expr)
+                return self.sizes.dim(value) if kind == "SymInt" else self._float(value.node.expr)
             except UnsupportedError as error:
                 return Missing(error.message)
         return super()._leaf(node)
@@ -164,7 +162,7 @@ class _Reader(ExportReader):
         if expression.is_number:
             return t.full((), float(expression), "float32")
         if expression.is_integer:
-            size = _dimension(expression, self._symbols)
+            size = dimension(expression, self.sizes.symbols)
             return t.cast(t.full((), size, "int64") if isinstance(size, int) else size_tensor(size), "float32")
         build = _FLOATS.get(type(expression).__name__)
         if build is None:
@@ -230,10 +228,10 @@ class _Prober(_Reader):
             if isinstance(value, list | tuple):
                 return [made(v, f"{name}_{i}") for i, v in enumerate(value)]
             if type(value).__name__ == "SymInt":
-                return self._dim(value)
+                return self.sizes.dim(value)
             if not hasattr(value, "dtype"):
                 return value if isinstance(value, bool | int | float | None) else Missing(f"the value {name!r}")
-            return t.input(name, [self._dim(d) for d in value.shape], dtype_name(value.dtype))
+            return t.input(name, [self.sizes.dim(d) for d in value.shape], dtype_name(value.dtype))
 
         return made(node.meta.get("val"), f"{node.name}_")
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from ...egraph.ir import builders as api
 from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms, variables
+from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms, variables
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor, make
 from ..semantics.solver import OutOfScope, z3
 from ..semantics.structures import booleans
 from ..smt.prove import typed

@@ -23,10 +23,11 @@ from typing import Literal
 
 import numpy as np
 
-from ...egraph.ir.graph import topological
 from ...egraph.ir.interpret import expand_all
-from ...egraph.ir.pattern import Apply, Attr, build, holds
+from ...egraph.ir.pattern import build
+from ...egraph.ir.pattern_attrs import Apply, Attr, holds
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import topological
 from ...errors import RuleError, ShapeError
 from ..semantics.exponents import sure
 from ..semantics.prime_field import BITS, agreement, finite, unrectified

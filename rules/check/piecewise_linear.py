@@ -24,11 +24,11 @@ import numpy as np
 
 from ...egraph.ir import builders as api
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.ops import OPS
 from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms, variables
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor, make
 
 LINEAR = ("add", "sub", "neg", "maximum", "minimum", "abs", "relu")
 LARGEST = 1 << 22  # grid points

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.interpret import evaluate, expand_all
 from ...egraph.ir.ops import Type
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor, topological
 from ...errors import ShapeError
 from ..semantics.prime_field import PRIMES, NotModular, modular
 
@@ -40,7 +40,7 @@ class Refuted(Exception):
 
 
 # ---------------------------------------------------------------- values
-def values(found: Filled, rng: np.random.Generator, style: str) -> dict[str, Array]:
+def values(found: TypedRule, rng: np.random.Generator, style: str) -> dict[str, Array]:
     """Random arrays for the tensor variables of an instance, in their own dtypes; values used as indices stay in range.
 
     `style` is one of `STYLES`, "special" (infinities, NaN, denormals) or "signs" (each float tensor has a single
@@ -95,7 +95,7 @@ def _show(x: Array) -> str:
 
 
 # ---------------------------------------------------------------- one instance
-class Filled(Protocol):
+class TypedRule(Protocol):
     """Protocol of a rule with concrete types for its tensor variables.
 
     An `Instance`, or its counterpart for text rules.
@@ -119,7 +119,7 @@ class Filled(Protocol):
 class RuleTrial:
     """Evaluation of both sides of a rule on the instance `found`. Raises Refuted if their types differ."""
 
-    def __init__(self, rule: Rule | TextRule | None, found: Filled, rng: np.random.Generator) -> None:
+    def __init__(self, rule: Rule | TextRule | None, found: TypedRule, rng: np.random.Generator) -> None:
         self.rule, self.found, self.rng = rule, found, rng
         self.pairs = self.typed()
         roots = [side for pair in self.pairs for side in pair]
@@ -284,4 +284,4 @@ def _same_bits(a: Array, b: Array) -> bool:
     return bool(np.array_equal(nan, np.isnan(b)) and np.all(same | nan))
 
 
-__all__ = ["ORDERS", "STYLES", "Filled", "Refuted", "RuleTrial", "values"]
+__all__ = ["ORDERS", "STYLES", "Refuted", "RuleTrial", "TypedRule", "values"]

@@ -15,8 +15,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...egraph.ir.graph import LEAVES, Graph, Tensor, attrs_key, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import LEAVES, Tensor, attrs_key, topological
 from ...egraph.saturate.saturate import InProcess, Limits, saturate_block
 from ...egraph.view.view import EGraphView
 from ...errors import ShapeError

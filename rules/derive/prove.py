@@ -22,8 +22,9 @@ from itertools import pairwise
 from typing import Any
 
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Graph, Tensor, make, rebuild, topological
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor, make, rebuild, topological
 from ...egraph.saturate.engine import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
 from ...egraph.saturate.program import EgglogProgram, make_program
 from ...egraph.saturate.saturate import DECLARE_SECONDS, Limits, SaturationSession

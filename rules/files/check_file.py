@@ -6,7 +6,7 @@ Each line holds rules in one of two languages; the language is detected per line
     (matmul 0 (matmul 0 ?a ?b) ?c)=>(matmul 0 ?a (matmul 0 ?b ?c))      TASO's and Tensat's (tensat.py)
     f(x,y)==g(y,x)
 
-    x @ (y @ z) <=> (x @ y) @ z                                         ours (egraph/ir/pattern.py)
+    x @ (y @ z) <=> (x @ y) @ z                                         ours (egraph/ir/pattern_parser.py)
     name: recip(x) * y => y / x if rank(x) == 2, floating(x); exact
     x @ a, x @ b => slice(m, …), slice(n, …) if …                       multi-pattern rule: all sides must match at once
 
@@ -73,9 +73,9 @@ def check_all(
     with ExitStack() as open_:
         coming: dict[str, Future[Verdict]] = {}
         if processes > 1 and len(distinct) >= MANY:
-            from .worker import Judges
+            from .worker import RuleCheckPool
 
-            judges = open_.enter_context(Judges(processes, seed, samples))
+            judges = open_.enter_context(RuleCheckPool(processes, seed, samples))
             coming = dict(zip((rule.text for rule in distinct), judges.all(distinct)))
         for index, rule in enumerate(rules):
             if stop():

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from ...egraph.ir.graph import Tensor, topological
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.saturate.engine import Stop, never
 from ...egraph.saturate.saturate import Limits, SaturationSession, Sessions
 from ...errors import RuleError, ShapeError

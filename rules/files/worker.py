@@ -28,7 +28,7 @@ RULE_S = 120.0  # deadline for one rule
 FULL = "memory is limited by the setting worker_memory"
 
 
-class Judges:
+class RuleCheckPool:
     """Pool of `count` worker processes that check rules; a context manager that kills the workers on exit.
 
     `seed`, `samples`: of the random tests of each rule.
@@ -41,7 +41,7 @@ class Judges:
         self.processes: list[subprocess.Popen[str]] = []
         self.closed = False
 
-    def __enter__(self) -> Judges:
+    def __enter__(self) -> RuleCheckPool:
         return self
 
     def __exit__(
@@ -126,4 +126,4 @@ def serve() -> None:
 if __name__ == "__main__":
     serve()
 
-__all__ = ["Judges", "serve"]
+__all__ = ["RuleCheckPool", "serve"]

@@ -25,7 +25,7 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor
+from ...egraph.ir.tensor import Tensor
 from .prime_field import (
     BITS,
     Array,

@@ -22,8 +22,8 @@ import numpy as np
 from ...egraph.ir import atomic_ops as atomic
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import Tensor, make, rebuild
 from ...egraph.ir.ops import OPS
+from ...egraph.ir.tensor import Tensor, make, rebuild
 
 Array = np.ndarray[Any, Any]
 PRIMES = (67108859, 67108837)  # sums of 2**11 products of two residues stay below 2**63

@@ -14,11 +14,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from ...egraph.ir.pattern import (
-    Attr,
-    build,
-    holds,
-)
+from ...egraph.ir.pattern import build
+from ...egraph.ir.pattern_attrs import Attr, holds
 from ...egraph.ir.rule import Rule
 from ...errors import RuleError, ShapeError
 from .sample_ops import HANDLERS

@@ -10,25 +10,11 @@ from typing import Any
 
 from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
-from ...egraph.ir.graph import Tensor
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import (
-    Apply,
-    Attr,
-    AttrConstant,
-    Fact,
-    Literal,
-    Name,
-    PatternCall,
-    Term,
-    Var,
-    attr_names,
-    build,
-    evaluate,
-    holds,
-    subterms,
-)
+from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, build, subterms
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, attr_names, evaluate, holds
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.type_laws import LAWS, infer
 from ...errors import ShapeError
 

@@ -8,18 +8,8 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import (
-    Apply,
-    Attr,
-    AttrConstant,
-    Literal,
-    Name,
-    PatternCall,
-    Var,
-    attr_names,
-    subterms,
-    variables,
-)
+from ...egraph.ir.pattern import Literal, PatternCall, Var, subterms, variables
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name, attr_names
 from ...egraph.ir.rule import Rule
 from .solver import OutOfScope, z3
 

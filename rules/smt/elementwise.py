@@ -9,8 +9,8 @@ from typing import Any
 
 from ...egraph.ir import builders as api
 from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.graph import Tensor, make
 from ...egraph.ir.ops import Op
+from ...egraph.ir.tensor import Tensor, make
 from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total, same_size
 from .sum_arithmetic import Sums

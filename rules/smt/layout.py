@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
-from ...egraph.ir.index_maps import AffineMap, Along, IndexMap, Parts, SameOrder, Stretched
+from ...egraph.ir.index_maps import AffineMap, AxisIndex, BroadcastMap, ConcatMap, IndexMap, ReshapeMap
 from ...egraph.ir.ops import Op
 from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total
@@ -51,13 +51,13 @@ class LayoutSemantics(Elements):
         x = args[0]
         if isinstance(found, AffineMap):
             return lambda i: x.at([self.along(a, i, facts) for a in found.axes])
-        if isinstance(found, Stretched):
+        if isinstance(found, BroadcastMap):
             return lambda i: x.at(self.narrowed(x.shape, i))
-        if isinstance(found, SameOrder):
+        if isinstance(found, ReshapeMap):
             return lambda i: x.at(self.place(x.shape, shape, i, facts))
         return lambda i: self.part(found, args, i)
 
-    def along(self, along: Along, i: Sequence[Any], facts: SizeFacts) -> Any:
+    def along(self, along: AxisIndex, i: Sequence[Any], facts: SizeFacts) -> Any:
         """z3 term of the operand's index along one axis, for the index `i` of the result; axioms are added to
         `facts`.
         """
@@ -69,7 +69,7 @@ class LayoutSemantics(Elements):
             found = term if isinstance(found, int) and found == 0 else found + term
         return found
 
-    def part(self, found: Parts, args: list[Sym], i: Sequence[Any]) -> Any:
+    def part(self, found: ConcatMap, args: list[Sym], i: Sequence[Any]) -> Any:
         """z3 term of the element at index `i` of a padded operand, or of concatenated operands (index map `found`)."""
         axis, ((operand, start, stop), *rest) = found.axis, found.parts
         moved = i if isinstance(start, int) and start == 0 else [*i[:axis], i[axis] - start, *i[axis + 1 :]]
@@ -78,7 +78,7 @@ class LayoutSemantics(Elements):
             return self.either(inside, args[operand].at(moved), self.number(found.fill, args[operand].dtype))
         if not rest:
             return args[operand].at(moved)
-        return self.either(i[axis] < stop, args[operand].at(moved), self.part(Parts(axis, tuple(rest)), args, i))
+        return self.either(i[axis] < stop, args[operand].at(moved), self.part(ConcatMap(axis, tuple(rest)), args, i))
 
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:

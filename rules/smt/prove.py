@@ -36,7 +36,9 @@ from time import perf_counter
 from typing import Any
 
 from ...egraph.ir.ops import OPS, Op, Type
-from ...egraph.ir.pattern import Apply, AttrConstant, Literal, PatternCall, Term, Var, parse_term, subterms
+from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms
+from ...egraph.ir.pattern_attrs import Apply, AttrConstant
+from ...egraph.ir.pattern_parser import parse_term
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance

@@ -19,8 +19,8 @@ import numpy as np
 from ...egraph.ir import builders as api
 from ...egraph.ir.dims import Shape
 from ...egraph.ir.dtypes import is_float, name_of, numpy_dtype
-from ...egraph.ir.graph import Tensor, constant, make, rebuild, topological
 from ...egraph.ir.interpret import evaluate
+from ...egraph.ir.tensor import Tensor, constant, make, rebuild, topological
 
 Array = np.ndarray[Any, Any]
 LARGEST = 1 << 16  # largest number of elements of arrays that are analyzed

@@ -14,7 +14,8 @@ from time import perf_counter
 from typing import Any
 
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import FUNCTIONS, Attr, AttrConstant, Name, PatternCall, subterms
+from ...egraph.ir.pattern import PatternCall, subterms
+from ...egraph.ir.pattern_attrs import FUNCTIONS, Attr, AttrConstant, Name
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import Functions
 from ..semantics.solver import OutOfScope, z3

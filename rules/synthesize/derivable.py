@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ...egraph.ir.graph import Graph, Tensor, topological
-from ...egraph.ir.pattern import (
-    build,
-)
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.pattern import build
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.saturate.saturate import Limits, SaturationSession, saturate_block
 from ...errors import RuleError, ShapeError
 from ..semantics.sample import instances

@@ -8,18 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import (
-    Apply,
-    Attr,
-    AttrConstant,
-    Name,
-    PatternCall,
-    Term,
-    Var,
-    attr_names,
-    subterms,
-    variables,
-)
+from ...egraph.ir.pattern import PatternCall, Term, Var, subterms, variables
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name, attr_names
 from ...egraph.ir.rule import Rule
 from ...errors import RuleError
 from ..check.check import Verdict, check

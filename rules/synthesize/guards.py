@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Name, holds, variables
+from ...egraph.ir.pattern import variables
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name, holds
 from ...egraph.ir.rule import Rule
 from ..check.check import confirmed, judge
 from ..semantics.sample import attempt, instances

@@ -23,14 +23,9 @@ from dataclasses import replace
 from itertools import chain, count
 
 from ...egraph.ir import builders as api
-from ...egraph.ir.graph import Tensor
-from ...egraph.ir.pattern import (
-    Term,
-    build,
-    subterms,
-    variables,
-)
+from ...egraph.ir.pattern import Term, build, subterms, variables
 from ...egraph.ir.rule import Rule
+from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.saturate import InProcess, SaturationSession
 from ..check.check import verdict
 from .derivable import claim, derived

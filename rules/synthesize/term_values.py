@@ -16,10 +16,11 @@ import numpy as np
 from ...egraph.ir import atomic_ops as atomic
 from ...egraph.ir import builders as api
 from ...egraph.ir.dims import concrete
-from ...egraph.ir.graph import make, topological
 from ...egraph.ir.interpret import apply, expand_all
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Attr, Term
+from ...egraph.ir.pattern import Term
+from ...egraph.ir.pattern_attrs import Attr
+from ...egraph.ir.tensor import make, topological
 
 Array = np.ndarray[Any, Any]
 Sizes = tuple[tuple[Attr, ...], ...]  # per axis, parts whose sum is the size

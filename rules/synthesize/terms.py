@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Literal, Name, PatternCall, Term, Var, subterms
+from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name
 
 _INFIX = {
     "add": "+",

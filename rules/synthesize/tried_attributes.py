@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Apply, Attr, AttrConstant
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant
 from .term_values import Sizes, UniverseEntry
 
 

@@ -24,7 +24,8 @@ import numpy as np
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Apply, Attr, AttrConstant, Fact, Literal, Name, PatternCall, Term, Var, evaluate
+from ...egraph.ir.pattern import Literal, PatternCall, Term, Var
+from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, evaluate
 from ...egraph.ir.type_laws import infer
 from ...errors import ShapeError, UsageError
 from .term_values import PRIMES, TermValues, UniverseEntry, residue, rounded

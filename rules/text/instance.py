@@ -10,7 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as api
 from ...egraph.ir import composite_ops as composite
-from ...egraph.ir.graph import Tensor, constant, make
+from ...egraph.ir.tensor import Tensor, constant, make
 from ...errors import ShapeError
 from .linear_equations import Affine
 from .terms import Typed, subterms

@@ -12,7 +12,7 @@ from typing import Any
 from .egraph.ir import builders as api
 from .egraph.ir import composite_ops as composite
 from .egraph.ir.builders import *  # noqa: F403
-from .egraph.ir.graph import Tensor, constant
+from .egraph.ir.tensor import Tensor, constant
 from .egraph.ir.tensor_operators import PUBLIC
 from .errors import UsageError
 from .models.common.einsum import einsum as _einsum

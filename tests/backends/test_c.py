@@ -27,6 +27,7 @@ from tensor_graphs.backends.c.emit import kernel as c_source
 from tensor_graphs.backends.ir import c_math
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend, on_gpu, select
@@ -41,11 +42,12 @@ from tensor_graphs.backends.tuning.single_kernel import (
 )
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.pattern import PatternCall
 from tensor_graphs.egraph.ir.special_functions import erf
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
@@ -234,7 +236,7 @@ def body(seed: int) -> tuple[kir.Kernel, Call, dict[str, Array]] | None:
             v.reshape(-1)[:4] = [np.nan, np.inf, -np.inf, -0.0]
     try:
         return kernel_of(root, {n: str(n.attr("name")) for n in leaves}, buffers), call, values
-    except kir.Unfusable:
+    except Unfusable:
         return None
 
 

@@ -17,7 +17,7 @@ from tensor_graphs.backends.c.emitter import CLaunch
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.egraph.ir import composite_ops as composite
-from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call
 
 from .test_c import library

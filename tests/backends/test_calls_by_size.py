@@ -246,7 +246,7 @@ def test_saved_kernels_of_every_size_are_launched_without_their_compiler(
         pass
 
     saved.files.install({"Variants": Stored})
-    unseen = binaries.Absent()(Function(saved.driver.library))  # what is left of a decorated function
+    unseen = binaries.AbsentCompiler()(Function(saved.driver.library))  # what is left of a decorated function
     launched = gpu_launches.Launches(Stored()).of(unseen)
     for n in (8, 5):
         x, y, out = (torch.randn(n) for _ in range(3))
@@ -266,5 +266,5 @@ def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(launches, "keep", lambda kernel, given, options, early, binary: kept.append(early))
     launches.stored, launches.recording = ({}, []), True
     for options in ({}, {"launch_pdl": True}):
-        launches.of(binaries.Absent())[(1,)](torch.randn(8), num_warps=4, **options)
+        launches.of(binaries.AbsentCompiler())[(1,)](torch.randn(8), num_warps=4, **options)
     assert kept == [False, True] and all(type(early) is bool for early in kept)

@@ -29,9 +29,10 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND, launches
 from tensor_graphs.backends.tuning.jobs import job_of, read_job
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph

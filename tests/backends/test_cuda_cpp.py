@@ -25,14 +25,15 @@ from tensor_graphs.backends.generate.emitter import split_axis
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
 from tensor_graphs.backends.ir import interpret as kir_numpy
-from tensor_graphs.backends.ir.kernel import Unfusable
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .cuda_host import NAME, Guarded, Kernel, compiled, source_of

@@ -20,7 +20,7 @@ from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir import quantized_ops
-from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call
 from tensor_graphs.models.common import quantization
 

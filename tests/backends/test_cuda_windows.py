@@ -17,8 +17,8 @@ from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor, make, topological
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from .cuda_host import compiled

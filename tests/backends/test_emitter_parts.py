@@ -11,7 +11,8 @@ import pytest
 
 from tensor_graphs.backends.cuda.emit import frame as cuda_frame
 from tensor_graphs.backends.cuda.emit.loads import ThreadLoads
-from tensor_graphs.backends.ir.kernel import Builder, Unfusable
+from tensor_graphs.backends.ir.expr import Builder
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.triton.emit import frame as triton_frame
 
 LEVELS = 2  # of inheritance below a class without bases of ours: Writer, Frame, AttentionFrame

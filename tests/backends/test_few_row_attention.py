@@ -18,7 +18,7 @@ from tensor_graphs.backends.cuda.few_row_attention import FewRowAttentionSchedul
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call
 
 from .cuda_host import compiled, source_of

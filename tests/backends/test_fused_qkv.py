@@ -18,6 +18,7 @@ from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import shape_of
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program import memory_plan as memory
 from tensor_graphs.backends.program.program import Program
@@ -26,9 +27,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
@@ -154,9 +156,9 @@ def test_halves_share_two_products(name: str) -> None:
 
 def test_what_is_written_into_is_not_read() -> None:
     a, at = x("a", 4, 9), t.input("at", (4, 1), "int64")
-    with pytest.raises(kir.Unfusable, match="buffer that it scatters into"):
+    with pytest.raises(Unfusable, match="buffer that it scatters into"):
         kernel([t.scatter_elements(a, at, t.sum(a, axis=1, keepdims=True), 1)])
-    with pytest.raises(kir.Unfusable, match="not updated in place"):
+    with pytest.raises(Unfusable, match="not updated in place"):
         kernel([t.scatter_elements(a, at, x("b", 4, 1), 1, "add")])
 
 

@@ -21,8 +21,9 @@ from tensor_graphs.backends.program.launching import HELD, OVERLAPPING, WAYS, la
 from tensor_graphs.backends.program.weights import EvaluatedWeights
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.plan import Plan, Step, Value

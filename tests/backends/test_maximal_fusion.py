@@ -15,15 +15,18 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, raise_recursion_limit, spelled
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.expr import Builder, factors
 from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.lowering.concat_split import pieces, should_unroll
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton.emit.row_stores import rows
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
-from tensor_graphs.egraph.ir.pattern import build, parse_terms, shared
+from tensor_graphs.egraph.ir.pattern import build, shared
+from tensor_graphs.egraph.ir.pattern_parser import parse_terms
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import ExtractionError, RuleError
@@ -363,18 +366,18 @@ def test_a_name_must_be_one(text: str) -> None:
 
 
 def test_products_of_very_many_factors_are_left_as_they_are() -> None:
-    b = kir.Builder()
+    b = Builder()
     e = b.make("load", (), ("x", PLACE, (), "float32"))
     for _ in range(40):
         e = b.mul(e, e)
-    assert kir.factors(e) == ([e], [])
+    assert factors(e) == ([e], [])
     few = b.pointwise("div", (e.args[0].args[0], e))
-    over, under = kir.factors(few)
+    over, under = factors(few)
     assert over or under
 
 
 def test_values_held_at_once_are_counted() -> None:
-    b = kir.Builder()
+    b = Builder()
     loads = [b.make("load", (), (f"x{n}", PLACE, (), "float32")) for n in range(4)]
     total = loads[0]
     for load in loads[1:]:

@@ -30,7 +30,7 @@ from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProc
 from tensor_graphs.backends.tuning.measured_operands import drawn, operand_values, shown
 from tensor_graphs.backends.tuning.result_check import Wrong, accuracy
 from tensor_graphs.backends.tuning.sample import sample
-from tensor_graphs.backends.verification.inputs import Role
+from tensor_graphs.backends.verification.inputs import InputDistribution
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
@@ -296,10 +296,12 @@ def test_a_kernel_that_ends_at_a_number_is_timed_on_all_positions() -> None:
 
 def test_the_last_large_operand_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_operands, "DRAWN", 100)
-    first = operand_values("w", Type((20, 20), "float32"), Role(), False)
-    again = operand_values("w", Type((20, 20), "float32"), Role(), False)
+    first = operand_values("w", Type((20, 20), "float32"), InputDistribution(), False)
+    again = operand_values("w", Type((20, 20), "float32"), InputDistribution(), False)
     assert first is again and not first.flags.writeable
-    np.testing.assert_array_equal(operand_values("w", Type((400,), "float32"), Role(), False).reshape(20, 20), first)
-    assert not np.array_equal(operand_values("v", Type((20, 20), "float32"), Role(), False), first)
-    assert operand_values("w", Type((20, 20), "float32"), Role(), False) is not first
-    assert operand_values("w", Type((2, 2), "float32"), Role(), False).flags.writeable
+    np.testing.assert_array_equal(
+        operand_values("w", Type((400,), "float32"), InputDistribution(), False).reshape(20, 20), first
+    )
+    assert not np.array_equal(operand_values("v", Type((20, 20), "float32"), InputDistribution(), False), first)
+    assert operand_values("w", Type((20, 20), "float32"), InputDistribution(), False) is not first
+    assert operand_values("w", Type((2, 2), "float32"), InputDistribution(), False).flags.writeable

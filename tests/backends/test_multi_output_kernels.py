@@ -22,6 +22,7 @@ from tensor_graphs.backends.ir import index
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import divisors, shape_of
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.program import Program
@@ -33,9 +34,10 @@ from tensor_graphs.backends.tuning.jobs import job_of, read_job
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
@@ -177,7 +179,7 @@ def test_split_reductions_store_every_output(name: str, parts: int) -> None:
     [t.matmul(x("a", 4, 6), x("w", 6, 6)), t.sum(x("a", 4, 6), axis=0)],
 ], ids=["other sizes", "other rank"])  # fmt: skip
 def test_results_over_other_axes_are_refused(roots: list[Tensor]) -> None:
-    with pytest.raises(kir.Unfusable, match="outputs of shapes"):
+    with pytest.raises(Unfusable, match="outputs of shapes"):
         kernel(roots)
 
 

@@ -13,9 +13,9 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import launches
-from tensor_graphs.egraph.ir.graph import make
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 torch = pytest.importorskip("torch")

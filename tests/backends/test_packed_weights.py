@@ -16,10 +16,10 @@ from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.ir.kernel import Buffer
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.quantized_ops import dequantize, unpack
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.common import quantization
 

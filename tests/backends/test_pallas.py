@@ -24,9 +24,11 @@ from tensor_graphs.backends.tuning.single_kernel import random_values, run_templ
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import Name, PatternCall, Var
+from tensor_graphs.egraph.ir.pattern import PatternCall, Var
+from tensor_graphs.egraph.ir.pattern_attrs import Name
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 

@@ -19,7 +19,8 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.jobs import job_of, template_of_job
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as composite
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph

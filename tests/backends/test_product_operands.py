@@ -12,15 +12,16 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.ir import interpret as kir_numpy
-from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.fusion.product_operands import is_product_operand
@@ -72,7 +73,7 @@ def test_blocks_that_walk_the_reduction_and_parts_of_it_are_refused() -> None:
     assert template.emitter.fits(found.kernel, found.shape, first, False)
     walked = {**first, "t0": 8, "u0": 1, "v0": 1}
     assert not template.emitter.fits(found.kernel, found.shape, walked, False)
-    with pytest.raises(kir.Unfusable, match="along the split reduction axis"):
+    with pytest.raises(Unfusable, match="along the split reduction axis"):
         split(found.kernel, found.shape.outer[0], 2)
 
 

@@ -25,8 +25,9 @@ from tensor_graphs.backends.runtime.heap import trim
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import topological
 from tensor_graphs.errors import BadModelError, BadWeightsError, ShapeError, UsageError
 
 TORCH = not backend("torch").unavailable()

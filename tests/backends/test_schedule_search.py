@@ -32,7 +32,7 @@ from tensor_graphs.backends.tuning.schedule_search import (
 from tensor_graphs.backends.tuning.trials import Measured, Trial, rows_of, search_of
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir import composite_ops as composite
-from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
 from tensor_graphs.pipeline.prices import CostPricer
 
@@ -250,7 +250,7 @@ def test_moves_in_cuda_give_other_kernels(kind: str) -> None:
 
 
 def leaves(root: Tensor) -> dict[str, Tensor]:
-    from tensor_graphs.egraph.ir.graph import topological
+    from tensor_graphs.egraph.ir.tensor import topological
 
     return {n.attr("name"): n for n in topological([root]) if n.op == "input"}
 

@@ -18,8 +18,9 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor
 
 IMAGE, ROWS, HEADS = (2, 8, 64, 64), (256, 256), (4, 128, 32)
 

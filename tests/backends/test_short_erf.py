@@ -12,7 +12,7 @@ from tensor_graphs.backends.ir.kernel import Buffer
 from tensor_graphs.backends.ir.short_erf import COARSE, FINE, ShortErf, gelu_of
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor
 
 
 @pytest.mark.parametrize("short", [FINE, COARSE], ids=["fine", "coarse"])

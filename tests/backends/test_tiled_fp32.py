@@ -19,9 +19,9 @@ from tensor_graphs.backends.ir.precision import IEEE, THREE, Precision
 from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from . import cuda_host

@@ -13,9 +13,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import random_values
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ir.tensor import topological
 from tensor_graphs.extract.model.meaning import output_terms
 
 torch = pytest.importorskip("torch", reason="the reference is computed by Torch")

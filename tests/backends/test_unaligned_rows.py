@@ -22,9 +22,10 @@ from tensor_graphs.backends.ir.tensor_maps import as_one, box
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous

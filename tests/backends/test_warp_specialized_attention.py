@@ -16,9 +16,9 @@ from tensor_graphs.backends.ir.tiling import padded
 from tensor_graphs.backends.triton.backend import BACKEND, generated, launches
 from tensor_graphs.backends.triton.warp_specialized.schedules import attention_schedules
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .gluon_host import host

@@ -11,14 +11,14 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import template_of
 from tensor_graphs.backends.generate.weight_layouts import innermost
-from tensor_graphs.backends.ir import kernel as kir
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.triton.backend import BACKEND
 from tensor_graphs.backends.triton.schedules.parameters import ConvolutionSchedule
 from tensor_graphs.backends.triton.warp_specialized.convolution import convolution_of
 from tensor_graphs.backends.triton.warp_specialized.schedules import convolution_schedules
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .gluon_host import host
@@ -130,5 +130,5 @@ def test_an_image_is_read_as_it_lies() -> None:
     rows = Operand(call.operands["a"].type, contiguous(call.operands["a"].type.shape))  # type: ignore[arg-type]
     other = template.lower(replace(call, operands={**call.operands, "a": rows}))  # type: ignore[attr-defined]
     assert other is not None
-    with pytest.raises(kir.Unfusable):
+    with pytest.raises(Unfusable):
         convolution_of(other.kernel, schedule, "probe", other.shape)

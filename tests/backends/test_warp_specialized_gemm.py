@@ -36,9 +36,9 @@ from tensor_graphs.backends.generate.template import GeneratedKernel, launches, 
 from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous, output_names
 
 from .cuda_host import HERE, INTRINSICS, library_of

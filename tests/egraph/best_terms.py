@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tensor_graphs.egraph.ir.graph import Tensor
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.view.view import EGraphView
 
 

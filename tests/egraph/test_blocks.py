@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.blocks import Blocks, compute_nodes, find_blocks
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.simplify.simplify import simplify
 
 from ..fuzz.reassembly import reassemble

@@ -17,7 +17,8 @@ from tensor_graphs.egraph.explain.proof_steps import GAP
 from tensor_graphs.egraph.explain.replay import check
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor, make
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError

@@ -22,9 +22,10 @@ from hypothesis import HealthCheck, given, settings
 
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate import engine
 from tensor_graphs.egraph.saturate.engine import Bounds, Deadline, MemoryLimit, Stopped
 from tensor_graphs.egraph.saturate.language import RUN

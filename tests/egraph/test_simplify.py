@@ -13,8 +13,9 @@ from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dims import dim
 from tensor_graphs.egraph.ir.dtypes import category, numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, constant, make
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor, constant, make
 from tensor_graphs.egraph.simplify.casts import lossless
 from tensor_graphs.egraph.simplify.simplify import simplify
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dims import dim
-from tensor_graphs.egraph.ir.graph import LEAVES, Graph
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import LEAVES
 from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.saturate import decode

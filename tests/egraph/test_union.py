@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import union as unions
 from tensor_graphs.egraph.saturate.limit_steps import parts
-from tensor_graphs.egraph.saturate.pruned_views import Narrow
+from tensor_graphs.egraph.saturate.pruned_views import CostFilter
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, _One, saturate_block, saturate_blocks
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
 from tensor_graphs.egraph.saturate.union import saturate_in_stages, union
@@ -126,7 +126,7 @@ def test_the_default_is_one_saturation_and_widths_are_steps() -> None:
     assert [limits.slack for limits, _ in parts(Limits(slack=4.5), 1)] == [3, 5]
     assert [limits.beam for limits, _ in parts(Limits(beam=0), 1)] == [4, 8, 32, 0]
     assert list(parts(Limits(beam=2, slack=1.5), 1)) == [
-        (Limits(beam=4), [Narrow(1, 1.5), Narrow(2, 0), Narrow(2, 1), Narrow(2, 1.5)])
+        (Limits(beam=4), [CostFilter(1, 1.5), CostFilter(2, 0), CostFilter(2, 1), CostFilter(2, 1.5)])
     ]
     assert list(parts(Limits(slack=99), 1)) == list(parts(Limits(beam=0), 1))
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.blocks import find_blocks
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.view.glue import glue, merged
 from tensor_graphs.egraph.view.saturation_report import SaturationReport

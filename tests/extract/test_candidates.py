@@ -17,8 +17,9 @@ from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import MAX_LAYOUTS, _HypergraphBuilder, candidate_hypergraph
@@ -255,7 +256,7 @@ def _check(found: Hypergraph, c: Candidate) -> None:
 
 @pytest.mark.parametrize("op", sorted(n for n, o in OPS.items() if o.kind == "pointwise" and o.arity in (1, 2)))
 def test_every_pointwise_op_has_a_kernel(op: str) -> None:
-    from tensor_graphs.egraph.ir.graph import make
+    from tensor_graphs.egraph.ir.tensor import make
 
     dtype = "uint8" if op == "from_float8" else "bool" if op in ("and", "or", "xor", "not") else "float32"
     leaves = [tg.input(n, (2, 3), dtype) for n in "xy"[: OPS[op].arity]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.multi_output import MultiOutputFusion

@@ -7,7 +7,8 @@ from tensor_graphs.backends.generate.weight_layouts import channels_innermost
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph

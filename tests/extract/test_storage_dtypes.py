@@ -8,7 +8,8 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.simplify.widen import widen
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.model.storage_dtypes import narrow_types

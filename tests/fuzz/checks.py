@@ -23,9 +23,10 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.blocks import find_blocks
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.view.glue import glue
 from tensor_graphs.egraph.view.view import EGraphView

@@ -19,11 +19,12 @@ import tensor_graphs as tg
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.law_text import GATES
 from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.recurrent import layers
+from tensor_graphs.egraph.ir.tensor import Tensor, make
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.semantics.sample import attempt

@@ -133,7 +133,7 @@ def compact(folder: Path, begin: int) -> Iterator[str]:
 
 def report(folder: Path, begin: int) -> Iterator[str]:
     """A text of one letter and one of another, over each other, through a link."""
-    from tensor_graphs.writing import write_text
+    from tensor_graphs.writing.files import write_text
 
     target = folder / "there" / "report.html"
     target.parent.mkdir(exist_ok=True)
@@ -149,7 +149,7 @@ def report(folder: Path, begin: int) -> Iterator[str]:
 
 def reported(folder: Path, said: list[str]) -> str:
     """Whether one of the two texts is there, whole, and is the only file after it was written again."""
-    from tensor_graphs.writing import write_text
+    from tensor_graphs.writing.files import write_text
 
     text = (folder / "there" / "report.html").read_text()
     if len(text) != 100_000 or len(set(text)) != 1:

@@ -257,7 +257,7 @@ CONFIG = {
 
 
 def _good_checkpoint(folder: Path) -> list[bytes]:
-    from tensor_graphs.models.zoo import write_checkpoint
+    from tensor_graphs.models.random_checkpoints import write_checkpoint
 
     write_checkpoint(folder, CONFIG)
     index = {"metadata": {}, "weight_map": {"wte.weight": "model.safetensors"}}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tensor_graphs.egraph.ir.blocks import Blocks, stamp
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
 
 
 def reassemble(blocks: Blocks) -> Graph:

@@ -12,8 +12,8 @@ import numpy as np
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.blocks import find_blocks
-from tensor_graphs.egraph.ir.graph import Tensor, make
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor, make
 
 from .checks import SEEN, class_values, data_of, forms, plans, work_of
 from .graphs import Array, Case, case
@@ -52,7 +52,7 @@ def repeats(one: Case, rng: random.Random) -> Case | None:
 
 def replayed(roots: tuple[Tensor, ...], put: Mapping[Tensor, Tensor]) -> list[Tensor]:
     """Terms with other values in the places of some."""
-    from tensor_graphs.egraph.ir.graph import topological
+    from tensor_graphs.egraph.ir.tensor import topological
 
     done = dict(put)
     for n in topological(roots):

@@ -27,7 +27,8 @@ from tensor_graphs.backends.c.emit.spelling import TYPES
 from tensor_graphs.backends.c.helpers import c_compiler, c_flags
 from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.ir import c_math
-from tensor_graphs.backends.ir.kernel import Buffer, Kernel, Unfusable
+from tensor_graphs.backends.ir.kernel import Buffer, Kernel
+from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 

@@ -8,8 +8,8 @@ import numpy as np
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.graph import Tensor, make
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor, make
 
 from .graphs import Case, case
 

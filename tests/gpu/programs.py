@@ -20,9 +20,9 @@ from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.backends.tuning.single_kernel import kernel_plan
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import is_float, numpy_dtype
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 

@@ -21,9 +21,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.plan import Plan, Step, Value
 from tensor_graphs.extract.model.pricing import Priced

@@ -16,8 +16,9 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.graph import Graph, Tensor
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.errors import ShapeError
 
 torch = pytest.importorskip("torch")

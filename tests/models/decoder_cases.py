@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:FOLDER_OF_TRANSFORMERS python -m tests.models.decoder_cases
 
-records tests/data/decoder_logits.npz. The weights are drawn by `zoo.write_checkpoint`, so that a test needs the logits
-only.
+records tests/data/decoder_logits.npz. The weights are drawn by `random_checkpoints.write_checkpoint`, so that a
+test needs the logits only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.generation import cached_model, programs
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints
 
 Array = np.ndarray[Any, Any]
 VOCAB, LENGTH, SEED = 24, 80, 5
@@ -76,7 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def write(folder: Path, case: str, **more: Any) -> Path:
     """A checkpoint of a case."""
-    return zoo.write_checkpoint(folder, {**CASES[case], **more}, seed=SEED)
+    return random_checkpoints.write_checkpoint(folder, {**CASES[case], **more}, seed=SEED)
 
 
 def tokens(rows: int = 2) -> Array:

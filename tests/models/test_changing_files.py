@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.graph import load_data
+from tensor_graphs.egraph.ir.weight_data import load_data
 from tensor_graphs.errors import BadModelError, BadWeightsError
 from tensor_graphs.models.files import safetensors
 from tensor_graphs.models.files.gguf import read_gguf

@@ -13,7 +13,7 @@ from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, UnsupportedError, UsageError
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.huggingface.step import Caches, Folder, build_step, widest_window
@@ -126,7 +126,9 @@ def test_models_without_logits_are_refused(tmp_path: Path) -> None:
     opened = Folder(write(tmp_path / "a", "llama", architectures=["LlamaModel"]))
     with pytest.raises(UnsupportedError, match="no logits"):
         build_step(opened.config, opened.weights(), caches, 1)
-    bert = Folder(zoo.write_bert(tmp_path / "b", layers=1, hidden=8, heads=2, intermediate=8, vocab=9, positions=8))
+    bert = Folder(
+        random_checkpoints.write_bert(tmp_path / "b", layers=1, hidden=8, heads=2, intermediate=8, vocab=9, positions=8)
+    )
     with pytest.raises(UnsupportedError, match="generates no text"):
         build_step(bert.config, bert.weights(), caches, 1)
 

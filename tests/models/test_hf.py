@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.graph import Data
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.weight_data import Data
 from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.checkpoint import Config, UnusedWeightsWarning
@@ -24,11 +24,11 @@ from tensor_graphs.models.huggingface.load import load_folder
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 20, "positions": 32}
 ROTARY: dict[str, Any] = {**SIZES, "kv_heads": 1, "intermediate": 24}
 WRITERS: dict[str, Callable[[Path], Path]] = {
-    "gpt2": lambda f: zoo.write_gpt2(f, **SIZES),
-    "llama": lambda f: zoo.write_llama(f, **ROTARY, dtype="float32", tie_word_embeddings=False),
-    "qwen3": lambda f: zoo.write_qwen3(f, **ROTARY, head_dim=8, dtype="float32"),
-    "gemma3": lambda f: zoo.write_gemma3(f, **ROTARY, head_dim=8, window=3, dtype="float32"),
-    "bert": lambda f: zoo.write_bert(f, **SIZES, intermediate=24),
+    "gpt2": lambda f: random_checkpoints.write_gpt2(f, **SIZES),
+    "llama": lambda f: random_checkpoints.write_llama(f, **ROTARY, dtype="float32", tie_word_embeddings=False),
+    "qwen3": lambda f: random_checkpoints.write_qwen3(f, **ROTARY, head_dim=8, dtype="float32"),
+    "gemma3": lambda f: random_checkpoints.write_gemma3(f, **ROTARY, head_dim=8, window=3, dtype="float32"),
+    "bert": lambda f: random_checkpoints.write_bert(f, **SIZES, intermediate=24),
 }
 KINDS = list(WRITERS)
 
@@ -162,7 +162,7 @@ def test_unused_tensors_are_named(
 @pytest.mark.filterwarnings("ignore::tensor_graphs.models.huggingface.checkpoint.UnusedWeightsWarning")
 def test_a_checkpoint_of_pre_training_serves_each_class(tmp_path: Path) -> None:
     """One file as the first release had it, with all heads and the copies of the tied ones."""
-    folder = zoo.write_bert(tmp_path, **SIZES, intermediate=24, architectures=["BertForPreTraining"])
+    folder = random_checkpoints.write_bert(tmp_path, **SIZES, intermediate=24, architectures=["BertForPreTraining"])
     respell(
         folder,
         lambda n: n,

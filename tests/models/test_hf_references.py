@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.huggingface.load import load_folder
 
 torch = pytest.importorskip("torch")
@@ -255,7 +255,7 @@ def write(folder: Path, case: str, dtype: str) -> Path:
     sizes = DECODER if kind not in ("gpt2", "bert") else {k: v for k, v in DECODER.items() if k != "kv_heads"}
     if kind == "gpt2":
         sizes = {k: v for k, v in sizes.items() if k != "intermediate"}
-    path: Path = getattr(zoo, f"write_{kind}")(folder, **{**sizes, **more}, dtype=dtype, seed=3)
+    path: Path = getattr(random_checkpoints, f"write_{kind}")(folder, **{**sizes, **more}, dtype=dtype, seed=3)
     return path
 
 

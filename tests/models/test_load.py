@@ -12,7 +12,7 @@ import pytest
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import BadModelError, UnsupportedError, UntrustedModelError, UsageError
-from tensor_graphs.models import zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.files.safetensors import write_arrays
 from tensor_graphs.models.load import FORMATS, ModelFormat, load
@@ -23,7 +23,7 @@ def test_native_files_and_folders(tmp_path: Path) -> None:
     save_graph(Graph.of(t.exp(x)), tmp_path / "g.safetensors")
     assert set(load(tmp_path / "g.safetensors").free_dims) == {"n"}
     assert load(str(tmp_path / "g.safetensors"), dims={"n": 3}).outputs[0].shape == (3, 2)
-    folder = zoo.write_gpt2(tmp_path / "m", layers=1, hidden=8, heads=2, vocab=5)
+    folder = random_checkpoints.write_gpt2(tmp_path / "m", layers=1, hidden=8, heads=2, vocab=5)
     assert set(load(folder, dims={"batch": 2}).free_dims) == {"sequence"}
     with pytest.raises(UsageError, match="bogus"):
         load(folder, dims={"bogus": 2})

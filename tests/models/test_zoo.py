@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import Graph, load_data
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.models import zoo
+from tensor_graphs.egraph.ir.weight_data import load_data
+from tensor_graphs.models import random_checkpoints, zoo
 from tensor_graphs.models.common.random_weights import RandomArray
 from tensor_graphs.models.files.native import load_graph, save_graph
 from tensor_graphs.models.huggingface.checkpoint import Config, Weights
@@ -43,7 +44,7 @@ def parameters(graph: Graph) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_folders_load_and_stay_near_one(tmp_path: Path, kind: str, dtype: str) -> None:
-    getattr(zoo, f"write_{kind}")(tmp_path, **FOLDERS[kind], dtype=dtype)
+    getattr(random_checkpoints, f"write_{kind}")(tmp_path, **FOLDERS[kind], dtype=dtype)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     graph = load(tmp_path, dims={"batch": 2, "sequence": 6})
     ids = np.random.default_rng(1).integers(0, 40, (2, 6))
@@ -54,7 +55,7 @@ def test_folders_load_and_stay_near_one(tmp_path: Path, kind: str, dtype: str) -
 
 def test_seeds_decide(tmp_path: Path) -> None:
     one, same, other = (
-        (zoo.write_gpt2(tmp_path / str(i), **SMALL, seed=seed) / "model.safetensors").read_bytes()
+        (random_checkpoints.write_gpt2(tmp_path / str(i), **SMALL, seed=seed) / "model.safetensors").read_bytes()
         for i, seed in enumerate((1, 1, 2))
     )
     assert one == same != other

@@ -26,8 +26,8 @@ from typing import Any
 
 from tensor_graphs.egraph.ir import builders as api
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import LEAVES, Tensor, make
-from tensor_graphs.egraph.ir.index_maps import AffineMap, Parts, Stretched
+from tensor_graphs.egraph.ir.index_maps import AffineMap, BroadcastMap, ConcatMap
+from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor, make
 from tensor_graphs.errors import UsageError
 
 Box = tuple[tuple[int, int], ...]  # per axis [start, stop)
@@ -207,7 +207,7 @@ def _pool(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> F
     return ("mean", len(reads), frozenset(Counter(r for r in reads if r is not None and r != _ZERO).items()))
 
 
-def _parts(t: _Tracer, node: Tensor, found: Parts, at: list[Index]) -> Form:
+def _parts(t: _Tracer, node: Tensor, found: ConcatMap, at: list[Index]) -> Form:
     axis, last = found.axis, len(found.parts) - 1
     for k, (operand, start, stop) in enumerate(found.parts):
         own = [*at[:axis], at[axis] + -start, *at[axis + 1 :]]
@@ -223,9 +223,9 @@ def _view(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> F
     x, shapes = node.args[0], [concrete(a.shape) for a in node.args]
     assert node.entry.index_map is not None
     found = node.entry.index_map(attrs, shapes)
-    if isinstance(found, Parts):
+    if isinstance(found, ConcatMap):
         return _parts(t, node, found, at)
-    if isinstance(found, Stretched):
+    if isinstance(found, BroadcastMap):
         return t.form(x, t.fitted(x, at))
     if isinstance(found, AffineMap):
         return t.form(x, [along.at(at) for along in found.axes])

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import evaluate as values_of
 from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.egraph.ir.pattern import attr_variables, holds, variables
+from tensor_graphs.egraph.ir.pattern import attr_variables, variables
+from tensor_graphs.egraph.ir.pattern_attrs import holds
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules.check.check import Verdict, judge
 from tensor_graphs.rules.semantics.sampler import Instance

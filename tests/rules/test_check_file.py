@@ -438,7 +438,7 @@ def test_uninterpreted_functions_agree_only_where_arguments_do() -> None:
 
 def test_larger_expressions_need_more_evaluations() -> None:
     import tensor_graphs as tg
-    from tensor_graphs.egraph.ir.graph import topological
+    from tensor_graphs.egraph.ir.tensor import topological
 
     x = tg.input("x", (3, 3))
     square = tg.matmul(x, x)

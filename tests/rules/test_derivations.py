@@ -15,10 +15,10 @@ import pytest
 from tensor_graphs.egraph.explain.explain import Explanation
 from tensor_graphs.egraph.explain.replay import check as replay
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.rules.check.check import check, judge
 from tensor_graphs.rules.derive.prove import LIMITS, Prover

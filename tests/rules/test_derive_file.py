@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tensor_graphs import rules
 from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.graph import make
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits
 from tensor_graphs.egraph.saturate.worker import Pool
 from tensor_graphs.rules.derive.prove import LIMITS, Prover, for_proofs

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.graph import constant
+from tensor_graphs.egraph.ir.tensor import constant
 from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.rules.derive.prove import Prover
 from tensor_graphs.rules.files import rule_file

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.ir import builders as api
-from tensor_graphs.egraph.ir.graph import Tensor, topological
 from tensor_graphs.egraph.ir.interpret import expand_all
 from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.rules import EVERY
 from tensor_graphs.rules.check.check import check
 from tensor_graphs.rules.check.piecewise_linear import decides_at

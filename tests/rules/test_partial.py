@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tensor_graphs.egraph.ir import builders as api
 from tensor_graphs.egraph.ir import composite_ops as composite
-from tensor_graphs.egraph.ir.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL

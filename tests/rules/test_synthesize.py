@@ -11,7 +11,8 @@ import pytest
 from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir import builders as api
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.pattern import build, parse_guard, parse_term, variables
+from tensor_graphs.egraph.ir.pattern import build, variables
+from tensor_graphs.egraph.ir.pattern_parser import parse_guard, parse_term
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import InProcess
 from tensor_graphs.errors import UsageError

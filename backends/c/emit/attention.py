@@ -19,10 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Expr, Kernel, factors, if_fusable, walk
+from ...ir.kernel import Kernel
 from ...ir.loop_fusion import power_of, rolled, up_to
 from ...ir.tiling import Shape, shape_of
+from ...ir.unfusable import if_fusable
 from .nest import LoopScope
 from .spelling import stored
 from .values import CValues

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...ir.expr import Builder, Expr, factors, walk
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Builder, Expr, factors, walk
 from ...ir.simplify import simplifies
 
 LANES = 16  # accumulators: one AVX-512 register of float32, two of AVX2

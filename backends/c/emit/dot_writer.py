@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...ir.expr import Expr
 from ...ir.index import Axis, Index
-from ...ir.kernel import Expr
 from .integer_dots import DotGroup, DotVector, IntegerDots
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...ir.expr import Builder, Expr, factors
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Builder, Expr, factors
 from .blocked import LANES, BlockedSum, moved
 
 QUARTERS = 4  # chunks of `LANES` bytes in a vector

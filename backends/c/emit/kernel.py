@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from math import prod
 
 from ...ir.index import Axis
-from ...ir.kernel import Kernel, OutputStore, Unfusable
+from ...ir.kernel import Kernel, OutputStore
 from ...ir.op_texts import costly
+from ...ir.unfusable import Unfusable
 from .attention import AttentionWriter, few_row_attention
 from .nest import LoopScope
 from .spelling import TYPES, stored

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...ir.c_expressions import position
+from ...ir.expr import Expr
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Unfusable
+from ...ir.unfusable import Unfusable
 
 #: dtype in memory -> helper that loads neighbours.
 LOADS = {

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ...ir.expr import Builder, Expr, walk
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Builder, Expr, Kernel, Unfusable, if_fusable, walk
+from ...ir.kernel import Kernel
 from ...ir.op_texts import costly
 from ...ir.tiling import shape_of
+from ...ir.unfusable import Unfusable, if_fusable
 from .spelling import DOUBLE, SINGLE, TYPES
 
 ROW = 16384  # maximum elements of a row buffer

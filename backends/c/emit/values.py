@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from ...ir.c_expressions import position
+from ...ir.expr import NEUTRAL, Expr, below_maximum
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import NEUTRAL, Expr, Unfusable, below_maximum
+from ...ir.unfusable import Unfusable
 from .blocked import BlockedSum, blocked
 from .dot_writer import SplitRow
 from .integer_dots import IntegerDots, integer_dots

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from ....egraph.ir.dtypes import HALVES
 from ...generate.schedule import Domain, Schedule, flag, number
+from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
+from ...ir.kernel import Kernel
 from ...ir.loop_fusion import power_of, rolled, up_to
 from ...ir.tiling import Shape
+from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
 from ..emit.kernel import SimtEmitter
 from ..emit.nest import ThreadNest

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 
-from ...ir.kernel import PROBE, Kernel, if_fusable
+from ...ir.kernel import PROBE, Kernel
 from ...ir.loop_fusion import up_to
 from ...ir.tiling import Shape
+from ...ir.unfusable import if_fusable
 from ...machine import per_machine, target
 from .kernel import TILE, ClusteredAttentionSchedule, attention_of, emit_clusters
 

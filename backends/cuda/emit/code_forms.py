@@ -16,8 +16,8 @@ import numpy as np
 
 from ....egraph.ir import dtypes
 from ....egraph.ir.ops import OPS
+from ...ir.expr import Expr, walk
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Expr, walk
 
 Array = np.ndarray[Any, Any]
 BYTES = 16  # of a vector load

@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis
-from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
+from ...ir.kernel import Kernel
 from ...ir.tiling import Dot
+from ...ir.unfusable import Unfusable
 from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
 from .frame import CudaPart, CudaScope, Local
 from .loads import WARM, ThreadLoads
@@ -29,7 +31,7 @@ FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit fl
 
 
 @dataclass(frozen=True)
-class Put:
+class PartialSums:
     """Location of the warps' partial sums in shared memory, in elements.
 
     `first`: offset of the first sum. `row`: row stride. `apart`: stride between the partial sums of two warps.
@@ -415,7 +417,7 @@ class Fragments(CudaPart):
                 nest.line(f"multiply({self.names[e].name}[{2 * h + i}], {', '.join(self._rows_of(a, h))}, {other});")
         nest.close()
 
-    def put(self, e: Expr, first: int) -> Put:
+    def put(self, e: Expr, first: int) -> PartialSums:
         """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
         returns their location.
 
@@ -443,7 +445,7 @@ class Fragments(CudaPart):
         else:
             each = f"for (int i = 0; i < {frame.count(local.dims)}; ++i)"
             self.line(f"{condition}{each} ({place})[thread / 4 % 8 + i * 8] = {local.name}[i];")
-        return Put(first, row, rows * row)
+        return PartialSums(first, row, rows * row)
 
 
 def plus(text: str, number: int) -> str:

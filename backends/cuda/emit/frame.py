@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...ir.expr import Expr
 from ...ir.index import Axis, index
-from ...ir.kernel import Buffer, Expr, Kernel, Unfusable
+from ...ir.kernel import Buffer, Kernel
 from ...ir.scopes import SourceScope, Writer
 from ...ir.tiling import Shape
+from ...ir.unfusable import Unfusable
 from .spelling import CTYPES, SPELLINGS
 from .thread_layout import DimensionThreads, ThreadLayout
 

@@ -32,8 +32,9 @@ import math
 import re
 from collections.abc import Sequence
 
-from ...ir.kernel import Buffer, Kernel, Unfusable
+from ...ir.kernel import Buffer, Kernel
 from ...ir.tiling import Shape
+from ...ir.unfusable import Unfusable
 from ...lowering.split_reduction import counted
 from .frame import CudaPart, CudaScope, ThreadFrame, nest_of
 from .loads import ThreadLoads

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ....egraph.ir.dtypes import itemsize
+from ...ir.expr import Expr, unknown
 from ...ir.index import Index
-from ...ir.kernel import Expr, Unfusable, unknown
 from ...ir.op_texts import costly
+from ...ir.unfusable import Unfusable
 from .frame import CudaPart, CudaScope, Local, nest_of
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, plus, span

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...ir.expr import Expr, walk
 from ...ir.index import index
-from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import sharing, up_to
+from ...ir.unfusable import Unfusable
 from .frame import CudaPart, CudaScope, Local, nest_of
 from .loads import ThreadLoads
 from .nest import ThreadNest

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr, below_maximum, unknown
 from ...ir.index import WIDE, Axis, Index
-from ...ir.kernel import Expr, Unfusable, below_maximum, unknown
+from ...ir.unfusable import Unfusable
 from .frame import Local, ThreadFrame, nest_of
 from .spelling import CTYPES, enclosed, integer, operation, spelled
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Kernel, Unfusable, factors, walk
+from ...ir.kernel import Kernel
 from ...ir.tiling import Dot, Shape
+from ...ir.unfusable import Unfusable
 from .code_forms import BYTES, CodeForm, code_form
 from .fragment_frame import CHUNK, HEIGHT, WIDTH
-from .fragments import Fragments, Put, plus, refusal
+from .fragments import Fragments, PartialSums, plus, refusal
 from .frame import Local
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed, span
@@ -330,7 +332,7 @@ class PackedFragments(Fragments):
         self.names[e] = Local(self.fresh("acc"), ("m", "n"), "float32")
         self.line(f"float {self.names[e].name}[{self._octets * self.frame.warps.tiles // 2}][4] = {{}};")
 
-    def put(self, e: Expr, first: int) -> Put:
+    def put(self, e: Expr, first: int) -> PartialSums:
         """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
         returns their location."""
         if e not in self.dots:
@@ -340,7 +342,7 @@ class PackedFragments(Fragments):
         place = f"{plus('shared', first)} + thread / {32 * warps.across} * {rows * row}"
         place += f" + thread / 32 % {warps.across} * {warps.tiles * WIDTH}" if warps.across > 1 else ""
         self.line(f"put_columns<{row}, {warps.tiles // 2}>({place}, {self.names[e].name});")
-        return Put(first, row, rows * row)
+        return PartialSums(first, row, rows * row)
 
     def _apply(self, function: str, vectors: str, e: Expr | None, minus: bool = False) -> None:
         """Emit a call of `function` (`moved` adds, `scaled` multiplies) that applies one value, negated with `minus`,

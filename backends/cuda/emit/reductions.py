@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir.kernel import NEUTRAL, Expr, Unfusable, factors
+from ...ir.expr import NEUTRAL, Expr, factors
 from ...ir.loop_fusion import power_of, rolled
+from ...ir.unfusable import Unfusable
 from .frame import CudaPart, Local
 from .loads import ThreadLoads
 from .nest import ThreadNest

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....egraph.ir.dims import DimExpr
-from ...generate.size_fit import Fitted, Limited
+from ...generate.size_fit import Fitted, LimitedFit
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -79,7 +79,7 @@ def _spot_at_call(text: str, prefix: str) -> str:
 
 
 def _spelled(value: Fitted, prefix: str) -> str:
-    if isinstance(value, Limited):
+    if isinstance(value, LimitedFit):
         return f"{value.op}({_spelled(value.value, prefix)}, {value.limit})"
     if not isinstance(value, DimExpr):
         return str(value)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from ....egraph.ir.dtypes import HALVES
 from ...ir.c_expressions import Spelling
+from ...ir.expr import Expr
 from ...ir.index import WIDE, Index
-from ...ir.kernel import Expr
 from ...ir.short_erf import gelu_of
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import itemsize
-from ...ir.kernel import OutputStore, Unfusable
+from ...ir.kernel import OutputStore
+from ...ir.unfusable import Unfusable
 from .frame import CudaPart
 from .loads import ThreadLoads
 from .nest import ThreadNest

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir.kernel import Expr, Unfusable
+from ...ir.expr import Expr
+from ...ir.unfusable import Unfusable
 from .fragment_frame import FragmentFrame
-from .fragments import Fragments, Put, plus
+from .fragments import Fragments, PartialSums, plus
 from .frame import CudaPart, Local
 from .loads import ThreadLoads
 from .nest import ThreadNest
@@ -46,7 +47,7 @@ class TensorCores(CudaPart):
             frame.warm += fragments.warmed()
         fragments.stage()
         frame.ahead.lines += own.ahead.lines
-        found: dict[Expr, Put] = {}
+        found: dict[Expr, PartialSums] = {}
         for e in (*fragments.dots, *fragments.sums):
             found[e] = fragments.put(e, frame.shared)
             frame.shared += found[e].apart * warps.along
@@ -58,7 +59,7 @@ class TensorCores(CudaPart):
         for e, put in found.items():
             frame.top.known[e] = self._gathered(e, put, warps.along)
 
-    def _gathered(self, e: Expr, put: Put, parts: int) -> Local:
+    def _gathered(self, e: Expr, put: PartialSums, parts: int) -> Local:
         """Emit the sum of the `parts` warps' partial sums of a reduction; returns it in the kernel's thread layout."""
         frame = self.frame
         local = Local(self.fresh("acc"), frame.spans(e), frame.wide)

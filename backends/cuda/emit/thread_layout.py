@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, index
-from ...ir.kernel import Expr
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...generate.schedule import Domain, Schedule, flag, number, optional
+from ...ir.expr import Expr
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Kernel, Unfusable
+from ...ir.kernel import Kernel
 from ...ir.precision import IEEE, PRECISIONS, THREE
 from ...ir.tensor_maps import as_one
 from ...ir.tiling import Shape, shape_of
+from ...ir.unfusable import Unfusable
 from ...lowering.split_reduction import split
 from ...machine import target
 from ..emit.frame import CudaPart, Local, ThreadFrame

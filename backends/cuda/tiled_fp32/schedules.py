@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from itertools import product
 from math import ceil, prod
 
-from ...ir.kernel import PROBE, Kernel, if_fusable
+from ...ir.kernel import PROBE, Kernel
 from ...ir.precision import Precision
 from ...ir.tiling import Shape, padded
+from ...ir.unfusable import if_fusable
 from ...machine import per_machine, target
 from .kernel import TiledSchedule, emit_tiles
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ....egraph.ir.dtypes import HALVES, itemsize
+from ...ir.expr import Expr
 from ...ir.index import Axis, Index
-from ...ir.kernel import PROBE, Expr, Kernel, OutputStore, Unfusable, if_fusable
+from ...ir.kernel import PROBE, Kernel, OutputStore
 from ...ir.tensor_maps import Box, as_one, box
 from ...ir.tiling import Shape
+from ...ir.unfusable import Unfusable, if_fusable
 from ...machine import target
 from ..emit.frame import CudaPart, CudaScope, Local, nest_of
 from ..emit.loads import ThreadLoads

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from itertools import islice, product
 from math import ceil, prod
 
-from ...ir.kernel import PROBE, Kernel, if_fusable
+from ...ir.kernel import PROBE, Kernel
 from ...ir.tiling import Shape
+from ...ir.unfusable import if_fusable
 from ...machine import per_machine, target
 from .device_library import COLUMNS, GROUP, PIECE
 from .kernel import emit_gemm, readable

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
+from ...ir.expr import Expr
 from ...ir.index import Index
-from ...ir.kernel import Expr
 from ...ir.simplify import as_index
 
 
 @dataclass(frozen=True)
-class Run:
+class AlignedRun:
     """Aligned run of memory that a thread accesses: buffer, index without its constant term, constant at which the run
     starts, guards."""
 
@@ -29,12 +29,12 @@ def aligned(at: Index, itemsize: int, elements: int) -> int:
     return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
 
 
-def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> Run:
+def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> AlignedRun:
     """Run of `width` elements that contains an index.
 
     Guards that are uniform over the run are normalized, so that runs with equivalent guards are equal.
     """
-    return Run(buffer, at - at.const, at.const // width * width, frozenset(_over_run(g, width) for g in guards))
+    return AlignedRun(buffer, at - at.const, at.const // width * width, frozenset(_over_run(g, width) for g in guards))
 
 
 def _over_run(guard: Expr, width: int) -> object:
@@ -66,4 +66,4 @@ def aligned_vectors(places: Sequence[int], width: int) -> Iterator[tuple[int, in
         left = left[size:]
 
 
-__all__ = ["Run", "aligned", "aligned_vectors", "covering", "run_of"]
+__all__ = ["AlignedRun", "aligned", "aligned_vectors", "covering", "run_of"]

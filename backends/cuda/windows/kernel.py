@@ -17,11 +17,13 @@ from math import prod
 
 from ....egraph.ir.dtypes import HALVES, itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
+from ...ir.expr import Builder, Expr, below_maximum, walk
 from ...ir.index import WIDE, Axis, Index, index
-from ...ir.kernel import Builder, Expr, Kernel, OutputStore, Unfusable, below_maximum, walk
+from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import is_window
+from ...ir.unfusable import Unfusable
 from ..emit.spelling import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, integer, operation
-from .aligned_runs import Run, aligned, aligned_vectors, covering, run_of
+from .aligned_runs import AlignedRun, aligned, aligned_vectors, covering, run_of
 from .unrolling import FOLD, moved, unrolled
 
 MOST = 1 << 14  # limit of expressions per thread
@@ -59,11 +61,11 @@ def emit_windows(kernel: Kernel, schedule: WindowSchedule, name: str) -> CudaLau
     """
     if not is_windowed(kernel):
         raise Unfusable("a kernel with reductions other than over short windows")
-    return Unrolled(kernel, schedule, name).launch()
+    return WindowEmitter(kernel, schedule, name).launch()
 
 
 # ---------------------------------------------------------------- text
-class Unrolled:
+class WindowEmitter:
     """Emitter of a kernel in which each thread computes a box of results; holds the text emitted so far."""
 
     def __init__(self, kernel: Kernel, schedule: WindowSchedule, name: str) -> None:
@@ -74,9 +76,9 @@ class Unrolled:
         self.lines: list[str] = []
         self.known: dict[Expr, str] = {}
         self.uses: dict[Expr, int] = {}
-        self.runs: dict[Expr, tuple[Run, int]] = {}  # load -> (run, width)
-        self.places: dict[tuple[Run, int], set[int]] = {}  # (run, width) -> constants that are read
-        self.read: dict[tuple[Run, int], tuple[str, int]] = {}  # (run, width) -> (variable, its first element)
+        self.runs: dict[Expr, tuple[AlignedRun, int]] = {}  # load -> (run, width)
+        self.places: dict[tuple[AlignedRun, int], set[int]] = {}  # (run, width) -> constants that are read
+        self.read: dict[tuple[AlignedRun, int], tuple[str, int]] = {}  # (run, width) -> (variable, its first element)
         self.pointers: dict[tuple[str, Index], str] = {}
         self.counter = 0
 
@@ -226,7 +228,7 @@ class Unrolled:
         text = f"wide({text})" if dtype in HALVES else text
         return f"double({text})" if self.wide == "float64" and dtype != "float64" else text
 
-    def pointer(self, run: Run) -> str:
+    def pointer(self, run: AlignedRun) -> str:
         """Variable with the address of a run, without the index's constant."""
         key = run.buffer, run.terms
         if key not in self.pointers:
@@ -251,7 +253,7 @@ class Unrolled:
     # ------------------------------------------------------------ results
     def write(self, stores: Sequence[OutputStore]) -> None:
         """Emit all stores, contiguous results as vectors."""
-        runs: dict[tuple[Run, int], dict[int, OutputStore]] = {}
+        runs: dict[tuple[AlignedRun, int], dict[int, OutputStore]] = {}
         for s in stores:
             buffer = self.kernel.buffers[s.buffer]
             width = aligned(s.at, itemsize(buffer.dtype), self.elements(s.buffer))

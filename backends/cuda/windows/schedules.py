@@ -10,8 +10,9 @@ from itertools import product
 from math import ceil, gcd, prod
 
 from ....egraph.ir.dtypes import itemsize
+from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, index
-from ...ir.kernel import Expr, Kernel
+from ...ir.kernel import Kernel
 from ...machine import per_machine, target
 from .kernel import WindowSchedule, is_windowed
 
@@ -44,7 +45,7 @@ def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Read:
+class LoadPattern:
     """Access pattern of a load.
 
     `places` are its offsets for all window elements, `steps` its strides along the last axes, last axis first,
@@ -75,7 +76,7 @@ class WindowWork:
     sizes: tuple[int, ...]
     results: int
     taps: int
-    reads: tuple[Read, ...]
+    reads: tuple[LoadPattern, ...]
 
     @staticmethod
     def of(kernel: Kernel) -> WindowWork:
@@ -106,7 +107,7 @@ def _ranked(work: WindowWork, count: int) -> tuple[WindowSchedule, ...]:
     return (*(s.but(early=True) for s in ranked[: count - len(plain)]), *plain)
 
 
-def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> Read:
+def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> LoadPattern:
     """The access pattern of a load."""
     operand, at, _, dtype = e.value
     buffer = kernel.buffers[operand]
@@ -118,7 +119,9 @@ def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> Read:
     others = gcd(
         1 + sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)), *(c for a, c in one.terms if a not in last)
     )
-    return Read(tuple(sorted(p.const for p in places)), tuple(_step(one, a) for a in last), others, itemsize(dtype))
+    return LoadPattern(
+        tuple(sorted(p.const for p in places)), tuple(_step(one, a) for a in last), others, itemsize(dtype)
+    )
 
 
 def _step(at: Index, axis: Axis) -> int:

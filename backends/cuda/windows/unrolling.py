@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...ir.expr import Builder, Expr
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Builder, Expr
 from ...ir.simplify import simplifies
 
 #: Reduction -> op that combines two values.

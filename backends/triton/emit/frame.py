@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr
 from ...ir.index import Axis
-from ...ir.kernel import Expr, Kernel
+from ...ir.kernel import Kernel
 from ...ir.scopes import SourceScope, Writer
 from ...ir.tensor_maps import Box
 from ...ir.tiling import Shape, Tiling, is_window

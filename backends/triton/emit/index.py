@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.index import WIDE, Axis, Division, Index, index
-from ...ir.kernel import Unfusable
+from ...ir.unfusable import Unfusable
 from .frame import TritonPart
 from .spelling import Tile
 

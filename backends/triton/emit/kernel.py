@@ -25,9 +25,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ...ir.expr import Expr, walk
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Kernel, OutputStore, Unfusable, walk
+from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import Shape, Tiling, padded, shape_of
+from ...ir.unfusable import Unfusable
 from ...lowering.split_reduction import counted
 from .frame import TileFrame, TritonPart, TritonScope
 from .grid import Grid

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...ir.expr import Expr
 from ...ir.index import WIDE, Axis, Index
-from ...ir.kernel import Expr
 from ...ir.tensor_maps import Box, as_one, box
 from .frame import TritonPart
 from .index import Positions

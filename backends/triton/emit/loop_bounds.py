@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...ir.expr import Expr
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr
 from ...ir.loop_fusion import AxisMask, Bound, rolled, seen_by, up_to
 from .frame import TritonPart
 from .index import Positions

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....egraph.ir import dtypes
+from ...ir.expr import Expr, walk
 from ...ir.index import Axis
-from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of, rolled, sharing
+from ...ir.unfusable import Unfusable
 from .frame import TritonPart, TritonScope
 from .loop_bounds import LoopBounds
 from .products import Products, vanishes

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis
-from ...ir.kernel import Expr, Unfusable, factors, walk
 from ...ir.tiling import Dot
+from ...ir.unfusable import Unfusable
 from .frame import TritonPart, TritonScope
 from .loads import TileLoads
 from .spelling import TRITON, Tile

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....egraph.ir.dims import DimExpr
-from ...generate.size_fit import Fitted, Limited
+from ...generate.size_fit import Fitted, LimitedFit
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _HEAD = re.compile(r"@triton\.jit\ndef (\w+)\(([^)]*)\):")
@@ -46,7 +46,7 @@ def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple
 
 
 def _spelled(value: Fitted, prefix: str) -> str:
-    if isinstance(value, Limited):
+    if isinstance(value, LimitedFit):
         return f"tl.{value.op}imum({_spelled(value.value, prefix)}, {value.limit})"
     return f"({_WORD.sub(lambda m: prefix + m[0], str(value))})" if isinstance(value, DimExpr) else str(value)
 

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...ir.expr import Expr, walk
 from ...ir.index import WIDE
-from ...ir.kernel import Expr, OutputStore, Unfusable, walk
+from ...ir.kernel import OutputStore
 from ...ir.tiling import padded
+from ...ir.unfusable import Unfusable
 from .frame import TritonPart, TritonScope
 from .index import Positions
 from .row_stores import RowStore, joined, rows

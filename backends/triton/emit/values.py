@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ...ir.expr import Expr, below_maximum, unknown
 from ...ir.index import index
-from ...ir.kernel import Expr, Unfusable, below_maximum, unknown
 from ...ir.loop_fusion import at_least_one
 from ...ir.op_texts import op_text
 from ...ir.short_erf import COARSE, FINE
+from ...ir.unfusable import Unfusable
 from .frame import TritonPart
 from .index import Positions
 from .spelling import TRITON, Tile, widest

@@ -9,8 +9,9 @@ from math import prod
 
 from ....egraph.ir import dtypes
 from ...cuda.emit.thread_layout import slope
+from ...ir.expr import Expr
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Kernel
+from ...ir.kernel import Kernel
 from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, divisors, padded
 from ...machine import target

@@ -16,8 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.kernel import Kernel, Unfusable
+from ...ir.kernel import Kernel
 from ...ir.tiling import Shape, Tiling
+from ...ir.unfusable import Unfusable
 from ...machine import target
 from ..emit.frame import TritonPart, TritonScope
 from ..emit.grid import Grid

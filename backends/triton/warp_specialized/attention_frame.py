@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ...ir.kernel import Kernel, Unfusable
+from ...ir.kernel import Kernel
 from ...ir.tiling import Shape, Tiling, padded
+from ...ir.unfusable import Unfusable
 from ..emit.frame import TileFrame
 from ..emit.spelling import Tile
 from .spelling import GROUP

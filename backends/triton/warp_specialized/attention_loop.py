@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...ir.expr import Expr, walk
 from ...ir.index import Axis, index
-from ...ir.kernel import Expr, Unfusable, walk
 from ...ir.loop_fusion import power_of
+from ...ir.unfusable import Unfusable
 from ...machine import target
 from ..emit.frame import TritonScope
 from ..emit.loops import TileLoops

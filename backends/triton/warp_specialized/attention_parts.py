@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ir.kernel import Expr, Unfusable, walk
+from ...ir.expr import Expr, walk
 from ...ir.loop_fusion import rolled
+from ...ir.unfusable import Unfusable
 from .attention_frame import AttentionFrame
 
 

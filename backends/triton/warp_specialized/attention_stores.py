@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.index import WIDE
-from ...ir.kernel import OutputStore, Unfusable
+from ...ir.kernel import OutputStore
+from ...ir.unfusable import Unfusable
 from ..emit.frame import TritonScope
 from ..emit.spelling import TRITON, Tile
 from ..emit.stores import TileStores

@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....egraph.ir.dtypes import HALVES
+from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, atom_range, index
-from ...ir.kernel import Expr, Kernel, Unfusable
+from ...ir.kernel import Kernel
 from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, Tiling
+from ...ir.unfusable import Unfusable
 from ..emit.frame import TileFrame
 from ..emit.kernel import TileEmitter
 from ..emit.spelling import ITEMSIZE, TRITON, Tile, TritonLaunch, mentions

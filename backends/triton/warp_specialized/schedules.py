@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-from ...ir.kernel import PROBE, Kernel, if_fusable
+from ...ir.kernel import PROBE, Kernel
 from ...ir.tiling import Shape, padded
+from ...ir.unfusable import if_fusable
 from ...machine import target
 from ..schedules.parameters import AttentionSchedule, ConvolutionSchedule
 from .attention import emit_attention

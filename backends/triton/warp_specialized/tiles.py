@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...ir.expr import Expr
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Expr, Unfusable
 from ...ir.tensor_maps import Box, edged_box
+from ...ir.unfusable import Unfusable
 from ..emit.frame import TritonPart
 from ..emit.index import Positions
 from ..emit.loads import TileLoads

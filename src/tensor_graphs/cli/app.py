@@ -23,7 +23,7 @@ from .. import __version__
 from ..costdb.keys.device import GPU_KIND
 from ..errors import ExtractionError, Interrupted, UsageError
 from ..options import Options, summary
-from ..writing import is_stream, write_text
+from ..writing.files import is_stream, write_text
 from .arguments import (
     Backend,
     Beam,

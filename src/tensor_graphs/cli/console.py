@@ -19,7 +19,7 @@ import typer
 from ..errors import TensorGraphsError, UsageError
 from ..plain import Malformed, read_bytes
 from ..progress import Progress
-from ..writing import is_stream
+from ..writing.files import is_stream
 
 Json = Annotated[bool, typer.Option("--json", help="print exactly one JSON document on stdout")]
 Out = Annotated[Path | None, typer.Option("-o", "--output", help="output file or folder")]

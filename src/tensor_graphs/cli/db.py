@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import CostStoreError, UsageError
-from ..writing import write_text
+from ..writing.files import write_text
 from .arguments import CostDb
 from .console import Answer, Json
 

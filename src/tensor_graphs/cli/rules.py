@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import Interrupted, TensorGraphsError, UsageError, VerificationError
-from ..writing import write_text
+from ..writing.files import write_text
 from .console import Answer, Json, Out, Verbose, text_of, working, writable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TensorGraphsError, UsageError
 from ..plain import is_file, read_bytes
-from ..writing import write_text
+from ..writing.files import write_text
 
 if TYPE_CHECKING:
     from ..explorer.explain_rewrites import BlockRewrites

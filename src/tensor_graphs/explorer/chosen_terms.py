@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..egraph.ir.graph import Tensor
+from ..egraph.ir.tensor import Tensor
 from ..egraph.view.view import EGraphView
 from ..errors import ExtractionError
 

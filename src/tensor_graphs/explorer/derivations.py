@@ -13,22 +13,11 @@ from typing import Any
 
 from ..egraph.explain.explain import DEFINITION, matches
 from ..egraph.ir.builders import input as placeholder
-from ..egraph.ir.graph import Tensor, topological
-from ..egraph.ir.pattern import (
-    Apply,
-    Attr,
-    AttrConstant,
-    Env,
-    Literal,
-    Name,
-    PatternCall,
-    Term,
-    Var,
-    evaluate,
-    variables,
-)
+from ..egraph.ir.pattern import Literal, PatternCall, Term, Var, variables
+from ..egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Env, Name, evaluate
 from ..egraph.ir.recurrent import parts_of
 from ..egraph.ir.rule import Rule
+from ..egraph.ir.tensor import Tensor, topological
 from ..egraph.view.match import Binding, Matcher, rounded
 from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate

@@ -48,7 +48,7 @@ from ..pipeline.session import Session
 from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..writing import kept_versions, named_errors, named_path, undone_on_failure
+from ..writing.files import kept_versions, named_errors, named_path, undone_on_failure
 from .egraph_record import KEY, VERSION, record_of, view_from_json, view_to_json
 from .explorer import Explorer
 from .names import kernel_name, value_name

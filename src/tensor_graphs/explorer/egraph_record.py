@@ -13,8 +13,9 @@ import numpy as np
 
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.ops import OPS, Type
+from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.type_laws import infer
 from ..egraph.view.saturation_report import SaturationReport
 from ..egraph.view.view import EGraphView

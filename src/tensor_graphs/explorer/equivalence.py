@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from ..egraph.ir.graph import Data, Graph, Tensor, load_data, make, rebuild
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import Tensor, make, rebuild
+from ..egraph.ir.weight_data import Data, load_data
 from ..egraph.saturate.saturate import Limits
 from ..egraph.saturate.worker import default_pool
 from ..egraph.simplify.simplify import simplify

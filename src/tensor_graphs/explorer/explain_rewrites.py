@@ -14,8 +14,9 @@ from ..egraph.explain.explain import Explanation, classes_of, derive, explain
 from ..egraph.explain.replay import ReplayResult, check
 from ..egraph.ir.blocks import BlockInstance, Blocks
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import LEAVES, Graph, Tensor, make, topological
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
+from ..egraph.ir.tensor import LEAVES, Tensor, make, topological
 from ..egraph.saturate.saturate import Limits
 from ..egraph.saturate.union import congruent
 from ..egraph.view.view import EGraphView

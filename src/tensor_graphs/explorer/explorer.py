@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..egraph.explain.explain import Explanation
-from ..egraph.ir.graph import Tensor
+from ..egraph.ir.tensor import Tensor
 from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
 from ..option_checks import is_budget, is_named
 from ..pipeline.prices import KernelBounds
-from ..writing import write_text
+from ..writing.files import write_text
 from .derivations import Derivation, TermMatcher, derivations
 from .static_pages import StaticPages
 from .what_if import SOLVE_SECONDS, Question, WhatIf

@@ -65,14 +65,14 @@ def _utf8(text: str) -> str:
 
 
 # ---------------------------------------------------------------- graphs
-class Drawn(NamedTuple):
+class ExportGraph(NamedTuple):
     """Graph to export: vertices (id -> attributes) and edges (from, to, attributes)."""
 
     nodes: dict[str, dict[str, Any]]
     edges: list[tuple[str, str, dict[str, Any]]]
 
 
-def _egraph(explorer: Explorer) -> Drawn:
+def _egraph(explorer: Explorer) -> ExportGraph:
     view = explorer.view
     chosen = {n for i in explorer.choice.chosen for n in explorer.covered[i]}
     nodes: dict[str, dict[str, Any]] = {}
@@ -90,10 +90,10 @@ def _egraph(explorer: Explorer) -> Drawn:
         nodes[f"n{n}"] = {"kind": "e-node", "label": label, "op": op, "chosen": n in chosen}
         edges.append((f"c{view.cls[n]}", f"n{n}", {"kind": "member", "index": 0}))
         edges += [(f"n{n}", f"c{k}", {"kind": "operand", "index": i}) for i, k in enumerate(view.kids(n).tolist())]
-    return Drawn(nodes, edges)
+    return ExportGraph(nodes, edges)
 
 
-def _candidates(explorer: Explorer) -> Drawn:
+def _candidates(explorer: Explorer) -> ExportGraph:
     nodes: dict[str, dict[str, Any]] = {}
     edges = []
     chosen = set(explorer.choice.chosen)
@@ -106,21 +106,21 @@ def _candidates(explorer: Explorer) -> Drawn:
                 name = value_name(explorer.view, v)
                 nodes.setdefault(name, {"kind": "value", "label": f"{name} {explorer.view.types[v.cls]}"})
                 edges.append((name, f"k{i}", {"kind": role}) if role == "reads" else (f"k{i}", name, {"kind": role}))
-    return Drawn(nodes, edges)
+    return ExportGraph(nodes, edges)
 
 
-def _plan(explorer: Explorer) -> Drawn:
+def _plan(explorer: Explorer) -> ExportGraph:
     whole = _candidates(explorer)
     kept = {f"k{i}" for i in explorer.choice.chosen}
     edges = [e for e in whole.edges if e[0] in kept or e[1] in kept]
     used = kept | {x for a, b, _ in edges for x in (a, b)}
-    return Drawn({k: v for k, v in whole.nodes.items() if k in used}, edges)
+    return ExportGraph({k: v for k, v in whole.nodes.items() if k in used}, edges)
 
 
-KINDS: Mapping[str, Callable[[Explorer], Drawn]] = {"egraph": _egraph, "candidates": _candidates, "plan": _plan}
+KINDS: Mapping[str, Callable[[Explorer], ExportGraph]] = {"egraph": _egraph, "candidates": _candidates, "plan": _plan}
 
 
-def drawn(explorer: Explorer, what: str) -> Drawn:
+def drawn(explorer: Explorer, what: str) -> ExportGraph:
     """Vertices and edges of a graph: "egraph", "candidates" or "plan". Raises UsageError for another name."""
     if what not in KINDS:
         raise UsageError(f"there is no graph {what[:40]!r}", where="explorer", hint=f"one of {', '.join(KINDS)}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import Tensor
 from ..pipeline.prepare import prepare
 from ..pipeline.session import Session
 

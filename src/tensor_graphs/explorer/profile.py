@@ -20,7 +20,8 @@ from .. import cache_folder, settings
 from ..backends.program.program import Program
 from ..backends.tuning.keys import key_of
 from ..backends.verification.inputs import index_bounds
-from ..egraph.ir.graph import Graph, structural_digest
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import structural_digest
 from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.alternatives import variants
@@ -36,7 +37,7 @@ from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
 from ..verification.diagnose import meaning
 from ..verification.reference import sample_inputs
-from ..writing import replacing_raw
+from ..writing.files import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate
 
 LARGEST = 1 << 26  # maximum bytes of a file of times
@@ -57,14 +58,14 @@ def plan_digest(plan: Plan) -> str:
 
 
 @dataclass
-class Times:
+class KernelTimes:
     """End-to-end times of plans in µs by digest, kept in a file that is replaced after every plan."""
 
     file: Path
     us: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, file: Path) -> Times:
+    def read(cls, file: Path) -> KernelTimes:
         """Load the times of an earlier sweep; empty if the file is missing or malformed."""
         with suppress(OSError, ValueError):
             found = decode(dict[str, float], strict_json(read_bytes(file, LARGEST)))
@@ -118,7 +119,7 @@ def profile(
         chosen, alike = distinct(found, count, diversity)
         chosen = [replace(p, rank=n) for n, p in enumerate(sorted(chosen, key=lambda p: p.cost))]
     file = times_file(chosen[0].graph, backend)
-    times = Times.read(file) if resume else Times(file)
+    times = KernelTimes.read(file) if resume else KernelTimes(file)
     kept = set(times.us)
     _time(chosen, times, until, first.tensors, progress)
     rows = [_row(path, chosen[0], times, kept) for path in chosen if plan_digest(path.plan) in times.us]
@@ -192,7 +193,7 @@ def distinct(paths: Iterable[RunnablePlan], count: int, diversity: float) -> tup
 
 
 def _time(
-    chosen: Sequence[RunnablePlan], times: Times, until: float, device: str, progress: Progress
+    chosen: Sequence[RunnablePlan], times: KernelTimes, until: float, device: str, progress: Progress
 ) -> None:  # fmt: skip
     """Time the plans without a stored time, best plan first, dividing the remaining seconds equally.
 
@@ -217,7 +218,7 @@ def _time(
 
 
 def _row(
-    path: RunnablePlan, best: RunnablePlan, times: Times, kept: Collection[str]
+    path: RunnablePlan, best: RunnablePlan, times: KernelTimes, kept: Collection[str]
 ) -> dict[str, Any]:  # fmt: skip
     digest = plan_digest(path.plan)
     mine, theirs = kernels_of(path.plan), kernels_of(best.plan)
@@ -288,4 +289,4 @@ def _changes(row: Mapping[str, Any]) -> str:
     return f": {', '.join(found)}" if found else ""
 
 
-__all__ = ["Called", "Times", "distinct", "extra_calls", "kernels_of", "plan_digest", "profile", "times_file"]
+__all__ = ["Called", "KernelTimes", "distinct", "extra_calls", "kernels_of", "plan_digest", "profile", "times_file"]

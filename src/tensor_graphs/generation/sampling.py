@@ -14,7 +14,8 @@ from typing import Literal
 
 from ..egraph.ir import builders as t
 from ..egraph.ir import composite_ops as c
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import Tensor
 
 Kind = Literal["greedy", "plain", "filtered"]
 WORD = (1 << 32) - 1

@@ -17,7 +17,7 @@ from ..egraph.ir.graph import Graph
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Operand, output_names
 from ..extract.model.plan import Step, Value
-from ..writing import write_text
+from ..writing.files import write_text
 from .regions import Region
 
 LONGEST_SOURCE = 20_000  # characters of a kernel's source in a brief

@@ -30,7 +30,7 @@ from ..egraph.ir.graph import Graph
 from ..errors import TensorGraphsError, UsageError
 from ..explorer.saturate import saturate
 from ..extract.model.kernel import Call, Template
-from ..writing import write_text
+from ..writing.files import write_text
 from .briefs import Brief
 
 LARGEST = 1 << 20  # bytes of a proposal

@@ -11,7 +11,7 @@ from ..backends.user.reference import pattern_of
 from ..costdb.keys.key import Work
 from ..costdb.store.store import Store
 from ..egraph.ir.builders import input as placeholder
-from ..egraph.ir.graph import Tensor
+from ..egraph.ir.tensor import Tensor
 from ..errors import ShapeError, UsageError
 from ..extract.model.plan import Plan, Step, Value
 from ..extract.model.work import graph_flops

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ..backends.generate.any_size import SizedKernel
-from ..backends.generate.free_terms import Sized
+from ..backends.generate.free_terms import SizedCall
 from ..backends.registry import backend, on_gpu
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
@@ -67,8 +67,8 @@ class Symbolic:
     failed_kernels: list[str] = field(
         default_factory=list
     )  # kernels for every size that failed in a program, with the error
-    _calls: dict[tuple[int, int], Sized | None] = field(default_factory=dict)
-    _free: dict[int, Sized] = field(default_factory=dict)  # by id of the call at the searched sizes
+    _calls: dict[tuple[int, int], SizedCall | None] = field(default_factory=dict)
+    _free: dict[int, SizedCall] = field(default_factory=dict)  # by id of the call at the searched sizes
     _lifted: dict[int, Lifted] = field(default_factory=dict)
     _keyed: list[Any] = field(default_factory=list)  # keeps objects alive whose ids are keys
 
@@ -136,7 +136,7 @@ class Symbolic:
             kept = [replace(c, template=m.template, call=m.call) for c, m in lifted if m is not None]
         return replace(found, candidates=kept)
 
-    def _lifted_call(self, template: Template, call: Call) -> Sized | None:
+    def _lifted_call(self, template: Template, call: Call) -> SizedCall | None:
         key = id(template), id(call)
         if key not in self._calls:
             self._keyed.append((template, call))
@@ -147,13 +147,13 @@ class Symbolic:
                 self._free[id(found.call)] = found
         return self._calls[key]
 
-    def lift(self, template: Template, call: Call) -> Sized | None:
+    def lift(self, template: Template, call: Call) -> SizedCall | None:
         """Kernel and call at the searched sizes and in free sizes, lifted from the generic sizes.
 
         None if the kernel does not hold at all sizes.
         """
         if template.roots:  # generated
-            made: Sized | None = backend(template.backend).any_size(
+            made: SizedCall | None = backend(template.backend).any_size(
                 template, call, self.numbers, self.searched, self._others, self.backends
             )
             return made
@@ -162,7 +162,7 @@ class Symbolic:
             return None
         there = bound_call(free, self.priced)
         tuned = {name: tuple(map(int, o.type.shape)) for name, o in there.operands.items()}  # type: ignore[arg-type]
-        return Sized(template, there, template, replace(free, tuned=tuned))
+        return SizedCall(template, there, template, replace(free, tuned=tuned))
 
     def _probes(self) -> Iterator[Sizes]:
         """Sizes across the ranges at which kernels are checked.

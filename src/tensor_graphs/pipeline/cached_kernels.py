@@ -17,7 +17,7 @@ from ..backends.program.program import Program
 from ..backends.registry import device
 from ..plain import decode
 from ..private import read_sealed, sealed
-from ..writing import replacing_raw
+from ..writing.files import replacing_raw
 
 SUFFIX = ".kernels"
 LARGEST = 1 << 28  # maximum bytes of a file

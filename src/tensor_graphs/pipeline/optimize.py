@@ -13,7 +13,8 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..backends.registry import backend, on_gpu
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import Tensor
 from ..errors import UsageError
 from ..extract.model.kernel import Backend
 from ..models.common.quantized_graph import quantized

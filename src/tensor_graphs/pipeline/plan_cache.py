@@ -29,7 +29,8 @@ from ..backends.tuning.keys import machine_of
 from ..costdb.keys.device import cores
 from ..costdb.store import shards
 from ..costdb.store.store import Store
-from ..egraph.ir.graph import Data, Graph, load_data
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.weight_data import Data, load_data
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Backend, Candidate, Vertex
 from ..extract.model.plan import Plan
@@ -37,7 +38,7 @@ from ..models.files.native import graph_to_json
 from ..plain import decode
 from ..private import read_sealed, sealed
 from ..report.report import Report
-from ..writing import replacing_raw
+from ..writing.files import replacing_raw
 from .cached_kernels import SUFFIX
 from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
 from .prices import CostPricer
@@ -50,7 +51,7 @@ MOST = 256  # maximum number of cached plans; the most recently used are kept
 PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued pieces
 
 
-class Stale(Exception):
+class StalePlan(Exception):
     """Raised when a cached plan cannot be reused; the text completes a sentence about the plan."""
 
 
@@ -134,9 +135,9 @@ class CachedPlan:
             source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
             return CachedPlan(plan, report, source, verified, store, bool(data.get("as_written")))
         except TensorGraphsError as error:
-            raise Stale(f"it cannot be rebuilt: {error.message}") from None
+            raise StalePlan(f"it cannot be rebuilt: {error.message}") from None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise Stale(f"its file is damaged: {type(error).__name__}: {error}") from None
+            raise StalePlan(f"its file is damaged: {type(error).__name__}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,9 @@ class CacheEntry:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise Stale(f"its file cannot be read: {error}") from None
+            raise StalePlan(f"its file cannot be read: {error}") from None
         if not ended:
-            raise Stale(f"its search was cut short within {given:g} s, and there are {budget:g} s now")
+            raise StalePlan(f"its search was cut short within {given:g} s, and there are {budget:g} s now")
         return dict(data)
 
     def write(
@@ -261,12 +262,12 @@ def refuse_higher_prices(plan: Plan, store: Store) -> None:
     prices = CostPricer(store).price(places)
     pairs = [(p, s) for p, (s, _) in zip(prices, found)]
     if failed := {s.template.name for p, s in pairs if p.source == "failed" != s.cost.source}:
-        raise Stale(f"{', '.join(sorted(failed))} has failed since")
+        raise StalePlan(f"{', '.join(sorted(failed))} has failed since")
     if lost := {s.template.name for p, s in pairs if p.source != "measured" == s.cost.source}:
-        raise Stale(f"measurements of {', '.join(sorted(lost))} are not in the cost store any more")
+        raise StalePlan(f"measurements of {', '.join(sorted(lost))} are not in the cost store any more")
     before = sum(s.cost.us for _, s in pairs)
     now = sum(
         p.us if p.source == "measured" else s.cost.us for p, s in pairs
     )  # predictions change with other measurements
     if now > WORSE * before:
-        raise Stale(f"its kernels now take {now:.1f} µs by the cost store, {before:.1f} µs when it was found")
+        raise StalePlan(f"its kernels now take {now:.1f} µs by the cost store, {before:.1f} µs when it was found")

@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.generate.free_terms import Sized
+from ..backends.generate.free_terms import SizedCall
 from ..backends.program.launching import WAYS
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import DimExpr
-from ..egraph.ir.graph import Graph, Tensor, constant, load_data
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.ops import Type
+from ..egraph.ir.tensor import Tensor, constant
+from ..egraph.ir.weight_data import load_data
 from ..errors import UsageError
 from ..extract.model.kernel import Call, Operand, Template
 from ..extract.model.plan import Plan, Step, Value
@@ -33,7 +35,7 @@ LARGEST_CONSTANT = 1 << 16  # maximum bytes of a constant that the plan has and 
 ORIGINS = ("input", "state", "weight", "kernel", "view")
 
 Json = dict[str, Any]
-Lift = Callable[[Template, Call], Sized | None]
+Lift = Callable[[Template, Call], SizedCall | None]
 """Function from a kernel at a graph's generic sizes and its call to the size-polymorphic kernel (`Symbolic.lift`)."""
 
 

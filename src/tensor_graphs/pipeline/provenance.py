@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ..backends.program.program import Program
 from ..egraph.ir import dtypes
-from ..egraph.ir.graph import Graph, Tensor, topological
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.pattern import build
+from ..egraph.ir.tensor import Tensor, topological
 from ..egraph.simplify.widen import as_dtype
 from ..errors import BadModelError, ShapeError, UsageError
 from ..extract.model.plan import Plan

@@ -14,7 +14,7 @@ from .cached_kernels import read_kernels, write_kernels
 from .plan_cache import (
     CachedPlan,
     CacheEntry,
-    Stale,
+    StalePlan,
     content_digest,
     key_of_search,
     refuse_higher_prices,
@@ -59,7 +59,7 @@ def look_up(
         return CacheSlot(entry, None)
     try:
         return CacheSlot(entry, entry.load(options.budget))
-    except Stale as reason:
+    except StalePlan as reason:
         session.refused(reason)
         return CacheSlot(entry, None)
 
@@ -73,7 +73,7 @@ def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str
         return None
     try:
         return _recalled(session, task, slot.entry, slot.data)
-    except Stale as reason:
+    except StalePlan as reason:
         session.warnings = list(warnings)
         session.refused(reason)
         return None
@@ -100,7 +100,7 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
         else:
             if verdict is None:
                 given = "for these weights" if content != cached.verified else "on more inputs"
-                raise Stale(f"it is not accurate enough {given}")
+                raise StalePlan(f"it is not accurate enough {given}")
             report.verification, verified = verdict.to_json(), content
             report.omitted += [verdict.omitted] if verdict.omitted else []
         program.reset()
@@ -108,7 +108,7 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
         report.omitted.remove(UNTIMED)
         faster = time_program(session, task, program, report)
         if faster is not None and not (cached.as_written or task.symbolic or options.limited):
-            raise Stale("the graph as it is written is faster")
+            raise StalePlan("the graph as it is written is faster")
         program.reset()
     if verified and (verified, report.omitted) != (data["verified"], data["report"]["omitted"]):
         why = entry.write(
@@ -153,14 +153,14 @@ def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Prog
         whole = renamed(task.model.graph, searched) if symbolic is None else symbolic.graph
         cached = CachedPlan.of(data, whole, symbolic.lift if symbolic else None)
         if bool(cached.plan.sizes) != (symbolic is not None):
-            raise Stale("it is for other sizes")
+            raise StalePlan("it is for other sizes")
         # an as-written result was timed as a whole, so prices do not matter
         if not cached.as_written and cached.store != shard_names_digest(store_root(session.options)):
             with open_store(session) as store:
                 refuse_higher_prices(cached.plan, store)
         program = Program(cached.plan)
         if text_digest(program.source) != cached.source:
-            raise Stale("its program has another source than the one that was verified")
+            raise StalePlan("its program has another source than the one that was verified")
         return cached, program, task
 
 

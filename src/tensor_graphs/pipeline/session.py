@@ -24,7 +24,7 @@ from ..progress import Progress
 from ..report.report import FinalistReport
 from ..report.timeline import Rows, timeline
 from ..verification.comparison import rounding_allowance
-from ..writing import named_path
+from ..writing.files import named_path
 from .caller import Caller
 
 LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds

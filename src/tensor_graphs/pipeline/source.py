@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import Tensor
 from ..errors import ExportError, TensorGraphsError, UsageError
 from ..models.files.limits import check_count
 from ..wording import with_article

@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..backends.verification.rounding_noise import Disturbed
+from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir import dtypes
-from ..egraph.ir.graph import Graph, Tensor, topological
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
+from ..egraph.ir.tensor import Tensor, topological
 from ..errors import TraceError
 from ..verification.comparison import allowed_error, misplaced, pieces, relative_error
 
@@ -25,7 +26,7 @@ class Rounding:
     """Elements of a graph's outputs that rounding decides on given inputs (cancellation, ties, discontinuities)."""
 
     def __init__(self, graph: Graph, values: Mapping[str, Array]) -> None:
-        self._disturbed = Disturbed(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)
+        self._disturbed = RoundingSensitivity(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)
 
     def explains(self, output: int, own: Array, found: Array) -> bool:
         """Whether every difference between the function's output `own` and the graph's `found` is of rounding's size.

@@ -21,8 +21,9 @@ import numpy as np
 from ..backends.verification.inputs import index_bounds
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
+from ..egraph.ir.tensor import Tensor
 from ..errors import TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays

@@ -15,7 +15,8 @@ import numpy as np
 from ..backends.verification import inputs as drawing
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.tensor import Tensor
 from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
 from ..verification.comparison import relative_error

@@ -13,8 +13,9 @@ import numpy as np
 from ..backends.runtime.marshalling import tensor_of
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
+from ..egraph.ir.tensor import Tensor
 from ..errors import TensorGraphsError, TraceError
 from ..extract.model.work import graph_flops
 from .arguments import torch_leaves

@@ -28,7 +28,7 @@ from typing import Any
 from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
-from ..backends.verification.rounding_noise import Disturbed
+from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
@@ -85,7 +85,9 @@ class Acceptance:
     omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
     failed: list[FailedAttempt] = field(default_factory=list)
     references: dict[int, Any] = field(default_factory=dict)
-    disturbed: dict[int, Disturbed] = field(default_factory=dict)  # runs of the references with rounding noise
+    disturbed: dict[int, RoundingSensitivity] = field(
+        default_factory=dict
+    )  # runs of the references with rounding noise
     ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
     # (first choice, its program, function that builds one) -> the choice to verify instead, with its program
     fastest: Callable[[Choice, Program, Callable[[Choice], Program]], tuple[Choice, Program]] = (

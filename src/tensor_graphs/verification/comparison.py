@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import compare
-from ..backends.verification.compare import Worst
+from ..backends.verification.compare import WorstError
 from ..egraph.ir import dtypes
 from ..errors import UsageError
 from ..plain import as_float
@@ -41,7 +41,7 @@ FAR = 10.0  # multiple of the allowed norm error above which elements are not re
 ODD = 4.0  # slack for inputs with a few large values, which dominate an output's norm
 
 
-NOWHERE = Worst()
+NOWHERE = WorstError()
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class OutputError:
     finite: bool = True  # NaN and infinities are only where allowed
     discrete: bool = False  # integers, bools, or bitwise comparison: `plan` is the fraction of unequal elements
     off: float | None = None  # relative error of floats that are compared bitwise
-    worst: Worst = NOWHERE  # the element or slice with the largest error relative to its own limit
+    worst: WorstError = NOWHERE  # the element or slice with the largest error relative to its own limit
 
     @property
     def passed(self) -> bool:
@@ -228,7 +228,7 @@ def rounding_allowance(tolerance: Tolerance) -> float:
 
 
 def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
-    """Worst of one output's errors over several inputs, with the exempt elements of all of them."""
+    """WorstError of one output's errors over several inputs, with the exempt elements of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
 
@@ -257,7 +257,7 @@ def compare_output(
         unequal = on_device.unequal
     y = in_form_of(y, exact)
     if y.shape != exact.shape:
-        shapes = Worst(where=f"its shape is {tuple(y.shape)}, not {tuple(exact.shape)}")
+        shapes = WorstError(where=f"its shape is {tuple(y.shape)}, not {tuple(exact.shape)}")
         return OutputError(name, math.inf, 0.0, 0.0, False, discrete=not dtypes.is_float(dtype), worst=shapes)
     if not dtypes.is_float(dtype):
         place = compare.differing(y, own, None if tolerance == "exact" else exact)

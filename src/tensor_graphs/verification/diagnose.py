@@ -15,13 +15,14 @@ import numpy as np
 from ..backends.tuning.single_kernel import laid, run_outputs
 from ..backends.verification import compare
 from ..backends.verification import inputs as drawing
-from ..backends.verification.rounding_noise import Disturbed
+from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir import dtypes
 from ..egraph.ir.dtypes import HALVES
-from ..egraph.ir.graph import Graph, Tensor, make
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.rule import Rule
+from ..egraph.ir.tensor import Tensor, make
 from ..errors import TensorGraphsError
 from ..extract.model.meaning import output_terms
 from ..extract.model.plan import Plan, Step
@@ -210,7 +211,7 @@ def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int)
         own = evaluate(roots, {}, params=operands)
         found = run_outputs(step.template, call, operands)
     kinds = [o.type.dtype for o in call.outputs]
-    disturbed = Disturbed(replace(graph, params=operands), {})
+    disturbed = RoundingSensitivity(replace(graph, params=operands), {})
     errors = [
         _error(f, e, _stored(o, k), k, k_th, disturbed)
         for k_th, (f, e, o, k) in enumerate(zip(found, exact, own, kinds, strict=True))
@@ -218,7 +219,9 @@ def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int)
     return max(errors, key=lambda pair: pair[0] / pair[1])
 
 
-def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed: Disturbed) -> tuple[float, float]:
+def _error(
+    found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed: RoundingSensitivity
+) -> tuple[float, float]:
     """Return (error, fair error) of output number `k` of a kernel.
 
     `disturbed` gives the effect of rounding on that output.

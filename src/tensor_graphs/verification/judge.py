@@ -14,7 +14,7 @@ from typing import Any
 
 from ..backends.verification import compare
 from ..backends.verification.overflow import changed_by_order
-from ..backends.verification.rounding_noise import Disturbed
+from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir import dtypes
 from ..egraph.ir.graph import Graph
 from .comparison import FAR, MISCOMPILE, WRONG, OutputError, Tolerance, compare_output, in_form_of
@@ -26,8 +26,8 @@ class Judge:
 
     `graph`: in atomic ops. `values`: its inputs and states by name. `exact`, `own`: its outputs in float64 and in its
     own dtypes. `slack`: factor on the allowed error. `adversarial`: whether the values are large numbers or ties.
-    `device`, `weights`, `poll`: as in `rounding_noise.Disturbed`. `noise`: known runs with rounding noise on these
-    values.
+    `device`, `weights`, `poll`: as in `rounding_noise.RoundingSensitivity`. `noise`: known runs with rounding noise
+    on these values.
     """
 
     graph: Graph
@@ -40,11 +40,11 @@ class Judge:
     device: str = ""
     weights: dict[str, Any] | None = None
     poll: Callable[[], object] = lambda: None
-    noise: Disturbed | None = None
+    noise: RoundingSensitivity | None = None
 
     @cached_property
-    def _disturbed(self) -> Disturbed:
-        return self.noise or Disturbed(self.graph, self.values, self.device, self.weights, self.poll)
+    def _disturbed(self) -> RoundingSensitivity:
+        return self.noise or RoundingSensitivity(self.graph, self.values, self.device, self.weights, self.poll)
 
     @cached_property
     def _any_order(self) -> Sequence[Any]:

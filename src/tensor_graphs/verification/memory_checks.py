@@ -10,8 +10,9 @@ from math import prod
 from ..costdb.keys.device import gpu_facts
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor, topological
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import LAZY, expand_all
+from ..egraph.ir.tensor import Tensor, topological
 from ..errors import DeviceMemoryError, TooLargeError
 from ..processes.memory_limits import available_bytes, host_bytes
 

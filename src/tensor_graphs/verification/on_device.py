@@ -15,13 +15,14 @@ import numpy as np
 from ..backends.gpu import is_gpu
 from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..backends.verification.inputs import SHARE as ODD_SHARE
-from ..backends.verification.inputs import Role, odd_numbers, random_indices, roles, whole_numbers
+from ..backends.verification.inputs import InputDistribution, odd_numbers, random_indices, roles, whole_numbers
 from ..backends.verification.torch_reference import evaluate_tensors
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.dtypes import HALVES, torch_dtype
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
+from ..egraph.ir.tensor import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +78,7 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
     known, found = roles(graph), {}
     for leaf in (*graph.inputs, *graph.leaves("state")):
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
-        role = known.get(name) or Role()
+        role = known.get(name) or InputDistribution()
         if kind == "bool":
             found[name] = torch.rand(shape, generator=drawn, device=device) < 0.5
         elif kind == "int":

@@ -15,8 +15,9 @@ from ..costdb.keys.device import gpu_facts
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.dtypes import HALVES
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate, expand_all
+from ..egraph.ir.tensor import Tensor
 from .comparison import (
     Array,
     Values,

@@ -17,12 +17,14 @@ import numpy as np
 
 from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import inputs as drawing
-from ..backends.verification.compare import Worst
+from ..backends.verification.compare import WorstError
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
-from ..egraph.ir.graph import Graph, Tensor, load_data
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
-from ..egraph.ir.strips import Axes, axes_of, interval_view
+from ..egraph.ir.strips import StripAxes, axes_of, interval_view
+from ..egraph.ir.tensor import Tensor
+from ..egraph.ir.weight_data import load_data
 from ..errors import VerificationError
 from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, worst_of_inputs
 from .judge import Judge
@@ -35,7 +37,7 @@ FEW = 3  # strips of each output that are compared on a further input: the first
 FURTHER = (1, 2)  # further inputs, by their index (`drawing.inputs`)
 
 
-def strips_of(graph: Graph) -> list[Axes] | None:
+def strips_of(graph: Graph) -> list[StripAxes] | None:
     """Axis along which each root can be computed in strips; None if a root cannot."""
     found = []
     for root in graph.roots:
@@ -48,7 +50,7 @@ def strips_of(graph: Graph) -> list[Axes] | None:
 def verify_strips(
     graph: Graph,
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
-    cuts: Sequence[Axes],
+    cuts: Sequence[StripAxes],
     *,
     tolerance: Tolerance,
     seed: int,
@@ -127,7 +129,7 @@ class OutputStrips:
     one strip take at least.
     """
 
-    def __init__(self, graph: Graph, root: Tensor, axes: Axes, rng: np.random.Generator) -> None:
+    def __init__(self, graph: Graph, root: Tensor, axes: StripAxes, rng: np.random.Generator) -> None:
         self.graph, self.root, self.axes = graph, root, axes
         self.shape = concrete(root.shape)
         self.count = max(1, min(axes.size, PIECE * axes.size // max(1, int(np.prod(self.shape)))))
@@ -211,7 +213,7 @@ class _Root:
         """The output's error: that of its worst strip."""
         if not self.fits:
             shape, discrete = tuple(self.value.shape), not dtypes.is_float(self.places.root.dtype)
-            where = Worst(where=f"its shape is {shape}, not {self.places.shape}")
+            where = WorstError(where=f"its shape is {shape}, not {self.places.shape}")
             return OutputError(self.name, float("inf"), 0.0, 0.0, False, discrete=discrete, worst=where)
         return worst_of_inputs(self.errors)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..backends.runtime.marshalling import is_torch
 from ..backends.verification.inputs import index_bounds, random_indices
-from ..backends.verification.rounding_noise import Disturbed
+from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from .comparison import (
@@ -66,7 +66,7 @@ def verify(
     flops: float = 0.0,
     seeds: int | None = None,
     references: dict[int, Reference] | None = None,
-    disturbed: dict[int, Disturbed] | None = None,
+    disturbed: dict[int, RoundingSensitivity] | None = None,
     tolerated: float = 1.0,
     device: str = "",
     enough: Callable[[], bool] = lambda: False,
@@ -115,7 +115,7 @@ def verify(
         inputs, exact, own = known[seeds]
         found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
         there = device if any(map(is_torch, inputs.values())) else ""
-        noise.setdefault(seeds, Disturbed(atomic, inputs, there, weights)).poll = poll
+        noise.setdefault(seeds, RoundingSensitivity(atomic, inputs, there, weights)).poll = poll
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         judge = Judge(atomic, inputs, exact, own, tolerance, slack, seeds > 0, there, weights, poll, noise[seeds])
         try:

@@ -40,13 +40,15 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, w
                 break
             loose = loose or graph
         names = {n for d in apart for n in dims_.symbols(d)}
-        if not _step(parts, {title: n for title, (d, n) in reader.examples.items() if names & dims_.symbols(d).keys()}):
+        if not _step(
+            parts, {title: n for title, (d, n) in reader.sizes.examples.items() if names & dims_.symbols(d).keys()}
+        ):
             if loose is None:
                 assert error is not None
                 raise error
             return loose
     for title in parts:
-        warned(f"the model's sizes meet at multiples only: {title} is {reader.examples[title][0]}")
+        warned(f"the model's sizes meet at multiples only: {title} is {reader.sizes.examples[title][0]}")
     return graph
 
 

@@ -1,0 +1,283 @@
+"""Expressions of the kernel IR: hash-consed scalar expressions over named axes, and traversals of them.
+
+An expression gives the value of one element at symbolic indices: loads at affine positions, elementwise operations, and
+reductions that bind an axis. Views (reshape, permute, slice, broadcast, concat, pad) become index arithmetic and cost
+nothing inside a kernel.
+
+Expressions are hash-consed within one `Builder`. A reduction reuses the axis of another one of equal size where
+possible, so that loads shared between the maximum and the sum of a softmax are one node. Factors that do not depend on
+a sum's axis are moved out of the sum (the DEFER rule): the row scale of a normalization follows the product, and so
+does the denominator of a softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ...egraph.ir import dtypes
+from ...egraph.ir.ops import OPS
+from .index import Axis, Index
+from .simplify import folded, simplified
+
+T = TypeVar("T")
+
+
+class Expr:
+    """A scalar expression of the kernel IR.
+
+    `value` is the op's attribute:
+    - const: a number
+    - index: an Index
+    - load: (operand, Index, strides of the data-dependent index terms, dtype)
+    - reduce: (monoid, Axis)
+    - cast: a dtype
+
+    The args of a load are the data-dependent index terms, then guards: where a guard is false nothing is read and the
+    value is 0. `kind` is float, int or bool; `axes` are the free axes; `number` is the creation order within the
+    builder.
+    """
+
+    __slots__ = ("args", "axes", "kind", "number", "op", "value")
+
+    def __init__(
+        self, op: str, args: tuple[Expr, ...], value: Any, kind: str, axes: frozenset[Axis], number: int
+    ) -> None:
+        self.op, self.args, self.value, self.kind, self.axes, self.number = op, args, value, kind, axes, number
+
+    @property
+    def axis(self) -> Axis:
+        """The axis that a reduction binds."""
+        found: Axis = self.value[1]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.value}>" if self.value is not None else f"<{self.op}>"
+
+
+def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
+    """All expressions that `roots` depend on, and the roots, operands first.
+
+    Expressions in `known`, and those that only they depend on, are left out.
+    """
+    order: list[Expr] = []
+    seen: set[Expr] = {*known}
+    stack: list[Any] = [*roots]  # None: the operands of the expression below it are done
+    while stack:
+        e = stack.pop()
+        if e is None:
+            order.append(stack.pop())
+        elif e not in seen:
+            seen.add(e)
+            if e.args:
+                stack += (e, None)
+                stack += e.args[::-1]
+            else:
+                order.append(e)
+    return order
+
+
+#: Arithmetic op -> the logical op that it is on bools.
+ON_BOOLS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+
+
+class Builder:
+    """Factory of hash-consed expressions."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Expr] = {}
+        self.ways: set[str] = set()  # names of transformations that changed the kernel
+
+    def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
+        """Expression of an op on operands as given, without simplification; `value`, `kind`: see `Expr`."""
+        key = (op, tuple(a.number for a in args), value, kind)
+        found = self._known.get(key)
+        if found is None:
+            free: frozenset[Axis] = frozenset().union(*(a.axes for a in args))
+            if op == "index":
+                free = value.axes
+            elif op == "load":
+                free |= value[1].axes
+            elif op == "reduce":
+                free -= {value[1]}
+            found = self._known[key] = Expr(op, tuple(args), value, kind, free, len(self._known))
+        return found
+
+    # ------------------------------------------------------------ simplifying makers
+    def const(self, value: float, kind: str = "float") -> Expr:
+        """Expression of a constant; `kind`: "float", "int" or "bool"."""
+        return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
+
+    def index(self, value: Index) -> Expr:
+        """Expression whose value is that of an index."""
+        return self.make("index", (), value, "int") if value.terms else self.const(value.const, "int")
+
+    def load(
+        self, operand: str, at: Index, dtype: str, parts: Sequence[tuple[Expr, int]], guards: Sequence[Expr]
+    ) -> Expr:
+        """Load of an operand's element under `guards`.
+
+        Its position is the index `at` plus `parts`: data-dependent terms, each an expression and the stride by which it
+        is multiplied.
+        """
+        kind = dtypes.category(dtype)
+        steps = tuple(c for _, c in parts)
+        return self.make("load", (*(e for e, _ in parts), *guards), (operand, at, steps, dtype), kind)
+
+    def less(self, a: Index, b: Index) -> Expr:
+        """Comparison a < b; a constant if the index ranges decide it."""
+        low, high = (a - b).range
+        if high < 0 or low >= 0:
+            return self.const(high < 0, "bool")
+        return self.make("lt", (self.index(a), self.index(b)), None, "bool")
+
+    def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
+        """An elementwise operation, after constant folding and removal of neutral elements.
+
+        Arithmetic on bools becomes logic operations, because languages disagree on 1 + 1 (2, or 0 in one bit).
+        """
+        if all(a.kind == "bool" for a in args):
+            op = ON_BOOLS.get(op, op)
+        known = OPS.get(op)
+        kind = "bool" if known is not None and known.law == "compare" else args[-1].kind
+        found = simplified(self, op, args) or folded(self, op, args, kind)
+        return found if found is not None else self.make(op, args, None, kind)
+
+    def mul(self, a: Expr, b: Expr) -> Expr:
+        """Product a * b, simplified."""
+        return self.pointwise("mul", (a, b))
+
+    def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
+        """The reduction of a body along an axis.
+
+        Factors that do not depend on the axis are moved out of a sum; a reduction of a body that does not depend on the
+        axis is simplified.
+        """
+        if axis not in body.axes:
+            return (
+                self.mul(body, self.const(axis.size))
+                if monoid == "sum"
+                else body
+                if monoid in ("max", "min")
+                else self._raw(monoid, axis, body)
+            )
+        if monoid != "sum" or body.kind != "float":
+            return self._raw(monoid, axis, body)
+        over, under = factors(body)
+        inside = [f for f in over if axis in f.axes], [f for f in under if axis in f.axes]
+        found = self._raw("sum", axis, self.product(*inside))
+        rest = [f for f in over if axis not in f.axes], [f for f in under if axis not in f.axes]
+        if any(f.op != "const" for f in (*rest[0], *rest[1])):
+            self.ways.add("DEFER")
+        return self.product([found, *rest[0]], rest[1])
+
+    def _raw(self, monoid: str, axis: Axis, body: Expr) -> Expr:
+        return self.make("reduce", (body,), (monoid, axis), body.kind)
+
+    def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
+        """Product of the factors `over`, divided by the product of `under`."""
+        roots = [f for f in under if f.op == "sqrt"]
+        over = [*over, *(self.pointwise("rsqrt", f.args) for f in roots)]
+        under = [f for f in under if f not in roots]
+        found: Expr | None = None
+        for f in over:
+            found = f if found is None else self.mul(found, f)
+        if found is None:
+            found = self.const(1.0)
+        if under:
+            below = under[0]
+            for f in under[1:]:
+                below = self.mul(below, f)
+            found = self.pointwise("div", (found, below))
+        return found
+
+    def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
+        """`roots` rebuilt bottom-up, in their order.
+
+        `change` is called with each expression and its rebuilt operands, and returns a replacement, or None to keep the
+        op on these operands.
+        """
+        done: dict[Expr, Expr] = {}
+        for e in walk(roots):
+            args = tuple(done[a] for a in e.args)
+            new = change(e, args)
+            done[e] = new if new is not None else e if args == e.args else self.make(e.op, args, e.value, e.kind)
+        return [done[r] for r in roots]
+
+    def substituted(self, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
+        """The roots with free axes replaced: `change` maps an axis to the index in its place."""
+
+        def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            if e.op == "index":
+                return self.index(e.value.replaced(change))
+            if e.op == "load":
+                operand, at, steps, dtype = e.value
+                return self.make("load", args, (operand, at.replaced(change), steps, dtype), e.kind)
+            return None
+
+        return self.rebuilt(roots, one)
+
+
+def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
+    """The expressions that must be computed before `root`, then `root` itself, operands first; those for which `known`
+    is true are left out.
+
+    Does not descend into loads and reductions.
+    """
+    return operands_first(root, known, lambda e: e.args if e.op not in ("load", "reduce") else ())
+
+
+def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
+    """The nodes that `root` depends on, then `root`, each after its own operands; nodes for which `known` is true are
+    left out.
+
+    `reads` returns a node's operands. Iterative, because chains may have hundreds of nodes.
+    """
+    order: list[T] = []
+    seen: set[T] = set()
+    stack = [(root, False)]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            order.append(x)
+        elif x not in seen and not known(x):
+            seen.add(x)
+            stack.append((x, True))
+            stack += [(y, False) for y in reversed(reads(x))]
+    return order
+
+
+def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
+    """Operands (a, m) of an exponential exp(a - m) where m is the maximum of a; None for other expressions.
+
+    Every emitter treats m = -inf as 0 there, so that a fully masked row part contributes nothing.
+    """
+    if e.op not in ("exp", "exp2") or e.args[0].op != "sub":
+        return None
+    a, m = e.args[0].args
+    return (a, m) if m.op == "reduce" and m.value[0] == "max" and m.args[0] is a else None
+
+
+LONG = 100  # depth of an expression beyond which emitters avoid recursion
+FACTORS = 256  # limit of factors of a product: repeated squaring doubles their number each time
+
+
+def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
+    """(factors of the numerator, factors of the denominator) of a product.
+
+    A product of more than `FACTORS` factors is returned as the only factor.
+    """
+    sides: tuple[list[Expr], list[Expr]] = [], []
+    stack, steps = [(e, 0)], 0
+    while stack:
+        f, below = stack.pop()
+        if f.op not in ("mul", "div"):
+            sides[below].append(f)
+            continue
+        steps += 1
+        if steps > FACTORS:
+            return [e], []
+        stack += [(f.args[1], below ^ (f.op == "div")), (f.args[0], below)]
+    return sides

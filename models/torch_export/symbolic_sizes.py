@@ -1,0 +1,82 @@
+"""Symbolic sizes of an exported program as dimensions of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...egraph.ir import dims as dims_
+from ...egraph.ir.dims import Dim
+from ...errors import UnsupportedError
+
+
+class SymbolicSizes:
+    """The dimensions of an exported program's size symbols, which are made when the shapes of its inputs are read.
+
+    `ranges`: SymPy symbol -> range of the size, as PyTorch found it. `parts`: name of a free size -> a divisor of it.
+    `symbols`: name of a symbol -> its dimension or value. `examples`: for free sizes that the user has not named, name
+    -> (dimension, size in the example inputs; 0 if unknown).
+    """
+
+    def __init__(self, ranges: Mapping[Any, Any], parts: Mapping[str, int]) -> None:
+        self.ranges, self.parts = ranges, parts
+        self.symbols: dict[str, Dim] = {}
+        self.examples: dict[str, tuple[Dim, int]] = {}
+
+    def bind(self, name: str, shape: Sequence[Any], hints: Mapping[int, str]) -> None:
+        """Make a dimension of each size symbol in the shape of the input `name` that has none yet.
+
+        `hints`: axis -> name of its size; other sizes are named after the input and the axis.
+        """
+        for axis, size in enumerate(shape):
+            expression = getattr(getattr(size, "node", None), "expr", None)
+            for symbol in sorted(getattr(expression, "free_symbols", ()), key=str):
+                if str(symbol) in self.symbols:
+                    continue
+                limits = self.ranges.get(symbol)
+                low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
+                top = int(high) if high is not None and high.is_finite and high < 1 << 31 else 1 << 31
+                title = hints.get(axis, f"{name}_{axis}")
+                self.symbols[str(symbol)] = self._free(title, max(low, 1), top)
+                if axis not in hints and expression == symbol:  # torch.export has verified all sizes of named ranges
+                    self.examples[title] = self.symbols[str(symbol)], getattr(size.node, "hint", None) or 0
+
+    def _free(self, title: str, low: int, high: int) -> Dim:
+        """The dimension of a free size; a multiple of its divisor if it has one."""
+        part = self.parts.get(title, 1)
+        name = title if part == 1 else f"{title}_by_{part}"
+        return part * dims_.dim(name, min=-(-low // part), max=high // part)
+
+    def dim(self, size: Any) -> Dim:
+        """The dimension of a size of a traced shape. Raises UnsupportedError as `dimension` does."""
+        if isinstance(size, int) and not hasattr(size, "node"):
+            return size
+        return dimension(size.node.expr, self.symbols)
+
+
+def dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
+    """Lower a SymPy size expression to a dimension, given the dimensions of its symbols.
+
+    Raises UnsupportedError for a symbol that no input's shape has (a size that depends on data), and for operators that
+    dimensions lack.
+    """
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Symbol:
+        if str(expression) not in symbols:
+            raise UnsupportedError(f"the size {expression} depends on data")
+        return symbols[str(expression)]
+    parts = [dimension(a, symbols) for a in expression.args]
+    kind = type(expression).__name__
+    if kind in ("FloorDiv", "CleanDiv"):
+        return parts[0] // parts[1]
+    if kind in ("Mod", "PythonMod"):
+        return parts[0] % parts[1]
+    if kind == "Pow" and isinstance(parts[1], int) and parts[1] >= 0:
+        return dims_.volume((parts[0],) * parts[1])
+    if kind not in ("Add", "Mul"):
+        raise UnsupportedError(f"the size {expression}")
+    total: Dim = parts[0]
+    for part in parts[1:]:
+        total = total + part if kind == "Add" else total * part
+    return total
