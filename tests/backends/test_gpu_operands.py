@@ -12,7 +12,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate.kernel_text import KernelText
 from tensor_graphs.backends.generate.template import template_of
-from tensor_graphs.backends.tuning.gpu_bench import Bench, Tried
+from tensor_graphs.backends.tuning.gpu_bench import Bench, LoadedKernel
 from tensor_graphs.backends.tuning.gpu_device import device_of
 from tensor_graphs.egraph.ir.graph import topological
 from tensor_graphs.egraph.ir.ops import Type
@@ -61,7 +61,7 @@ def test_operands_are_prepared_once_for_all_calls_of_a_trial() -> None:
         bench.sets[0].outputs[0].copy_(bench.want[0])
 
     text = KernelText("", tuple(bench.call.operands), ("w",), False, 0, False)
-    tried = Tried(text, run, {"w": prepare})
+    tried = LoadedKernel(text, run, {"w": prepare})
     bench.attempt(0, tried)
     assert len(prepared) == len({id(x) for x in prepared}) == len(bench.sets)
     assert not tried.prepared
