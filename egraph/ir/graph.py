@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -239,6 +240,22 @@ class ArraySource(Protocol):
         ...
 
 
+class DerivedData(ABC):
+    """Base of lazily computed weight data: a function of other weight data, such as codes of a quantized weight."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> Sequence[Data]:
+        """The data that it is computed from."""
+
+    @abstractmethod
+    def load_on(self, device: str) -> Any | None:
+        """The data as a row-major tensor on a Torch device, computed there; None if that is not possible.
+
+        Equal to what `load` of the data gives, bit for bit. Callers share the tensor and must not write to it.
+        """
+
+
 Data = np.ndarray[Any, Any] | ArraySource
 
 
@@ -465,5 +482,5 @@ def structural_digest(node: Tensor) -> bytes:
     return node._digest
 
 
-__all__ = ["LEAVES", "ArraySource", "Data", "Dim", "Graph", "Tensor", "attrs_key", "constant", "load_data", "make", "rebuild",
+__all__ = ["LEAVES", "ArraySource", "Data", "DerivedData", "Dim", "Graph", "Tensor", "attrs_key", "constant", "load_data", "make", "rebuild",
            "structural_digest", "topological"]  # fmt: skip

@@ -2,7 +2,8 @@
 
     rewrite -> match -> choose (price, measure) -> build, verify -> report -> time
 
-On a GPU two background activities run during rewriting: overlapped tuning and the first verification reference.
+On a GPU three background activities run during rewriting: overlapped tuning, the first verification reference, and
+encoding of quantized weights.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from ..extract.model.work import graph_flops
 from ..extract.search.search import Choice
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..verification.reference import expected_seconds
+from ..verification.reference import expected_seconds, weight_bytes
 from .accept import acceptance
 from .background_reference import start_reference
+from .background_weights import start_weights
 from .choose import choose_cheapest
 from .choose_form import faster_unoptimized
 from .make_report import describe_plan, make_report
@@ -70,6 +72,7 @@ def search(session: Session, task: Task) -> SearchResult:
 def search_task(session: Session, task: Task) -> SearchResult:
     """Result of searching, building, verifying and timing a program of a prepared graph."""
     references = start_reference(session, task)
+    encoded = start_weights(session, task)
     store, measurer = take_measurer(session, task.backends)
     if measurer is not None:
         session.starting = lambda: not measurer.ready
@@ -86,7 +89,7 @@ def search_task(session: Session, task: Task) -> SearchResult:
                 graph, first = choose_cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # frees the memory of the rejected hypergraphs
             fired = rewritten.fired(session.rules)
-            loop = acceptance(session, task, pricer, measurer, first, fired, references)
+            loop = acceptance(session, task, pricer, measurer, first, fired, references, encoded)
             if session.options.verify:
                 accepted = Accepted(*loop.run(graph))
             else:
@@ -96,6 +99,7 @@ def search_task(session: Session, task: Task) -> SearchResult:
     finally:
         if tuning is not None:
             tuning.end()
+        encoded()
         session.lowerings.close()
         with session.clock.running("end"):
             _ended(session, store, measurer)
@@ -124,8 +128,7 @@ def _match(
         session.verification_s = expected_seconds(task.model.graph, graph_flops(list(task.work.roots)), task.on_gpu)
     if task.on_gpu and is_kept(session):
         session.ending_s = ENDING_S
-        weights = sum(leaf.type.nbytes for leaf in task.model.graph.leaves("param"))
-        session.binding_s = weights / rates.GPU.weight_bytes_per_s
+        session.binding_s = weight_bytes(task.model.graph) / rates.GPU.weight_bytes_per_s
     if tuning is not None:
         with session.stage("ahead"):
             tuning.end()

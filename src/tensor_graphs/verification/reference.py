@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.runtime.upload import copied_bytes
 from ..backends.verification import inputs as drawing
 from ..backends.verification.inputs import index_bounds, random_indices
 from ..costdb.keys import rates
@@ -101,8 +102,17 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST
-    read = sum(leaf.type.nbytes for leaf in graph.leaves("param")) / known.weight_bytes_per_s
+    weights = weight_bytes(graph) if on_gpu else sum(leaf.type.nbytes for leaf in graph.leaves("param"))
+    read = weights / known.weight_bytes_per_s
     return read + 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Bytes that are copied to a GPU for a graph's weights: for quantized ones those of the original weights."""
+    leaves = graph.leaves("param")
+    data = [graph.params.get(str(leaf.attr("name"))) for leaf in leaves]
+    without = sum(leaf.type.nbytes for leaf, known in zip(leaves, data, strict=True) if known is None)
+    return without + copied_bytes([d for d in data if d is not None])
 
 
 def has_unsigned(graph: Graph) -> bool:

@@ -1,0 +1,63 @@
+"""Quantized weights are encoded on the GPU while the host searches: every plan reads nearly all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
+from typing import Any
+
+from ..backends.runtime.upload import copied_bytes
+from ..backends.tuning.gpu_lock import GpuLock
+from ..costdb.keys.device import GPU_KIND, gpu_facts
+from ..egraph.ir.graph import DerivedData
+from ..extract.model.clock import Clock
+from .prepare import Task
+from .session import Session
+
+SHARE = 0.25  # share of free device memory that the original weights may have
+
+
+def free_bytes() -> int:
+    """Free bytes of the GPU's memory."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def start_weights(session: Session, task: Task) -> Callable[[], None]:
+    """Start computing derived weights on the GPU; returns a function that ends this early and waits for the end.
+
+    The weights must be kept by the caller (`codes_kept`): nothing here holds them. Shares the GPU lock with kernel
+    timing. Errors are left to the program, which computes the same weights.
+    """
+    graph = task.model.graph
+    found = [graph.params.get(str(leaf.attr("name"))) for leaf in graph.leaves("param")]
+    derived: list[Any] = [data for data in found if isinstance(data, DerivedData)]
+    if not derived or not task.on_gpu or not gpu_facts():
+        return lambda: None
+    ended, lock, clock = Event(), GpuLock(), Clock()
+    session.clocks.append(("weights", clock))
+
+    def compute() -> None:
+        with suppress(Exception), clock.running("encode"), lock:
+            if copied_bytes(derived) > SHARE * free_bytes():
+                return
+            for data in derived:
+                if ended.is_set() or session.progress.stopped:
+                    break
+                data.load_on(GPU_KIND)
+                lock()
+
+    thread = Thread(target=compute, name="weights", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        lock.hurried = True
+        thread.join()
+
+    return end
+
+
+__all__ = ["start_weights"]
