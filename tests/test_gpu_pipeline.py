@@ -347,6 +347,17 @@ def test_quantized_weights_are_encoded_while_rewriting_goes_on(monkeypatch: pyte
     assert threads == ["weights"] * 2
 
 
+def test_time_is_kept_for_weights_that_are_not_on_the_device() -> None:
+    """Quantized weights count with the bytes of the original ones, unless they are encoded meanwhile."""
+    w = np.zeros((128, 256), np.float16)
+    graph = Graph.of(tg.input("x", (3, 128), "float16") @ tg.param("w", (128, 256), "float16"), params={"w": w})
+    packed = quantized_graph.quantized(Graph.of(graph.outputs[0], params={"w": w + 1}), "int8")[0]
+    assert reference.weight_bytes(graph) == reference.weight_bytes(packed) == w.nbytes
+    assert reference.weight_bytes(packed, derived=False) == 0
+    assert reference.expected_seconds(packed, 0.0, True, derived=False) < reference.expected_seconds(packed, 0.0, True)
+    assert verify.planned_inputs(graph, 0.0) == 3 and verify.planned_inputs(graph, 1e12) == 1
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
     until = time.monotonic() + 60

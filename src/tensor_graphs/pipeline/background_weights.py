@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
@@ -25,8 +26,16 @@ def free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def start_weights(session: Session, task: Task) -> Callable[[], None]:
-    """Start computing derived weights on the GPU; returns a function that ends this early and waits for the end.
+@dataclass
+class BackgroundWeights:
+    """Computation of derived weights in the background."""
+
+    started: bool = False  # whether it computes any; known soon after `start_weights`
+    end: Callable[[], None] = lambda: None  # ends it early, and waits for that
+
+
+def start_weights(session: Session, task: Task) -> BackgroundWeights:
+    """Start computing derived weights on the GPU.
 
     The weights must be kept by the caller (`codes_kept`): nothing here holds them. Shares the GPU lock with kernel
     timing. Errors are left to the program, which computes the same weights.
@@ -34,30 +43,30 @@ def start_weights(session: Session, task: Task) -> Callable[[], None]:
     graph = task.model.graph
     found = [graph.params.get(str(leaf.attr("name"))) for leaf in graph.leaves("param")]
     derived: list[Any] = [data for data in found if isinstance(data, DerivedData)]
-    if not derived or not task.on_gpu or not gpu_facts():
-        return lambda: None
+    if not (derived and task.on_gpu and gpu_facts()):
+        return BackgroundWeights()
     ended, lock, clock = Event(), GpuLock(), Clock()
     session.clocks.append(("weights", clock))
 
     def compute() -> None:
         with suppress(Exception), clock.running("encode"), lock:
-            if copied_bytes(derived) > SHARE * free_bytes():
-                return
-            for data in derived:
+            made.started = copied_bytes(derived) <= SHARE * free_bytes()
+            for data in derived if made.started else ():
                 if ended.is_set() or session.progress.stopped:
                     break
                 data.load_on(GPU_KIND)
                 lock()
 
     thread = Thread(target=compute, name="weights", daemon=True)
-    thread.start()
 
     def end() -> None:
         ended.set()
         lock.hurried = True
         thread.join()
 
-    return end
+    made = BackgroundWeights(False, end)
+    thread.start()
+    return made
 
 
-__all__ = ["start_weights"]
+__all__ = ["BackgroundWeights", "start_weights"]

@@ -16,7 +16,7 @@ from ..costdb.keys.device import gpu_facts
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.dtypes import HALVES
-from ..egraph.ir.graph import Graph, Tensor
+from ..egraph.ir.graph import DerivedData, Graph, Tensor
 from ..egraph.ir.interpret import evaluate, expand_all
 from .comparison import (
     Array,
@@ -94,25 +94,28 @@ def with_atomic_ops(graph: Graph) -> Graph:
     return graph.with_roots(expand_all(graph.roots, wide_means=True))
 
 
-def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
+def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = True) -> float:
     """Approximate seconds of verification of a graph with `flops` on one input.
 
-    Counted are one read of the weights (on a GPU their copy to it), and two runs, in which every value is written once
-    and read once.
+    Counted are one read of the weights (on a GPU their copy to it: `weight_bytes`), and two runs, in which every value
+    is written once and read once.
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST
-    weights = weight_bytes(graph) if on_gpu else sum(leaf.type.nbytes for leaf in graph.leaves("param"))
+    weights = weight_bytes(graph, derived) if on_gpu else sum(leaf.type.nbytes for leaf in graph.leaves("param"))
     read = weights / known.weight_bytes_per_s
     return read + 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
 
 
-def weight_bytes(graph: Graph) -> int:
-    """Bytes that are copied to a GPU for a graph's weights: for quantized ones those of the original weights."""
+def weight_bytes(graph: Graph, derived: bool = True) -> int:
+    """Bytes that are copied to a GPU for a graph's weights: for quantized ones those of the original weights.
+
+    `derived`: whether quantized weights count; if not, they are on the GPU already.
+    """
     leaves = graph.leaves("param")
     data = [graph.params.get(str(leaf.attr("name"))) for leaf in leaves]
     without = sum(leaf.type.nbytes for leaf, known in zip(leaves, data, strict=True) if known is None)
-    return without + copied_bytes([d for d in data if d is not None])
+    return without + copied_bytes([d for d in data if d is not None and (derived or not isinstance(d, DerivedData))])
 
 
 def has_unsigned(graph: Graph) -> bool:
