@@ -11,8 +11,9 @@ the figures as JSON.
 
 `--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the
 plan cache; printed are wall-clock seconds by stage, the timeline of all processes, the functions of each thread that
-take the most time (from samples of its stack), the kernels of the plan, and µs of a step. `--once` makes only the
-first; `--home FOLDER` keeps the cost store there.
+take the most time (from samples of its stack), the kernels of the plan, and µs of a step. Stages are printed when they
+begin. `--limit S` ends a process after S seconds and prints the samples taken so far. `--once` makes only the first;
+`--home FOLDER` keeps the cost store there.
 """
 
 from __future__ import annotations
@@ -262,19 +263,37 @@ class StackSampler(Sampler):
         return "\n".join(lines)
 
 
+@contextmanager
+def limited(seconds: float | None, sampler: StackSampler) -> Iterator[None]:
+    """Context that prints the samples and ends the process after `seconds`; None for no limit."""
+
+    def end() -> None:
+        print(f"not done after {seconds} s", sampler, sep="\n", flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds or 0.0, end)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def on_gpu(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Wall-clock seconds of making a decode step in this process, as a whole and by stage."""
     from tensor_graphs.generation.bandwidth import memory_bandwidth
     from tensor_graphs.report.timeline import drawn
 
-    from .llm import generator, program_row
+    from .llm import generator, program_row, stages_shown
     from .llm_time import timed
 
     begun = time.perf_counter()
     CONFIGS[name] = config_of(name, options.layers)
-    made = generator(name, options.budget, options.quantize)
+    made = generator(name, options.budget, options.quantize, progress=stages_shown())
     loaded = time.perf_counter()
-    with StackSampler() as sampler:
+    with StackSampler() as sampler, limited(options.limit, sampler):
         program = made._programs.decode()
     ready = time.perf_counter()
     program.flat_near()
@@ -306,6 +325,19 @@ def part(action: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
         return {"search": searched, "again": recalled}[action](name, options, Path(options.store))
 
 
+def printed(command: list[str], env: dict[str, str]) -> str:
+    """Run a command and print its lines as they come; the last line. Raises CalledProcessError if it fails."""
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return last
+
+
 def main() -> None:
     """Parse the command line; run each part in a process of its own, with an empty home."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -320,6 +352,7 @@ def main() -> None:
     parser.add_argument("--quantize", default="", help="form of quantized weights")
     parser.add_argument("--starter", action="store_true", help="predict from the shipped starter rows of an H200")
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of a search on a GPU")
+    parser.add_argument("--limit", type=float, help="seconds after which a search on a GPU is ended")
     parser.add_argument("--to", type=Path, help="write the figures as JSON")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -344,10 +377,8 @@ def main() -> None:
                 command += ["--layers", str(options.layers)] if options.layers else []
                 command += ["--starter"] if options.starter else []
                 env = {**os.environ, "TENSOR_GRAPHS_HOME": home}
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
-                *lines, last = done.stdout.strip().splitlines()
-                print("\n".join([*lines, last]), flush=True)
-                found[f"{name} {action} {n}"] = json.loads(last)
+                command += ["--limit", str(options.limit)] if options.limit is not None else []
+                found[f"{name} {action} {n}"] = json.loads(printed(command, env))
     if options.to:
         options.to.write_text(json.dumps(found, indent=1) + "\n")
 

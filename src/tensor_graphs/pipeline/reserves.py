@@ -11,7 +11,6 @@ from .session import Session
 LEAST_BUDGET_S = 20.0  # budget from which time is kept for all stages
 CLOSING_S = 2.5  # the last solves, and measuring what the plan to return lacks
 BUILD_S, FINALISTS_S, LAUNCHING_S = 0.3, 1.5, 3.0  # the program; timing finalists; compiling and timing ways to launch
-INPUTS = 3  # inputs of a verification
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
 
 
@@ -36,7 +35,11 @@ def after_launching_s(session: Session) -> float:
 
 def after_finalists_s(session: Session) -> float:
     """Seconds that timing finalists and ways to launch leaves for verification, timing and the end of the call."""
-    return INPUTS * session.verification_s + TIMING_S + ENDING_S if is_kept(session) else session.verification_s
+    return (
+        session.verified_inputs * session.verification_s + TIMING_S + ENDING_S
+        if is_kept(session)
+        else session.verification_s
+    )
 
 
 def after_search_s(session: Session) -> float:
