@@ -442,8 +442,10 @@ class _HypergraphBuilder:
         for cls in [c for c in self.layouts if c not in known]:  # class order is binding order: undo insertions
             del self.layouts[cls]
             self._vertices.pop(cls, None)
-        for name, calls in asked.items():
-            for _ in self._until_binding_ends(self.preparing[name](calls)):
+        for prepared in [
+            self.preparing[name](calls) for name, calls in asked.items()
+        ]:  # all at once: they share workers
+            for _ in self._until_binding_ends(prepared):
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:
