@@ -10,10 +10,10 @@ F` quantizes the weights. `--again` then builds the program from the plan cache 
 the figures as JSON.
 
 `--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the
-plan cache; printed are wall-clock seconds by stage, the timeline of all processes, the functions of each thread that
-take the most time (from samples of its stack), the kernels of the plan, and µs of a step. Stages are printed when they
-begin. `--limit S` ends a process after S seconds and prints the samples taken so far. `--once` makes only the first;
-`--home FOLDER` keeps the cost store there.
+plan cache; printed are wall-clock seconds by stage, the timeline of all processes, CPU seconds of each thread over
+time, the functions of each thread that take the most time (from samples of its stack), the kernels of the plan, and µs
+of a step. Stages are printed when they begin. `--limit S` ends a process after S seconds and prints the samples taken
+so far. `--once` makes only the first; `--home FOLDER` keeps the cost store there.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ NAMES = ("gemma-270m", "llama-1b")
 BUDGET = 40.0  # of the plan that `--again` recalls
 LONG_S = 2.5  # limit of a solve that no measuring follows, as in `search`
 FUNCTIONS, SAMPLE_S = 45, 0.01  # lines of a profile; seconds between samples
+THREADS_S = 0.5  # seconds between readings of the threads' CPU times
 
 
 def cpu_seconds() -> tuple[float, float]:
@@ -236,15 +237,54 @@ def recalled(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     return {"stages": stage.seconds, "process_s": round(own + workers, 2), "program": digest(program.source)}
 
 
+class ThreadTimes:
+    """CPU seconds of the threads of this process, and seconds in which they waited for a core, by name of the thread.
+
+    What is left of a thread's time it waits for processes, or for the interpreter lock.
+    """
+
+    def __init__(self) -> None:
+        self.began = self.taken = time.monotonic()
+        self.last: dict[int, tuple[int, int]] = {}  # native id -> (CPU, waiting) in ns
+        self.rows: dict[str, list[tuple[float, float]]] = {}  # name -> (CPU, waiting) seconds of each interval
+
+    def take(self) -> None:
+        """Add an interval of at least `THREADS_S`, if as much time has passed since the last one."""
+        if time.monotonic() < self.taken + THREADS_S:
+            return
+        self.taken, intervals = time.monotonic(), 1 + max(map(len, self.rows.values()), default=0)
+        for t in threading.enumerate():
+            try:
+                cpu, waiting, _ = map(int, Path(f"/proc/self/task/{t.native_id}/schedstat").read_text().split())
+            except (OSError, ValueError):
+                continue
+            before = self.last.get(t.native_id or 0, (0, 0))
+            self.last[t.native_id or 0] = cpu, waiting
+            row = self.rows.setdefault(t.name, [])
+            row += [(0.0, 0.0)] * (intervals - len(row))
+            row[-1] = row[-1][0] + (cpu - before[0]) / 1e9, row[-1][1] + (waiting - before[1]) / 1e9
+
+    def __str__(self) -> str:
+        """For each busy thread its seconds, and a digit per interval: tenths of it in which the thread had a core."""
+        lines = [f"{'CPU s':>7} {'queued':>7}  tenths on a core in intervals of {THREADS_S} s"]
+        for name, row in sorted(self.rows.items(), key=lambda item: -sum(c for c, _ in item[1]))[:8]:
+            cpu, waiting = sum(c for c, _ in row[1:]), sum(w for _, w in row[1:])
+            tenths = "".join(str(min(9, round(10 * c / THREADS_S))) for c, _ in row[1:])
+            lines.append(f"{cpu:7.2f} {waiting:7.2f}  {tenths} {name}")
+        return "\n".join(lines)
+
+
 class StackSampler(Sampler):
     """Sampler of the stacks of all threads of this process."""
 
     def __init__(self) -> None:
         super().__init__(SAMPLE_S)
         self.found: dict[str, Counter[str]] = {}
+        self.times = ThreadTimes()
 
     def sample(self) -> None:
         """Count the functions on each thread's stack."""
+        self.times.take()
         names = {t.ident: t.name for t in threading.enumerate() if t is not self.thread}
         for number, frame in sys._current_frames().items():
             if number in names:
@@ -257,7 +297,7 @@ class StackSampler(Sampler):
 
     def __str__(self) -> str:
         """For each thread with many samples, the functions that are most often on its stack."""
-        lines: list[str] = []
+        lines = [str(self.times)]
         for name, counts in sorted(self.found.items(), key=lambda item: -max(item[1].values()))[:4]:
             lines += [f"{name}:", *(f"{n * SAMPLE_S:7.2f} s {what}" for what, n in counts.most_common(FUNCTIONS))]
         return "\n".join(lines)

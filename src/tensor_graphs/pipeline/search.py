@@ -20,6 +20,7 @@ from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.pricing import Measurer
 from ..extract.model.work import graph_flops
 from ..extract.search.search import Choice
+from ..processes.switch_interval import threads_alternate
 from ..report.report import Report
 from ..verification.comparison import Verification
 from ..verification.reference import expected_seconds, weight_bytes
@@ -72,6 +73,11 @@ def search(session: Session, task: Task) -> SearchResult:
 
 def search_task(session: Session, task: Task) -> SearchResult:
     """Result of searching, building, verifying and timing a program of a prepared graph."""
+    with threads_alternate() if task.on_gpu else nullcontext():  # so that measuring goes on beside matching and solving
+        return _search_task(session, task)
+
+
+def _search_task(session: Session, task: Task) -> SearchResult:
     references = start_reference(session, task)
     weights = start_weights(session, task)
     store, measurer = take_measurer(session, task.backends)
