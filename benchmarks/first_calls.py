@@ -99,7 +99,13 @@ def program(case: str, budget: float) -> None:
         found(x)
     fresh = [x for i, x in enumerate(given) if i % 10]
     new = found._new_sizes
-    print(f"functions of sizes: {[] if new is None else [one.text for one in new.made]}", flush=True)
+    for name, plan in {"all sizes": found, **found.plans}.items():
+        known = plan._new_sizes
+        print(f"plan {name}: way {getattr(plan._run, 'way', '')!r}, "
+              f"{0 if known is None else len(known.made)} functions of sizes, "
+              f"sizes without: {[] if known is None else known.why}", flush=True)  # fmt: skip
+    if new is not None and new.made:
+        print(new.made[0].text, flush=True)
     for label, functions, lengths in (("", new, fresh[:32]), (" of the emitted code", None, fresh[32:48])):
         found._new_sizes = functions
         for name in ("first", "second", "third", "fourth"):
