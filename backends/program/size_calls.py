@@ -67,6 +67,10 @@ def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block
     return string_at(start, 128)
 
 
+class Differs(Untraceable):
+    """Raised where a record does not have the launches of the emitted code."""
+
+
 class SizeCallWriter:
     """Source text of the function of a record, and the values that it names."""
 
@@ -267,7 +271,7 @@ class SizeCallWriter:
 
     def check(self, memory: int, given: Sequence[Any]) -> None:
         """Compare with the last launches of the templates, which were those of the recorded sizes: integers, grids, and
-        addresses and tensor maps in the workspace and in inputs. Raises Untraceable if one differs."""
+        addresses and tensor maps in the workspace and in inputs. Raises Differs if one does."""
         starts = {"memory": memory, "": 0, **{f"x{i}": x.data_ptr() for i, x in enumerate(given)}}
         for like, parameter, value in self.checks:
             if parameter is None:
@@ -287,15 +291,17 @@ class SizeCallWriter:
                 there = string_at(like.parameters[like.starts.index(start)] or 0, size)
                 same = int.from_bytes(there, "little", signed=kind != POINTER) == value + starts[base]
             if not same:
-                raise Untraceable("a launch differs from the emitted code's")
+                raise Differs("a launch differs from the emitted code's")
 
 
 @dataclass(frozen=True)
 class NoSizeCall:
-    """That there is no function of a record: why, and whether this holds for other shapes."""
+    """That there is no function of a record: why, whether this holds for other shapes, and how many attempts have to
+    fail so."""
 
     why: str
     holds: Callable[[Any], bool]
+    attempts: int = 1
 
 
 def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
@@ -316,20 +322,22 @@ def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
 
 def size_call(
     bound: Any, given: Sequence[Any], lock: Any, mode: Callable[[], bool]
-) -> SizeCall | NoSizeCall | None:  # fmt: skip
+) -> SizeCall | NoSizeCall | str:  # fmt: skip
     """The function for calls at other sizes of the bound program `bound`, whose last call was the first one with
-    inputs of the shapes of `given`; why there is none; None if that depends on this call. Calls hold the lock `lock`.
-    `mode`: whether the caller is in a mode of Torch in which library kernels must not run."""
+    inputs of the shapes of `given`; or why there is none, as text if it is due to this call. Calls hold the lock
+    `lock`. `mode`: whether the caller is in a mode of Torch in which library kernels must not run."""
     torch, calls = modules["torch"], bound.last
-    if calls is None or calls.ready or not (calls.alike or not bound.known.templates):
-        return None
+    if calls is None or calls.ready:
+        return "the call was not the first one at its sizes"
+    if not calls.alike and bound.known.templates:
+        return "a launch was not made from a recorded one"
     if any(type(x) is not torch.Tensor or not calls.fits(x) for x in given):
-        return None
+        return "inputs were copied"
     if calls.states or calls.private:
         return NoSizeCall("states or results in the program's memory", lambda shapes: True)
     guard, tracer = any_size_guard(given), Tracer(bound.at.__globals__)
     if guard is None:
-        return None
+        return "PyTorch has no guard for such inputs"
     ranks = [x.dim() for x in given]
     try:
         results = tracer.run(bound.at, [tuple(x.shape) for x in given])
@@ -337,6 +345,8 @@ def size_call(
         text = writer.text()
         memory = None if bound.workspace is None else bound.workspace.views.get(torch.uint8)
         writer.check(0 if memory is None else memory.data_ptr(), given)
+    except Differs as error:  # once or twice, because another thread has called the program meanwhile
+        return NoSizeCall(str(error), holding(tracer, ranks), attempts=3)
     except Untraceable as error:
         return NoSizeCall(str(error), holding(tracer, ranks))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
@@ -387,6 +397,7 @@ class SizeCalls:
         self.made: list[SizeCall] = []
         self.refused: list[NoSizeCall] = []
         self.tries, self.limit = 0, self.RECURRING
+        self.unmet = ""  # why the last call had no function, if that was due to this call
         self.seen: dict[Any, int] = {}
 
     def call(self, shapes: Any, *given: Any) -> Sequence[Any] | None:
@@ -403,7 +414,7 @@ class SizeCalls:
                 return found
         return None
 
-    def learn(self, make: Callable[[], SizeCall | NoSizeCall | None], bound: Any, given: Sequence[Any]) -> None:
+    def learn(self, make: Callable[[], SizeCall | NoSizeCall | str], bound: Any, given: Sequence[Any]) -> None:
         """Add the function that `make()` gives after the emitted code of `bound` made the first call at some sizes,
         with inputs `given`. Nothing is made anew for sizes at which it would be as before."""
         flat, direct = bound.way == "flat", bound.known.complete and bool(bound.known.templates)
@@ -411,23 +422,26 @@ class SizeCalls:
         if len(self.made) >= self.MOST or self.tries >= self.TRIES:
             return
         shapes = [tuple(x.shape) for x in given]
-        if any(one.holds(shapes) for one in self.refused):
+        failed = [one for one in self.refused if one.holds(shapes)]
+        if failed and len(failed) >= failed[0].attempts:
             return
         if any(one.holds(shapes) and one.takes(given) for one in self.made):  # the workspace had to grow, say
             return
         found = make()
-        if found is None:  # until a call whose launches were all made from recorded ones
+        if isinstance(found, str):  # another call may have one
+            self.unmet = found
             return
         self.tries += 1
         if isinstance(found, NoSizeCall):
             self.refused.append(found)
         else:
             self.made.insert(0, found)
+            self.unmet = ""
 
     @property
     def why(self) -> list[str]:
         """Reasons why some sizes have no function."""
-        return list(dict.fromkeys(one.why for one in self.refused))
+        return list(dict.fromkeys([*(one.why for one in self.refused), *([self.unmet] if self.unmet else [])]))
 
 
 __all__ = ["NoSizeCall", "SizeCall", "SizeCalls", "size_call"]
