@@ -3,8 +3,8 @@ CASE]`.
 
 First, products of PyTorch's BLAS libraries: µs until a call returns, of the first call at a number of rows, of the
 second, and of the first where another number of rows with the same multiple of 64 was multiplied before. Then a program
-of every size: µs of its first and later calls, with its functions of sizes (`backends/program/size_calls.py`) and
-without, and of the parts of the latter.
+of every size: why some of its plans have no functions of sizes (`backends/program/size_calls.py`), µs of its first and
+later calls, with these functions and without, and of the parts of the latter.
 """
 
 from __future__ import annotations
@@ -99,7 +99,20 @@ def program(case: str, budget: float) -> None:
         found(x)
     fresh = [x for i, x in enumerate(given) if i % 10]
     new = found._new_sizes
-    print(f"functions of sizes: {[] if new is None else [one.text for one in new.made]}", flush=True)
+    for name, plan in {"all sizes": found, **found.plans}.items():
+        known = plan._new_sizes
+        print(f"plan {name}: way {getattr(plan._run, 'way', '')!r}, "
+              f"{0 if known is None else len(known.made)} functions of sizes, "
+              f"sizes without: {[] if known is None else known.why}", flush=True)  # fmt: skip
+    if new is not None and new.made:
+        print(new.made[0].text, flush=True)
+    errors = []
+    for t in range(NEW[0] + 1, NEW[-1], 28):
+        x = inputs(case, t, "cuda")
+        with torch.no_grad():
+            got, want = found(x).float(), module(x).float()
+        errors.append(float((got - want).norm() / want.norm()))
+    print(f"largest relative error against the module at new lengths: {max(errors):.2g}", flush=True)
     for label, functions, lengths in (("", new, fresh[:32]), (" of the emitted code", None, fresh[32:48])):
         found._new_sizes = functions
         for name in ("first", "second", "third", "fourth"):

@@ -289,7 +289,21 @@ PyObject *tensor_graphs_direct_call(PyObject *given) {
 // ---------------------------------------------------------------- launches whose parameters depend on sizes
 typedef struct { int64_t kind, start, base, value, offset; } Field;  // kind 0: address, 1 or 2: integer of 4 or 8 bytes
 typedef struct { int64_t function, attributes, block[3], shared, early, grid[3]; } Shape;  // grid: index of an integer, or -number
-typedef struct { Config config; void *function, **parameters; char *memory; Field *fields; Py_ssize_t count; int64_t grid[3]; } Sized;
+// Tensor map of a matrix of 16-bit elements, as `CudaKernel.described` makes it: `rows`, `columns` and `apart` (elements from
+// row to row) are an index of an integer or -number, `block` is the box.
+typedef struct { int64_t start, base, value, offset, rows, columns, apart, block[2]; } Box;
+typedef struct {
+    Config config;
+    void *function, **parameters;
+    char *memory;
+    Field *fields;
+    Box *boxes;
+    Py_ssize_t count, box_count;
+    int64_t grid[3];
+} Sized;
+// cuTensorMapEncodeTiled: map, type, rank, address, sizes, bytes from row to row, box, steps, interleave, swizzle, promotion, fill
+typedef int (*Encode)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int,
+                      int, int, int);
 
 typedef struct {
     PyObject *address, *held;
@@ -297,18 +311,35 @@ typedef struct {
     Py_ssize_t count;
     int (*launch)(const void *, void *, void **, void **);
     int (*attach)(void *);
+    Encode encode;
     void *context;
 } Sequence;
 
 static void freed_sequence(PyObject *capsule) {
     Sequence *q = PyCapsule_GetPointer(capsule, "sized launches");
-    for (Py_ssize_t i = 0; i < q->count; i++) free(q->launches[i].memory), free(q->launches[i].parameters), free(q->launches[i].fields);
+    for (Py_ssize_t i = 0; i < q->count; i++) {
+        Sized *one = q->launches + i;
+        free(one->memory), free(one->parameters), free(one->fields), free(one->boxes);
+    }
     Py_XDECREF(q->address), Py_XDECREF(q->held);
     free(q->launches), free(q);
 }
 
+static int64_t number(const int64_t *values, int64_t what) { return what < 0 ? -what : values[what]; }
+
+// Write a tensor map; 0 where there is none for these sizes.
+static int encoded(Sequence *q, Sized *one, const Box *b, const int64_t *values, const uint64_t *bases) {
+    uint64_t where = b->offset + (b->value < 0 ? 0 : values[b->value]) + (b->base < 0 ? 0 : bases[b->base]);
+    int64_t rows = number(values, b->rows), columns = number(values, b->columns), apart = number(values, b->apart);
+    if (!q->encode || rows < 1 || columns < 1 || apart < 1) return 0;
+    uint64_t sizes[2] = {(uint64_t)columns, (uint64_t)rows}, steps[1] = {2 * (uint64_t)apart};
+    uint32_t block[2] = {(uint32_t)b->block[1], (uint32_t)b->block[0]}, ones[2] = {1, 1};
+    // 16-bit integers, rank 2; no interleaving, swizzle of 128 bytes, promotion to 256 bytes in L2, zeros outside
+    return !q->encode(one->memory + b->start, 1, 2, (void *)where, sizes, steps, block, ones, 0, 3, 3, 0);
+}
+
 // Write the parameters of a launch; 0 where the kernel needs another variant, for other alignments or larger integers.
-static int written(Sized *one, const int64_t *values, const uint64_t *bases) {
+static int written(Sequence *q, Sized *one, const int64_t *values, const uint64_t *bases) {
     for (Py_ssize_t i = 0; i < one->count; i++) {
         Field *f = one->fields + i;
         int64_t value = f->offset + (f->value < 0 ? 0 : values[f->value]);
@@ -320,8 +351,10 @@ static int written(Sized *one, const int64_t *values, const uint64_t *bases) {
             *(int64_t *)(one->memory + f->start) = value;
         }
     }
+    for (Py_ssize_t i = 0; i < one->box_count; i++)
+        if (!encoded(q, one, one->boxes + i, values, bases)) return 0;
     for (int k = 0; k < 3; k++) {
-        int64_t blocks = one->grid[k] < 0 ? -one->grid[k] : values[one->grid[k]];
+        int64_t blocks = number(values, one->grid[k]);
         if (blocks < 1 || blocks > INT32_MAX) return 0;
         one->config.grid[k] = (unsigned)blocks;
     }
@@ -347,7 +380,7 @@ static PyObject *launched_sizes(PyObject *self, PyObject *const *given, Py_ssize
     }
     if (PyErr_Occurred()) return NULL;
     for (Py_ssize_t i = 0; i < q->count; i++)
-        if (!written(q->launches + i, values, bases)) Py_RETURN_FALSE;
+        if (!written(q, q->launches + i, values, bases)) Py_RETURN_FALSE;
     int code = 0;
     PyThreadState *state = PyEval_SaveThread();
     for (Py_ssize_t i = 0; !code && i < q->count; i++) {
@@ -366,22 +399,24 @@ static PyMethodDef sizes_method = {
     "Make launches for integers and tensors: (stream, integers, tensors …) -> whether they were made."};
 
 // The function of a sequence of launches, from (function that gives an address, objects to hold, launches, cuLaunchKernelEx,
-// cuCtxSetCurrent, context); a launch is (`Shape`, memory of the parameters, their offsets, `Field`s) as bytes.
+// cuCtxSetCurrent, cuTensorMapEncodeTiled, context); a launch is (`Shape`, memory of the parameters, their offsets, `Field`s,
+// `Box`es) as bytes.
 PyObject *tensor_graphs_sized_launches(PyObject *given) {
-    unsigned long long launch, attach, context;
+    unsigned long long launch, attach, encode, context;
     PyObject *address, *held, *launches;
-    if (!PyArg_ParseTuple(given, "OOO!KKK", &address, &held, &PyTuple_Type, &launches, &launch, &attach, &context)) return NULL;
+    if (!PyArg_ParseTuple(given, "OOO!KKKK", &address, &held, &PyTuple_Type, &launches, &launch, &attach, &encode, &context))
+        return NULL;
     Sequence *q = calloc(1, sizeof *q);
     Py_ssize_t count = PyTuple_GET_SIZE(launches);
     if (!q || !(q->launches = calloc(count + 1, sizeof *q->launches))) return free(q), PyErr_NoMemory();
     q->address = Py_NewRef(address), q->held = Py_NewRef(held);
-    q->launch = (void *)launch, q->attach = (void *)attach, q->context = (void *)context;
+    q->launch = (void *)launch, q->attach = (void *)attach, q->encode = (Encode)encode, q->context = (void *)context;
     PyObject *capsule = PyCapsule_New(q, "sized launches", freed_sequence);
     for (q->count = 0; capsule && q->count < count;) {
-        const char *shape, *memory, *starts, *fields;
-        Py_ssize_t sizes[4];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(launches, q->count), "y#y#y#y#", &shape, sizes, &memory, sizes + 1, &starts,
-                              sizes + 2, &fields, sizes + 3)) {
+        const char *shape, *memory, *starts, *fields, *boxes;
+        Py_ssize_t sizes[5];
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(launches, q->count), "y#y#y#y#y#", &shape, sizes, &memory, sizes + 1, &starts,
+                              sizes + 2, &fields, sizes + 3, &boxes, sizes + 4)) {
             Py_CLEAR(capsule);
             break;
         }
@@ -391,6 +426,7 @@ PyObject *tensor_graphs_sized_launches(PyObject *given) {
         one->memory = aligned_alloc(64, (sizes[1] + 127) / 64 * 64);  // tensor maps need this alignment
         one->parameters = calloc(sizes[2] / 8 + 1, sizeof(void *));
         one->fields = copy_of(fields, sizes[3], sizeof(Field), &one->count);
+        one->boxes = copy_of(boxes, sizes[4], sizeof(Box), &one->box_count);
         memcpy(one->memory, memory, sizes[1]);
         for (Py_ssize_t i = 0; i < sizes[2] / 8; i++) one->parameters[i] = one->memory + ((const int64_t *)starts)[i];
         one->function = (void *)s.function;

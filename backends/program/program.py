@@ -442,9 +442,8 @@ class Program(Unpicklable):
         return results
 
     def _at_new_size(self, args: Sequence[Any]) -> Sequence[Any] | None:
-        """The results of a call at sizes that the program has not met, without the emitted code; None where
-        that has to make
-        the call."""
+        """The results of a call at sizes that the program has not met, without the emitted code; None where that has to
+        make the call."""
         try:
             shapes = tuple([x.shape for x in args])
         except AttributeError:
@@ -466,9 +465,8 @@ class Program(Unpicklable):
         return None if new is None else self._launched(partial(new.call, shapes), args)
 
     def _learn_sizes(self, given: Sequence[Any]) -> None:
-        """Make a function for calls at new sizes, after the emitted code made the first call with inputs of the
-        shapes of
-        `given`."""
+        """Make a function for calls at new sizes, after the emitted code made the first call with inputs of the shapes
+        of `given`."""
         bound, new = self._bound, self._new_sizes
         if new is not None and bound is not None and hasattr(bound, "known"):
             mode = self._in_mode or (lambda: False)

@@ -24,8 +24,7 @@ class Untraceable(Exception):
 @dataclass(eq=False)
 class Line:
     """A statement of the recorded function: `name = text`, or `text` without a name. `effect`: it is kept even if
-    nothing
-    reads it."""
+    nothing reads it."""
 
     text: str
     needs: tuple[Line, ...] = ()
@@ -273,8 +272,6 @@ class Tracer:
 
     def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Record a launch."""
-        if options.get("boxes"):
-            raise Untraceable("a tensor map")
         self.lines.append(Launched("", effect=True, kernel=kernel, grid=grid, given=given, options=options))
 
     # ------------------------------------------------------------ what emitted code uses

@@ -74,6 +74,16 @@ int cuGraphLaunch(Graph *graph, void *stream) {
     return 0;
 }
 int cuGraphExecDestroy(Graph *graph) { return 0; }
+static int refuses;
+void fail_encode(int fails) { refuses = fails; }
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const unsigned long long *sizes,
+                           const unsigned long long *steps, const unsigned *box, const unsigned *ones, int interleave, int swizzle,
+                           int promotion, int fill) {
+    if (refuses || (size_t)map & 63 || (size_t)address & 15 || type != 1 || rank != 2 || ones[0] != 1 || ones[1] != 1) return 1;
+    long long facts[] = {(long long)address, sizes[0], sizes[1], steps[0], box[0], box[1], interleave, swizzle, promotion, fill};
+    memcpy(map, facts, sizeof facts);
+    return 0;
+}
 int cuTensorMapReplaceAddress(void **map, void *address) { *map = address; return 0; }
 int cuModuleLoadData(Function **module, const char *image) { *module = strcmp(image, "add") ? &twice : &add; return 0; }
 int cuModuleGetFunction(Function **found, Function *module, const char *name) { *found = module; return 0; }

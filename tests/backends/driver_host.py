@@ -115,9 +115,14 @@ class Kernel:
         self.library, self.name, self.calls = library, name, 0
         self.function = ctypes.addressof(ctypes.c_char.in_dll(self.library, name))
 
-    def described(self, x: Any, *shapes: Any) -> Any:
-        """A tensor map."""
-        memory = ctypes.create_string_buffer(ctypes.string_at(ctypes.byref(ctypes.c_uint64(x.data_ptr())), 8), 128)
+    def described(self, x: Any, shape: Any, box: Any, apart: int = 0) -> Any:
+        """A tensor map, as `CudaKernel.described` makes it."""
+        raw = ctypes.create_string_buffer(192)
+        memory = (ctypes.c_char * 128).from_buffer(raw, -ctypes.addressof(raw) % 64)
+        arrays = ((ctypes.c_uint64 * 2)(*shape[::-1]), (ctypes.c_uint64 * 1)(2 * (apart or shape[1])),
+                  (ctypes.c_uint32 * 2)(*box[::-1]), (ctypes.c_uint32 * 2)(1, 1))  # fmt: skip
+        given = [ctypes.byref(memory), 1, 2, ctypes.c_void_p(x.data_ptr()), *map(ctypes.byref, arrays), 0, 3, 3, 0]
+        assert not self.library.cuTensorMapEncodeTiled(*given)
         return SimpleNamespace(getPtr=lambda: ctypes.addressof(memory), memory=memory)
 
     def __call__(self, *given: Any, boxes: Any = ()) -> Any:

@@ -45,13 +45,16 @@ return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False
 MIXED = """
 T = x_shape[0]
 check_sizes((x_shape, ), ((T, 2),), ())
-spaces = workspace.take(16*T)
+rows = T + -T % 64 * min(1, T // 65)
+spaces = workspace.take(16*rows)
 v0 = spaces[torch.float32].as_strided((T, 4), (4, 1), 0)
+whole = spaces[torch.float32].as_strided((rows, 4), (4, 1), 0)
 left = v0[:, 0:2]
 right = v0[:, 2:4]
 kernels = Launches()
 
 def launch(x, out, *, add=kernels.of(add)):
+    torch.mul(whole, 1.0, out=whole)
     torch.mul(x, 2.0, out=left)
     right.copy_(left)
     v1 = torch.add(left, right, alpha=1)
@@ -61,6 +64,26 @@ def launch(x, out, *, add=kernels.of(add)):
 
 spec = ((T, 2), torch.float32)
 return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False, library=[0], strict=True)
+"""
+#: The same by a kernel that reads a caller's tensor, or the workspace, through tensor maps of sizes from 65 on.
+MAPPED = """
+T = x_shape[0]
+check_sizes((x_shape, ), ((T, 2),), ())
+spaces = workspace.take(16*T + 256)
+v0 = spaces[torch.float32].as_strided((T, 2), (2, 1), 64)
+kernels = Launches()
+
+def launch(x, out, *, add=kernels.of(add), doubled=kernels.of(doubled)):
+    doubled(v0, sizes=(2*T,), grid=1, boxes=[(x, (T, 2), (1, 8))])
+    if T >= 65:
+        doubled(out, sizes=(2*T,), grid=(T + 7) // 8, boxes=[(v0, (T, 2), (64, 64), 2*T)])
+    else:
+        add(v0, v0, out, sizes=(2*T,), grid=1)
+    add(x, out, out, sizes=(2*T,), grid=1)
+    return out,
+
+spec = ((T, 2), torch.float32)
+return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False, library=[], strict=False)
 """
 
 
@@ -92,7 +115,7 @@ def right(program: Any, n: int, factor: float = 5.0) -> None:
     torch.testing.assert_close(program(x), factor * x)
 
 
-@pytest.mark.parametrize("text", [FIVEFOLD, MIXED])
+@pytest.mark.parametrize("text", [FIVEFOLD, MIXED, MAPPED])
 def test_a_size_is_met_without_preparing_it(program: Any, text: str) -> None:
     made = program(text, warm=((2,), (3000,)))
     kept = []
@@ -102,7 +125,7 @@ def test_a_size_is_met_without_preparing_it(program: Any, text: str) -> None:
     for x, (whole, *views) in kept:
         torch.testing.assert_close(whole, 5 * x)
         assert all(v.data_ptr() == whole.data_ptr() and len(v) == len(x) for v in views)
-    assert made.met == ([40, 2900] if text is FIVEFOLD else [40])  # once for each form
+    assert made.met == ([40] if text is MIXED else [40, 2900])  # once for each form
     with pytest.raises(ShapeError):
         made(torch.zeros(5000, 2))
     with pytest.raises(ShapeError):
@@ -119,7 +142,7 @@ def test_the_function_reads_sizes_once_and_only_what_it_needs(program: Any) -> N
     mixed = program(MIXED)
     right(mixed, 40)
     (one,) = mixed._new_sizes.made
-    assert one.text.count("as_strided") == 1 and "del t" in one.text and "own_launched" in one.text
+    assert one.text.count("as_strided") == 2 and "del t" in one.text and "own_launched" in one.text
 
 
 def test_a_size_that_recurs_is_prepared(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,12 +162,16 @@ def test_a_larger_workspace_is_taken_by_the_emitted_code(program: Any) -> None:
     made = program(FIVEFOLD)
     for n in (80, 4000, 81, 3999, 82):
         right(made, n)
-    assert made.met == [80, 4000]
+    assert made.met == [80, 4000] and made._new_sizes.tries == 1
 
 
 def test_what_the_function_cannot_take_is_left_to_the_emitted_code(program: Any, driver: Any) -> None:  # noqa: F811
     made = program(FIVEFOLD)
-    right(made, 40)
+    made(torch.zeros(81)[1:].view(40, 2))
+    assert made._new_sizes.why == ["inputs were copied"] and not made._new_sizes.tries
+    made.met.clear()
+    right(made, 41)
+    made.met[:] = [40]
     (one,) = made._new_sizes.made
     x = torch.randn(33, 2)
     odd = torch.zeros(67)[1:].view(33, 2)
@@ -189,7 +216,7 @@ BODY = "T = x_shape[0]\nkernels = Launches()\n{}\ndef launch(x, out, *, add=kern
     [
         ("rows = list(range(T))", "add(x, x, out, sizes=(2*T,), grid=1)"),
         ("", "add(x, x, out, sizes=(2*len(x),), grid=1)"),
-        ("", "doubled(out, sizes=(2*T,), grid=1, boxes=[(x, (T, 2), (1, 8))])"),
+        ("", "doubled(out, sizes=(2*T,), grid=1, boxes=[(x, (len(x), 2), (1, 8))])"),
         ("name = f'{T} rows'", "add(x, x, out, sizes=(2*T,), grid=1)"),
         ("", "torch.add(x, x, out=out) if x.shape[0] > 3 else torch.mul(x, 2, out=out)"),
         ("", "add(x, x, out, sizes=(2*T,), grid=1); x[0]"),
@@ -204,6 +231,40 @@ def test_other_code_has_no_function(program: Any, before: str, inside: str) -> N
     for n in (30, 31, 30, 80):
         right(made, n, 2.0)
     assert not made._new_sizes.made and made.met == [30, 31, 80]
+    assert made._new_sizes.tries == 1 and len(made._new_sizes.why) == 1  # no attempt that fails in the same way
+
+
+def test_other_forms_are_tried_where_one_has_no_function(program: Any) -> None:
+    inside = "add(x, x, out, sizes=(2*T,), grid=1) if T >= 65 else add(x, x, out, sizes=(2*len(x),), grid=1)"
+    made = program(BODY.format("", inside), warm=((2,), (3000,)))
+    for n in (30, 31, 80, 81, 32, 82):
+        right(made, n, 2.0)
+    new = made._new_sizes
+    assert (made.met, len(new.made), new.tries) == ([30, 31, 80, 32], 1, 2)
+    assert new.why and new.refused[0].holds([(64, 2)]) and not new.refused[0].holds([(65, 2)])
+    assert not new.refused[0].holds([(64,)])
+
+
+def test_sizes_without_tensor_maps_are_left_to_the_emitted_code(program: Any, driver: Any) -> None:  # noqa: F811
+    made = program(MAPPED)
+    right(made, 80)
+    (one,) = made._new_sizes.made
+    driver.library.fail_encode(1)
+    found = one.call((torch.zeros(81, 2),))
+    driver.library.fail_encode(0)
+    assert found is None and one.call((torch.zeros(81, 2),)) is not None
+
+
+def test_a_tensor_map_that_differs_from_the_emitted_one_is_noticed(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, inner = program(MAPPED), driver_host.Kernel.described
+    monkeypatch.setattr(
+        driver_host.Kernel, "described", lambda self, x, shape, box, *more: inner(self, x, shape, (3, 8))
+    )
+    for n in range(80, 90):
+        right(made, n)
+    assert made._new_sizes.why == ["a launch differs from the emitted code's"] and made._new_sizes.tries == 3
 
 
 def test_a_launch_that_differs_from_the_emitted_one_is_noticed(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
