@@ -31,6 +31,17 @@ def test_functions_that_are_their_graphs():
     assert "itself" in compared(lambda a: (a, a, 2.5), X)
 
 
+def test_functions_of_free_sizes_are_compared_at_other_sizes():
+    rows = tg.dim("T", max=64)
+    compare = lambda f: caller_reference.compare(
+        f, (((rows, 4), "float32"),), as_graph(f, (((rows, 4), "float32"),)), sizes={"T": 9}
+    )
+    assert compare(lambda a: a @ a.T).endswith("on 2 inputs, and at 2 other sizes")
+    assert compare(lambda a: a[5]).endswith("on 2 inputs, and at 1 other sizes")
+    with pytest.raises(TraceError, match="decided while tracing"):
+        compare(lambda a: a[: len(str(a.shape[0]))])  # 9 has one digit, 10 has two
+
+
 def test_what_tracing_decided_is_found():
     calls = []
 

@@ -7,6 +7,7 @@ import operator
 import re
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...egraph.ir import builders as t
@@ -79,6 +80,7 @@ class ExportReader:
         self.params: dict[str, Data] = {}
         self.missing: dict[str, int] = {}
         self._symbols: dict[str, Dim] = {}
+        self._guards: Sequence[Any] = ()  # what torch.export has assumed about sizes
         self._shared: dict[Any, Tensor] = {}
         signature = program.graph_signature
         self._specs = {s.arg.name: s for s in signature.input_specs if hasattr(s.arg, "name")}
@@ -210,6 +212,7 @@ class ExportReader:
                 getattr(getattr(getattr(size, "node", None), "expr", None), "free_symbols", ()), key=str
             ):
                 if str(symbol) not in self._symbols:
+                    self._guards = getattr(getattr(size.node, "shape_env", None), "guards", ())
                     limits = self.program.range_constraints.get(symbol)
                     low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
                     top = int(high) if high is not None and high.is_finite and high < 1 << 31 else 1 << 31
@@ -219,6 +222,20 @@ class ExportReader:
                         axis not in hints and size.node.expr == symbol
                     ):  # torch.export has verified named ranges over their full extent
                         self.examples[title] = self._symbols[str(symbol)], getattr(size.node, "hint", None) or 0
+
+    def assumed(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], Dim, Dim]]:
+        """Relations between sizes that the module's Python code has decided by, as (text, relation, left, right).
+
+        Left out are those that are no relation of polynomials, quotients and remainders, and those that Torch's private
+        modules have asked for, where an operator's result gets its shape and strides.
+        """
+        asked = (guard.expr for guard in self._guards if not str(getattr(guard, "sloc", "(_")).startswith("(_"))
+        for expression in dict.fromkeys(asked):
+            relation = _RELATIONS.get(type(expression).__name__)
+            if relation is not None:
+                with suppress(UnsupportedError):
+                    left, right = (_dimension(a, self._symbols) for a in expression.args)
+                    yield f"{left} {relation[0]} {right}", relation[1], left, right
 
     def _free(self, title: str, low: int, high: int) -> Dim:
         """Return the dimension of a free size; a multiple of its divisor if it has one."""
@@ -420,6 +437,13 @@ def _dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
     for part in parts[1:]:
         total = total + part if kind == "Add" else total * part
     return total
+
+
+#: SymPy's class of a relation -> its operator in Python, as text and as function.
+_RELATIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "Equality": ("==", operator.eq), "Unequality": ("!=", operator.ne), "StrictLessThan": ("<", operator.lt),
+    "LessThan": ("<=", operator.le), "StrictGreaterThan": (">", operator.gt), "GreaterThan": (">=", operator.ge),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
