@@ -1,7 +1,11 @@
 """A graph is compared with the caller's own function or module."""
 
 import dataclasses
+import functools
+import logging
+import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from tensor_graphs.pipeline import trace_check as caller_reference
 from tensor_graphs.pipeline import trace_check_large, trace_randomness
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.pipeline.trace_agreement import Rounding
+from tensor_graphs.pipeline.trace_outside import outside_reads
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -143,6 +148,44 @@ def test_torch_random_states_are_kept_and_draws_without_effect_allowed():
     assert torch.equal(torch.get_rng_state(), state[0])
     assert random.getstate() == state[1]
     assert "itself" in compared(torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.ReLU()).eval(), x)
+
+
+SCALE = 2.0
+
+
+def _hours():
+    from datetime import datetime as date
+
+    return date.now().hour
+
+
+class Dated(torch.nn.Module):
+    def forward(self, a):
+        return a * (1 + (lambda: time.localtime().tm_year)())
+
+
+@pytest.mark.parametrize(("function", "read"), [
+    (lambda a: a * time.time(), "time.time()"), (lambda a: a + _hours(), "datetime.now()"), (Dated().eval(), "time.localtime()"),
+    (lambda a: a * float(os.getenv("SCALE", "2")), "os.environ"), (functools.partial(lambda k, a: a * k * len(os.environ), 2), "os.environ"),
+    (lambda a: a * sum(map(len, open(__file__))), "a file"),  # noqa: SIM115
+])  # fmt: skip
+def test_functions_that_read_outside_values_get_a_warning(function, read):
+    """Two calls agree where the value changes rarely: the program has that of the trace for ever."""
+    x = torch.from_numpy(X) if isinstance(function, torch.nn.Module) else X
+    program = tg.optimize(function, (x,), budget=1, effort=0, measure=False, backend="numpy")
+    assert [w for w in program.report.warnings if f"reads {read}:" in w]
+
+
+def test_functions_that_read_nothing_get_no_warning():
+    for function in (
+        lambda a: a * SCALE,
+        np.tanh,
+        torch.nn.Linear(2, 2),
+        lambda a: logging.info("called") or a,
+        object(),
+        len,
+    ):
+        assert not outside_reads(function)
 
 
 @pytest.mark.filterwarnings("ignore:you are shuffling")
