@@ -15,7 +15,7 @@ import tensor_graphs as tg
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import ExportError, TraceError, UnsupportedError
 from tensor_graphs.pipeline import trace_check as caller_reference
-from tensor_graphs.pipeline import trace_check_large, trace_randomness
+from tensor_graphs.pipeline import trace_check_large, trace_check_torch, trace_randomness
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.pipeline.trace_agreement import Rounding
 from tensor_graphs.pipeline.trace_outside import outside_reads
@@ -150,6 +150,47 @@ def test_torch_random_states_are_kept_and_draws_without_effect_allowed():
     assert "itself" in compared(torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.ReLU()).eval(), x)
 
 
+class Counting(torch.nn.Module):
+    """A cache, and a counter in Python, which a program would have as a constant."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(3, 4))
+        self.calls, self.counts = 0, counts
+
+    def forward(self, a):
+        self.calls += self.counts
+        self.cache.mul_(0.5).add_(a)
+        return self.cache * (1 + self.calls), 3
+
+
+def test_modules_with_state_are_compared_in_calls_of_a_copy():
+    module = Counting(0).eval()
+    graph = as_graph(module, (torch.from_numpy(X),))
+    text = caller_reference.compare(module, (torch.from_numpy(X),), graph)
+    assert text == "compared with the module itself, in 2 calls on its examples"
+    assert not module.cache.any()
+    module = Counting(1).eval()
+    with pytest.raises(TraceError, match="differs from that of its graph"):
+        caller_reference.compare(module, (torch.from_numpy(X),), as_graph(module, (torch.from_numpy(X),)))
+
+
+def test_large_modules_are_compared_if_time_suffices(monkeypatch):
+    monkeypatch.setattr(trace_check_torch, "MODULE_FLOPS", 10)
+
+    class Noisy(torch.nn.Module):
+        def forward(self, a):
+            return a @ a.T + random.random()
+
+    module, examples = Noisy().eval(), (torch.from_numpy(X),)
+    graph = as_graph(module, examples)
+    with pytest.raises(TraceError, match="called twice"):
+        caller_reference.compare(module, examples, graph)
+    monkeypatch.setattr(trace_randomness, "LEAST_S", 0.0)
+    text = caller_reference.compare(module, examples, graph, spare=lambda: 0.0)
+    assert text.startswith("compared with its graph only: the module is large; left out for lack of time")
+
+
 SCALE = 2.0
 
 
@@ -240,7 +281,7 @@ def test_modules_are_run_on_their_examples():
         caller_reference.compare(module, (x,), wrong)
     assert "itself" in caller_reference.compare(module.train(), (x,), graph)
     counting = torch.nn.BatchNorm1d(4)
-    assert "has state" in caller_reference.compare(counting, (x,), as_graph(counting, (x,)))
+    assert "itself, in 2 calls" in caller_reference.compare(counting, (x,), as_graph(counting, (x,)))
     assert "itself" in caller_reference.compare(lambda v: v @ v.T, (x,), as_graph(lambda v: v @ v.T, (x,)))
 
 
