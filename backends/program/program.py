@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys import rates
+from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import filled
@@ -154,8 +155,8 @@ class Program(Unpicklable):
 
         Resets states. Returns itself.
 
-        Raises UsageError for unknown params, params without data, and for `params` of a loaded program, which has only
-        its saved weights.
+        Raises UsageError for unknown params, params without data or of another shape or dtype, and for `params` of a
+        loaded program, which has only its saved weights. The program then keeps its weights.
         """
         with self._lock:
             if params is not None:
@@ -164,9 +165,9 @@ class Program(Unpicklable):
                         "a loaded program can only use its saved weights", hint="optimize again to use others"
                     )
                 assert self.plan is not None
-                leaves = [str(n.attr("name")) for op in ("param", "state") for n in self.plan.graph.leaves(op)]
+                leaves = {str(n.attr("name")): n.type for op in ("param", "state") for n in self.plan.graph.leaves(op)}
                 _known("param or state", params, {*leaves, *self._params})
-                self._params |= {n: array_of(v) if is_torch(v) else v for n, v in params.items()}
+                self._params |= {n: _data(n, v, leaves.get(n)) for n, v in params.items()}
                 self._weights = EvaluatedWeights(self._weights.terms, self._params, self._weights.plain)
                 states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
                 initial = initial_states(self.plan, states, self._params)
@@ -715,6 +716,15 @@ def refuse_occupied(target: Path) -> None:
     recover(Path(os.path.realpath(target)))
     if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
+
+
+def _data(name: str, value: Any, wanted: Type | None) -> Data:
+    """Data of a param or state from an array, tensor, lazy source or nested list. Raises UsageError if its type is not
+    `wanted`."""
+    data: Data = array_of(value) if is_torch(value) else value if hasattr(value, "load") else np.asarray(value)
+    if wanted is not None and (tuple(data.shape) != wanted.shape or dtypes.name_of(data.dtype) != wanted.dtype):
+        raise UsageError(f"{name!r} is {wanted}, its data {data.dtype}{list(data.shape)}")
+    return data
 
 
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
