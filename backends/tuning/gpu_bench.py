@@ -114,7 +114,7 @@ class Bench:
 
     def _drawn(self) -> None:
         """Draw the operands and compute the reference."""
-        roles = gpu_operands.roles(self.roots)
+        roles = gpu_operands.operand_roles(self.roots)
         self.sets.clear()
         operands = {
             n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.OperandRole()), self.device.name, self.size)
@@ -244,7 +244,7 @@ class Bench:
         """
         answers = [result] if tried.text.fresh else self.sets[0].outputs
         rooms = [raw for raw, _ in self.sets[0].rooms]
-        if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
+        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*rooms, tried.scratch)):
             raise Wrong("it writes outside its output or scratch")
         if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
             raise Wrong("it writes to its inputs")
