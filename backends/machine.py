@@ -1,7 +1,7 @@
 """The GPU that generated kernels are scheduled for: sizes and rates, queried from the driver or stated per model.
 
 Legality, ranking and emission of GPU kernels read `target`. A worker process that schedules kernels for its parent uses
-the parent's machine (`using`).
+the parent's machine (`using_machine`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..costdb.keys import rates
 from ..costdb.keys.device import gpu_facts
 from ..egraph.ir.memo import memo
 
-__all__ = ["REFERENCE", "Machine", "of_facts", "of_key", "per_machine", "target", "using"]
+__all__ = ["REFERENCE", "Machine", "cached_per_machine", "of_facts", "of_key", "target", "using_machine"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,13 +70,12 @@ _using: ContextVar[Machine | None] = ContextVar("tensor_graphs_machine", default
 
 
 def target() -> Machine:
-    """The GPU for which kernels are generated: that of `using`, else of the setting `gpu`, else the local GPU, else
-    `REFERENCE`."""
+    """The GPU that kernels are generated for: of `using_machine`, the setting `gpu`, this machine, or `REFERENCE`."""
     return _using.get() or _target(settings.planned_gpu())
 
 
 @contextmanager
-def using(machine: Machine) -> Iterator[None]:
+def using_machine(machine: Machine) -> Iterator[None]:
     """Context manager in which `target` returns a given machine."""
     token = _using.set(machine)
     try:
@@ -85,7 +84,7 @@ def using(machine: Machine) -> Iterator[None]:
         _using.reset(token)
 
 
-def per_machine(size: int) -> Callable[[F], F]:
+def cached_per_machine(size: int) -> Callable[[F], F]:
     """Decorator of a function that depends on the target GPU (`target()`): an LRU cache of up to `size` results.
 
     Its keys are the GPU and the arguments."""
@@ -93,7 +92,7 @@ def per_machine(size: int) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         @memo(size)
         def known(machine: Machine, *args: Any) -> Any:
-            with using(machine):
+            with using_machine(machine):
                 return function(*args)
 
         @wraps(function)

@@ -115,7 +115,7 @@ def backend(name: str) -> Target:
     return known[name]
 
 
-def elsewhere(choice: str) -> bool:
+def is_planning_only(choice: str) -> bool:
     """Whether a backend choice is for planning only, because it needs the GPU that the setting `gpu` describes and this
     machine has none."""
     on_one = any(n in BUILT_IN and backend(n).device.on_gpu for n in CHOICES.get(choice, ()))
@@ -132,13 +132,13 @@ def select(choice: str | None = None) -> list[Target]:
     "generated" take only views and copies from the library. "auto" is "gpu" if a GPU is usable, else NumPy, and
     Torch and C if they are usable. Another backend is combined with NumPy if both work in the host's memory. Raises
     DeviceUnavailableError if a required backend is unusable here, unless the choice is for planning only
-    (`elsewhere`).
+    (`is_planning_only`).
     """
     name = choice or settings.current().backend
     if name == "auto" and not backend("torch_cuda").unavailable():
         name = "gpu"
     chosen = [backend(n) for n in CHOICES.get(name) or _with_host(name) if n == name or n in backends()]
-    planned = elsewhere(name)
+    planned = is_planning_only(name)
     usable = [b for b in chosen if planned or not b.unavailable()]
     if any(b.name == "torch" for b in usable):
         usable = [b.restricted(_UNTHREADED) if b.name == "numpy" else b for b in usable]
@@ -172,7 +172,7 @@ def _one_float(call: Call) -> bool:
     return len({o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)}) <= 1
 
 
-def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
+def backends_storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
     """The CPU backends adapted to plans that store values in a 16-bit float while the compute dtype is float32
     (extract/model/storage_dtypes.py).
 
@@ -203,7 +203,7 @@ def on_gpu(chosen: Iterable[Backend]) -> bool:
     return any(b.device.on_gpu for b in chosen)
 
 
-def eager(chosen: Sequence[Backend]) -> list[Backend]:
+def unfused_backends(chosen: Sequence[Backend]) -> list[Backend]:
     """Backends that run the graph as written, one library kernel per node, in order of preference.
 
     `chosen`: the backends of a choice (`select`). On a GPU the result is Torch's GPU library alone.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import tensor_graphs as tg
 from tensor_graphs.backends.c.backend import BACKEND, generated
 from tensor_graphs.backends.runtime.marshalling import tensor_of
-from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
@@ -82,7 +82,7 @@ def compared() -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
         sets = []
         for seed in range(REPEATS if "memory" in title else 2):
             rng = np.random.default_rng(seed)
-            values = {n: laid(random_values(o.type, rng), o) for n, o in inputs.items()}
+            values = {n: in_layout(random_values(o.type, rng), o) for n, o in inputs.items()}
             run = bind(values)
             sets.append((run, {n: tensor_of(v) for n, v in values.items()}, torch.empty_like(tensor_of(run()[0]))))
         calls = {"c": _each(sets, lambda run, v, o: run()), "torch": _each(sets, _second(reference))}

@@ -128,7 +128,7 @@ class Case:
             return
         with self.variant("xla") as found:
             from benchmarks.jax_workloads import on_all
-            from tensor_graphs.backends.tuning.gpu_worker import alone
+            from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
 
             rounds = max(1, 32 // len(self.sets))
             start = time.monotonic()
@@ -137,7 +137,7 @@ class Case:
             results = [self.torch.from_dlpack(x) for x in (first if isinstance(first, tuple) else (first,))]
             found["error"] = max(error(got, want) for got, want in zip(results, self.exact, strict=True))
             samples = []
-            with alone():
+            with with_gpu_lock():
                 for _ in range(ROUNDS):
                     began = time.perf_counter_ns()
                     run()
@@ -208,10 +208,10 @@ class Case:
         `rests`: further rounds with a pause before each replay, because products without pauses reach the chip's power
         limit, which lowers its clock.
         """
-        from tensor_graphs.backends.tuning.gpu_worker import alone
+        from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
 
         replays: dict[str, tuple[Run, int]] = {}
-        with self.torch.no_grad(), alone():
+        with self.torch.no_grad(), with_gpu_lock():
             for name, calls in list(self.calls.items()):
                 with self.variant(name):
                     for call in calls[:2]:
@@ -375,11 +375,11 @@ def installed(name: str) -> bool:
 def machine(device: Any) -> Record:
     """The device with its rates, measured now: bytes and operations per µs, µs of a launch."""
     from tensor_graphs.backends.tuning.gpu_calibrate import calibrate
-    from tensor_graphs.backends.tuning.gpu_worker import alone, keep_busy
+    from tensor_graphs.backends.tuning.gpu_worker import warm_up_clock, with_gpu_lock
     from tensor_graphs.costdb.keys.device import gpu_machine
 
-    with alone():
-        keep_busy(device)
+    with with_gpu_lock():
+        warm_up_clock(device)
         probes = calibrate(device, 0.7)
     rates = {(p["name"], p["dtype"]): max(p["flops"], p["bytes"]) / median(p["samples"]) for p in probes}
     found = gpu_machine()
@@ -403,12 +403,12 @@ def limit_us(work: Any, record: Record) -> float:
 
 def share_the_gpu() -> None:
     """Make Inductor's timing of kernels and our timing of programs take the GPU lock, as our timing of kernels does."""
-    from tensor_graphs.backends.tuning.gpu_worker import alone
+    from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
     from tensor_graphs.pipeline import timing
 
     def locked(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **named: Any) -> Any:
-            with alone():
+            with with_gpu_lock():
                 return call(*args, **named)
 
         return run

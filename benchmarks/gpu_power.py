@@ -84,7 +84,7 @@ def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[
     """Schedules that compile and give the right answer, each with its time in a burst."""
     from tensor_graphs.backends.generate.kernel_text import kernel_text
     from tensor_graphs.backends.tuning.compile_pool import CompilePool
-    from tensor_graphs.backends.tuning.gpu_worker import alone, keep_busy
+    from tensor_graphs.backends.tuning.gpu_worker import warm_up_clock, with_gpu_lock
 
     pool = CompilePool(COMPILERS, 90)
     try:
@@ -93,8 +93,8 @@ def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[
         for place, (schedule, text, job) in enumerate(zip(wanted, texts, jobs, strict=True)):
             if job.result().get("ok"):
                 one = bench.loaded(text)
-                with alone():
-                    keep_busy(bench.device)
+                with with_gpu_lock():
+                    warm_up_clock(bench.device)
                     bench.attempt(place, one)
                 yield schedule, one
     finally:
@@ -106,7 +106,7 @@ def lasting(device: Any, replay: Callable[[], Any]) -> Row:
 
     The latter in the middle of the load's second half. Raises SystemExit without NVML.
     """
-    from tensor_graphs.backends.tuning.gpu_worker import alone
+    from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
 
     found = power_handle()
     if found is None:
@@ -115,7 +115,7 @@ def lasting(device: Any, replay: Callable[[], Any]) -> Row:
         )
     nvml, handle = found
     us, watts, mhz = [], [], []
-    with alone():
+    with with_gpu_lock():
         time.sleep(PAUSE_S)
         start = time.monotonic()
         while time.monotonic() - start < LASTING_S:

@@ -29,7 +29,7 @@ from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.kernels import proposals
 from tensor_graphs.kernels.briefs import Brief, numpy_source, write_briefs
 from tensor_graphs.kernels.proposals import Proposal, propose
-from tensor_graphs.kernels.regions import regions_of, why_none
+from tensor_graphs.kernels.regions import reason_without_regions, regions_of
 from tensor_graphs.kernels.wanted import wanted
 from tensor_graphs.pipeline import time_program
 
@@ -137,9 +137,11 @@ def test_an_empty_result_says_why(store: Store, tmp_path: Path, capsys: pytest.C
     assert (list(found), repr(found)) == ([], f"[] ({found.why})")
     assert "the plan calls no kernels" in found._repr_html_()
     at_limit = priced([tg.tanh(x)], lambda name: 0.001)
-    assert why_none(at_limit, store).startswith("no kernel is slower than its limit: 1 kernel call, 0.0 µs, limits ")
+    assert reason_without_regions(at_limit, store).startswith(
+        "no kernel is slower than its limit: 1 kernel call, 0.0 µs, limits "
+    )
     unmeasured = replace(at_limit, steps=tuple(replace(s, cost=Priced(1, 1, 30, "bound")) for s in at_limit.steps))
-    assert "give a larger budget" in why_none(unmeasured, store)
+    assert "give a larger budget" in reason_without_regions(unmeasured, store)
     with pytest.raises(UsageError, match="at least 1"):
         wanted(tg.tanh(x), count=0)
     tg.save_graph(Graph.of([tg.reshape(x, (-1,))]), tmp_path / "view.safetensors")

@@ -156,8 +156,8 @@ def test_index_maps_reach_regions_notation_and_layouts() -> None:
 
 
 def test_facts_reach_fusion_work_and_the_drawing_of_operands() -> None:
-    from tensor_graphs.backends.tuning.gpu_operands import roles as gpu_roles
-    from tensor_graphs.backends.verification.inputs import roles
+    from tensor_graphs.backends.tuning.gpu_operands import operand_roles as gpu_roles
+    from tensor_graphs.backends.verification.inputs import input_distributions
     from tensor_graphs.egraph.view.view import view_of
     from tensor_graphs.extract.fusion.groups import FusionGroups
     from tensor_graphs.extract.model.work import graph_flops
@@ -165,9 +165,9 @@ def test_facts_reach_fusion_work_and_the_drawing_of_operands() -> None:
     x, i = t.input("x", SHAPE), t.input("i", (3,), "int64")
     taken = make("toy_take", (x, i), {"axis": 1})
     root = t.log(make("toy_peak", (taken,), {"axes": (1,)}))
-    found = roles(Graph.of(root))
+    found = input_distributions(Graph.of(root))
     assert found["x"].positive is False and found["i"].bound == SHAPE[1]
-    assert roles(Graph.of(t.log(make("toy_peak", (x,), {"axes": (1,)}))))["x"].positive
+    assert input_distributions(Graph.of(t.log(make("toy_peak", (x,), {"axes": (1,)}))))["x"].positive
     params = make("toy_take", (t.param("x", SHAPE), t.param("i", (3,), "int64")), {"axis": 0})
     assert gpu_roles([params])["i"].bound == SHAPE[0] and graph_flops([taken]) == 3.0
     view = view_of(Graph.of(root))

@@ -21,7 +21,7 @@ from ...extract.model.kernel import Call, Template
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.free_terms import SizedCall, free_call, free_terms
-from ..generate.template import GeneratedKernel, spelled, template_of
+from ..generate.template import GeneratedKernel, pattern_text, template_of
 from ..ir.kernel import PROBE
 from ..ir.source_text import literal
 from .emit.kernel import PARALLEL as WORTH
@@ -182,7 +182,7 @@ def _free(
     source = f"{head}{parameters}{brace}{rest}"
     title = f"sized_{blake2b(source.encode(), digest_size=5).hexdigest()}"
     source = re.sub(r"\bkernel\b", title, source)
-    pattern = spelled(roots)
+    pattern = pattern_text(roots)
     order = _parameters(head)
 
     def code(call: Call) -> str:

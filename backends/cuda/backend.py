@@ -9,7 +9,7 @@ from typing import Any
 from ...egraph.ir.tensor import Tensor, topological
 from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
-from ..generate.strategy import Strategy, StrategyEmitter, every_third, if_none
+from ..generate.strategy import Strategy, StrategyEmitter, ask_if_none, every_third
 from ..generate.template import CARRYING, COUNTING, GeneratedKernel, template_of
 from ..ir.kernel import PROBE, Kernel
 from ..ir.precision import IEEE, THREE, Precision
@@ -28,8 +28,8 @@ from .schedules import (
     FEW,
     SimtSchedule,
     SkinnyGemmSchedule,
-    joining,
-    packed_first,
+    combining_layout,
+    merge_packed,
     simt_applies,
     simt_legal,
     simt_schedules,
@@ -78,7 +78,7 @@ def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Laun
         shared={names.get(d, d): other for d, other in layout.shared.items()},
         seen=names.get(layout.seen, layout.seen),
     )
-    layouts = moved, joining(layout, after)
+    layouts = moved, combining_layout(layout, after)
     return [emit_joined(first, second, layouts, name, (spread, after), found.constant)]
 
 
@@ -116,7 +116,7 @@ SKINNY = Strategy(
     legal=lambda kernel, shape, s, splits: skinny_legal(shape, s) and _emitted(kernel, shape, s, splits),
     emit=_emit_threads,
     wanted=lambda count, found: count - count // 2 if found else count,
-    merge=packed_first,
+    merge=merge_packed,
     masked=lambda s: True,
 )
 SIMT = Strategy(
@@ -149,7 +149,7 @@ ATTENTION = Strategy(
         few_row_legal(kernel, shape, s, splits) and _emitted(kernel, shape, s, splits)
     ),
     emit=_emit_threads,
-    wanted=if_none,
+    wanted=ask_if_none,
     masked=lambda s: True,
 )
 GEMM = Strategy(
@@ -171,7 +171,7 @@ TILED = Strategy(
     legal=lambda kernel, shape, s, splits: tiles_fit(kernel, shape, s),
     emit=lambda found, s, name: [emit_tiles(found.kernel, found.shape, s, name)],
     precisions=(IEEE.name, THREE.name),
-    wanted=if_none,
+    wanted=ask_if_none,
 )
 
 

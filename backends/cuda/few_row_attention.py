@@ -20,10 +20,10 @@ from ..generate.schedule import Domain, Schedule, flag, number, optional
 from ..ir.expr import Expr, walk
 from ..ir.index import Axis
 from ..ir.kernel import Kernel
-from ..ir.loop_fusion import up_to
+from ..ir.loop_fusion import index_bounds
 from ..ir.tiling import Shape, divisors
-from ..machine import per_machine, target
-from .emit.thread_layout import DimensionThreads, ThreadLayout, slope, together
+from ..machine import cached_per_machine, target
+from .emit.thread_layout import DimensionThreads, ThreadLayout, is_vectorizable, stride_in_runs
 
 ROWS = 16  # maximum rows
 WIDE = 8  # maximum rows of which a thread holds the widest vectors
@@ -182,15 +182,15 @@ def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRowAttentionRa
     if not heads or not shape.cols or not loads:
         return None
     along: list[tuple[Expr, Axis]] = [(e, next(a for a in (*heads, *shape.cols) if a in e.axes)) for e in loads]
-    if any(slope(e.value[1], a, 1) != 1 for e, a in along):
+    if any(stride_in_runs(e.value[1], a, 1) != 1 for e, a in along):
         return None
     size = max(dtypes.itemsize(str(e.value[3])) for e in loads)
     vector = next(
         v for v in (8, 4, 2, 1)
-        if v * size <= 16 and (v == 1 or all(together(e.value[1], a, v, size) for e, a in along))
+        if v * size <= 16 and (v == 1 or all(is_vectorizable(e.value[1], a, v, size) for e, a in along))
     )  # fmt: skip
     maxima = [e for e in kernel.reductions if e.value == ("max", positions)]
-    seen = bool(maxima) and all(up_to(e.args[0], hiding=True) for e in maxima)
+    seen = bool(maxima) and all(index_bounds(e.args[0], hiding=True) for e in maxima)
     batch = prod(a.size for a in shape.batch)
     head = max(a.size for a in heads)
     first = [e for e in kernel.exprs if e.op == "load" and positions not in e.axes and e.axes & {*heads}]
@@ -202,7 +202,7 @@ def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRowAttentionRa
     )
 
 
-@per_machine(1024)
+@cached_per_machine(1024)
 def _ranked(seen: FewRowAttentionRanking, count: int) -> tuple[FewRowAttentionSchedule, ...]:
     """At most `count` schedules, best rank first, beginning with at most two of each split factor.
 

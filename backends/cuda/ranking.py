@@ -14,7 +14,7 @@ from math import ceil, exp, log2, prod
 from typing import Protocol
 
 from ..ir.tiling import divisors, padded
-from ..machine import per_machine, target
+from ..machine import cached_per_machine, target
 
 Schedule = dict[str, int]  # in stored form (generate/schedule.py)
 Fixed = tuple[tuple[str, int], ...]
@@ -50,7 +50,7 @@ class RankingModel(Protocol):
         ...
 
 
-@per_machine(4096)
+@cached_per_machine(4096)
 def ranked(seen: RankingModel, count: int) -> tuple[Schedule, ...]:
     """Candidate schedules for a kernel description, in stored form, at most `count`, best rank first.
 

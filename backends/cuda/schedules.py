@@ -9,7 +9,7 @@ from math import prod
 from ...egraph.ir import dtypes
 from ..generate.emitter import split_axis
 from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
-from ..generate.strategy import after
+from ..generate.strategy import earlier_first
 from ..ir.expr import walk
 from ..ir.index import Axis, Index
 from ..ir.kernel import Kernel
@@ -18,7 +18,7 @@ from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of
-from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, slope, together
+from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, is_vectorizable, stride_in_runs
 from .packed_ranking import PackedGemmRanking
 from .ranking import ElementwiseRanking, GemvRanking, ReductionRanking, RowReductionRanking, SkinnyGemmRanking, ranked
 
@@ -33,7 +33,7 @@ PREFETCH = "with `early`: L2 prefetch of matrices before the wait for the previo
 SPLIT = "split-K factor over blocks; the last block of a tile combines the partial results"
 
 
-def covered(dimension: str, *numbers: tuple[tuple[str, int], ...]) -> int:
+def elements_per_block(dimension: str, *numbers: tuple[tuple[str, int], ...]) -> int:
     """Elements that a thread block covers along a dimension: the product of the dimension's entries in `numbers`
     (threads, vectors, repeats), 1 where absent."""
     return prod(dict(n).get(dimension, 1) for n in numbers)
@@ -63,7 +63,7 @@ class SimtSchedule(Schedule):
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of a block's tile."""
-        return covered("m", self.threads, self.vector, self.repeat), covered(
+        return elements_per_block("m", self.threads, self.vector, self.repeat), elements_per_block(
             "n", self.threads, self.vector, self.repeat
         )
 
@@ -103,7 +103,7 @@ class SkinnyGemmSchedule(Schedule):
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of a block's tile."""
-        return covered("m", self.vector, self.repeat), self.n
+        return elements_per_block("m", self.vector, self.repeat), self.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
         """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
@@ -141,7 +141,7 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows and packed and (s.early or not s.warm)
 
 
-def joining(first: ThreadLayout, shape: Shape) -> ThreadLayout:
+def combining_layout(first: ThreadLayout, shape: Shape) -> ThreadLayout:
     """Thread layout in which the last block of a tile combines partial results, given the layout `first` of the kernel
     that computes them and the shape of the combining kernel. Threads along the reduction become threads along the
     parts."""
@@ -183,7 +183,7 @@ def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
     found: dict[str, float] = {}
     for dim, group in _groups(shape).items():
         ends = [group[-1], *shape.joined] if dim == "n" and group else group[-1:]
-        seen = {(b, at, n) for axis in ends for b, at, _, n in _accesses(kernel) if slope(at, axis, 1) == 1}
+        seen = {(b, at, n) for axis in ends for b, at, _, n in _accesses(kernel) if stride_in_runs(at, axis, 1) == 1}
         found[dim] = sum(n for *_, n in seen)
     return found
 
@@ -200,11 +200,11 @@ def width(kernel: Kernel, shape: Shape, dim: str) -> int:
         for axis in dict.fromkeys([group[-1], *(shape.joined if dim == "n" else ())]):
             for _, at, dtype, nbytes in _accesses(kernel):
                 size = dtypes.itemsize(dtype)
-                if vector * size <= 32 and together(at, axis, vector, size):
+                if vector * size <= 32 and is_vectorizable(at, axis, vector, size):
                     total += nbytes
         if total > 0 and total >= moved:
             best, moved = vector, total
-    sizes = [dtypes.itemsize(d) for _, at, d, n in _accesses(kernel) if slope(at, group[-1], 1) == 1]
+    sizes = [dtypes.itemsize(d) for _, at, d, n in _accesses(kernel) if stride_in_runs(at, group[-1], 1) == 1]
     return min(best, max(1, 16 // min(sizes, default=4)))
 
 
@@ -254,14 +254,14 @@ def _parsed(seen: SkinnyGemmRanking | PackedGemmRanking, count: int) -> list[Ski
     return [s for one in ranked(seen, count) if (s := SkinnyGemmSchedule.parse(one)) is not None]
 
 
-def packed_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
+def merge_packed(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
     """Merge of the candidates of earlier strategies (`found`) and of skinny GEMM (`own`).
 
     First come the schedules of skinny GEMM with packed conversions of quantized weights, then `found`, then the other
     schedules of skinny GEMM. The last of `found` are dropped so that at most `count` schedules remain.
     """
     first = [s for s in own if isinstance(s, SkinnyGemmSchedule) and s.packed]
-    return [*first, *after(found, [s for s in own if s not in first], count - len(first))]
+    return [*first, *earlier_first(found, [s for s in own if s not in first], count - len(first))]
 
 
 def _packed(kernel: Kernel, shape: Shape, few: SkinnyGemmRanking | None) -> PackedGemmRanking | None:
@@ -309,8 +309,8 @@ def _few(kernel: Kernel, shape: Shape, splits: bool) -> SkinnyGemmRanking | None
     main = max(axes, key=lambda a: a.size)
     for d in (d for e, d in shape.dots.items() if e.axis == main):
         for x in (x for f in (*d.left, *d.right) for x in walk([f]) if x.op == "load" and main in x.axes):
-            scale = packed and x.value[3] in dtypes.HALVES and slope(x.value[1], main, 8) == 0
-            if not scale and not (dtypes.itemsize(x.value[3]) <= 2 and together(x.value[1], main, 8, 2)):
+            scale = packed and x.value[3] in dtypes.HALVES and stride_in_runs(x.value[1], main, 8) == 0
+            if not scale and not (dtypes.itemsize(x.value[3]) <= 2 and is_vectorizable(x.value[1], main, 8, 2)):
                 return None
     own = if_fusable(_short, kernel, shape, main)
     if own is None or refusal(kernel, main):
@@ -392,9 +392,9 @@ def _short(kernel: Kernel, shape: Shape, main: Axis | None) -> tuple[tuple[str, 
 __all__ = [
     "SimtSchedule",
     "SkinnyGemmSchedule",
+    "combining_layout",
     "fastest",
-    "joining",
-    "packed_first",
+    "merge_packed",
     "simt_applies",
     "simt_legal",
     "simt_schedules",

@@ -36,7 +36,7 @@ from .free_terms import SizedCall, free_call, free_terms
 from .size_fit import LimitedFit, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
 from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, EmittedTexts, NoForm, SizedForm, Text, python, skeleton
-from .template import GeneratedKernel, launches, spelled, template_of
+from .template import GeneratedKernel, launches, pattern_text, template_of
 
 LEAST_POINTS = 4  # points with equal text that a form needs
 NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form
@@ -446,7 +446,7 @@ def sized_kernel(
     if {*ranges} & {*template.operands}:
         return None
     made = SizedKernel(
-        template.name, template.backend, spelled(roots), template, call, tuple(roots), free, ranges, tuple(others),
+        template.name, template.backend, pattern_text(roots), template, call, tuple(roots), free, ranges, tuple(others),
         family=template.family, setup=tuple(dict.fromkeys((*template.setup, *(n for e in others for n in e.setup)))),
         version=template.version, prep=template.prep,
         inplace=template.inplace, beside=template.beside, dense=template.dense, loss=template.loss, rate=template.rate,

@@ -38,10 +38,10 @@ from ..ir.precision import IEEE, PRECISIONS, Precision, within
 from ..machine import Machine, target
 from .any_size import sized_kernel
 from .emitter import Emitter, Lowered
-from .lowering_jobs import Job, Reply, flat
+from .lowering_jobs import Job, Reply, flattened_terms
 from .lowering_pool import Batch, LowerPool
 from .lowering_requests import LoweringRequest, equal_values, reads_of, request_of, with_slices_given
-from .template import GeneratedKernel, across, family_of, layout_key, template_of
+from .template import GeneratedKernel, family_of, is_right_strided, layout_key, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, is_unaligned
 
 BODIES = 2  # kept templates per output class and set of operands: alternative computations of one value
@@ -256,7 +256,7 @@ class Lowering:
         def job(one: LoweringRequest) -> Job:
             wanted = [n for n, lowering in beside.items() if n == self.name or fresh(one, lowering)]
             return Job(
-                tuple(wanted), flat(one.group.terms), (one.call,), one.weights, one.images, self.owner.limit,
+                tuple(wanted), flattened_terms(one.group.terms), (one.call,), one.weights, one.images, self.owner.limit,
                 machine=self._machine(),
             )  # fmt: skip
 
@@ -309,7 +309,7 @@ class Lowering:
         def job(template: GeneratedKernel) -> Job:
             return Job(
                 (self.name,),
-                flat(template.roots),
+                flattened_terms(template.roots),
                 tuple(by_template[template]),
                 form=forms[template],
                 machine=self._machine(),
@@ -368,7 +368,7 @@ class Lowering:
             return
         turned = list(self._with_transposed_weights(group, call, weights, lowered, precision))
         other = self._across.get(precision, precision)
-        if not turned and other is not precision and across(lowered):
+        if not turned and other is not precision and is_right_strided(lowered):
             yield from self._templates(asked, other)
             return
         if not any(precision in self._across or _aligns_a_weight(template, call) for template, _ in turned):

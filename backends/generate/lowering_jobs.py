@@ -47,7 +47,7 @@ class Job:
 Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, float, int]] | None]]
 
 
-def flat(terms: Sequence[Tensor]) -> Flat:
+def flattened_terms(terms: Sequence[Tensor]) -> Flat:
     """Terms in picklable form: (nodes in topological order with argument indices, indices of the terms).
 
     Tensors compare by identity, which pickling would not preserve.
@@ -57,8 +57,8 @@ def flat(terms: Sequence[Tensor]) -> Flat:
     return [(t.op, tuple([number[a] for a in t.args]), dict(t.attrs)) for t in nodes], [number[t] for t in terms]
 
 
-def built(found: Flat) -> tuple[Tensor, ...]:
-    """Terms from the form that `flat` made."""
+def rebuilt_terms(found: Flat) -> tuple[Tensor, ...]:
+    """Terms from the form that `flattened_terms` made."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))
@@ -73,7 +73,7 @@ def read(stream: IO[bytes]) -> Any:
     return pickle.loads(stream.read(HEAD.unpack(head)[0]))
 
 
-def message(data: object) -> bytes:
+def framed(data: object) -> bytes:
     """A message: pickled data with a length prefix."""
     body = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
     return HEAD.pack(len(body)) + body

@@ -28,7 +28,7 @@ from ...extract.model.clock import Clock
 from ...processes.forks import in_forked_child
 from ...processes.memory_limits import limited_environment
 from ...processes.spawn import start_worker
-from .lowering_jobs import HEAD, Job, Reply, message
+from .lowering_jobs import HEAD, Job, Reply, framed
 
 MOST = 16  # maximum workers of all pools together
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
@@ -254,7 +254,7 @@ class LowerPool:
         for p in [*self._processes]:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
-                p.out += message(jobs)
+                p.out += framed(jobs)
                 p.busy |= dict.fromkeys((n for n, _ in jobs), batch)
                 p.messages += 1
             if p.out:

@@ -17,8 +17,8 @@ from typing import Any
 
 from ...processes import memory_limits as host
 from ...processes.child import die_with_parent
-from ..machine import using
-from .lowering_jobs import Form, Job, Reply, built, message, read
+from ..machine import using_machine
+from .lowering_jobs import Form, Job, Reply, framed, read, rebuilt_terms
 
 IDLE_S = 60  # seconds without input after which a worker ends
 
@@ -34,7 +34,7 @@ def answer(job: Job) -> Reply:
         generator = backend(name)
         assert isinstance(generator, KernelGenerator)  # jobs name generators only
         lowering = lowerings.of(generator)
-        answers = lowering.lower_all(built(job.terms), job)
+        answers = lowering.lower_all(rebuilt_terms(job.terms), job)
         forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in lowering.known.items()}
         made = [
             (form, key, None if lowered is None else packed(lowered))
@@ -72,13 +72,13 @@ def main() -> None:
         replies = []
         for number, job in jobs:
             try:
-                with using(job.machine) if job.machine is not None else nullcontext():
+                with using_machine(job.machine) if job.machine is not None else nullcontext():
                     replies.append((number, answer(job)))
             except MemoryError:  # the parent would run out, too: the group has no kernel
                 replies.append((number, [(name, [], None if job.form else []) for name in job.names]))
             except Exception:  # the parent runs the job again and reports the error
                 replies.append((number, []))
-        out.write(message(replies))
+        out.write(framed(replies))
         out.flush()
 
 

@@ -37,7 +37,7 @@ class Request:
     precision: Precision = IEEE
 
 
-def after(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
+def earlier_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
     """Merge of candidate lists: first the candidates of earlier strategies (`found`), then those of this strategy
     (`own`). The last of `found` are dropped so that at most `count` schedules remain."""
     return [*found[: count - len(own)], *own]
@@ -56,17 +56,17 @@ def every_third(found: Sequence[Schedule], own: Sequence[Schedule], count: int) 
     return [s for three in threes for s in three if s is not None][:count]
 
 
-def all_of(count: int, found: int) -> int:
+def ask_all(count: int, found: int) -> int:
     """Number of candidates to ask a strategy for: `count`, however many earlier strategies found."""
     return count
 
 
-def rest_of(count: int, found: int) -> int:
+def ask_rest(count: int, found: int) -> int:
     """Number of candidates to ask a strategy for: `count` minus the `found` candidates of earlier strategies."""
     return count - found
 
 
-def if_none(count: int, found: int) -> int:
+def ask_if_none(count: int, found: int) -> int:
     """Number of candidates to ask a strategy for: `count` if earlier strategies found no candidates, else 0."""
     return 0 if found else count
 
@@ -95,8 +95,8 @@ class Strategy(Generic[S]):
     legal: Callable[[Kernel, Shape, S, bool], bool]
     emit: Callable[[Lowered, S, str], Sequence[Launch]]
     precisions: tuple[str, ...] = (IEEE.name,)
-    wanted: Callable[[int, int], int] = all_of
-    merge: Merge = after
+    wanted: Callable[[int, int], int] = ask_all
+    merge: Merge = earlier_first
     alone: bool = False
     masked: Callable[[S], bool] = lambda schedule: False
     sides: bool = False
@@ -193,10 +193,10 @@ __all__ = [
     "Request",
     "Strategy",
     "StrategyEmitter",
-    "after",
-    "all_of",
     "alternating",
+    "ask_all",
+    "ask_if_none",
+    "ask_rest",
+    "earlier_first",
     "every_third",
-    "if_none",
-    "rest_of",
 ]

@@ -27,13 +27,13 @@ from ...extract.model.work import graph_flops
 from ...processes.forks import Lock
 from ..ir.expr import walk
 from ..ir.kernel import PROBE, Buffer, Kernel
-from ..ir.loop_fusion import rolled
+from ..ir.loop_fusion import shared_maximum
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
-from ..lowering.split_reduction import COUNTERS, places
+from ..lowering.split_reduction import COUNTERS, partial_layout
 from .emitter import Emitter, Launch, Lowered, can_split
 from .schedule import Move, Numbers, Schedule
 from .weight_layouts import channels_last, laid_out, prepared, transposed_matrix
@@ -56,7 +56,7 @@ NESTED = 24  # maximum nesting depth of an expression in larger terms
 READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
 
 
-def spelled(terms: Sequence[Tensor]) -> str:
+def pattern_text(terms: Sequence[Tensor]) -> str:
     """Terms as pattern text, with inputs as variables.
 
     In large terms, shared and deeply nested nodes become named definitions.
@@ -195,7 +195,7 @@ class GeneratedKernel(KernelBase):
         parts = 1 if found is None else self.scheduled(call, found).scratch_parts
         if found is None or parts == 1:
             return 0
-        return places(found.halves(parts)[0].buffers)[1]
+        return partial_layout(found.halves(parts)[0].buffers)[1]
 
     def source(self, call: Call) -> dict[str, str]:
         """Definitions that a call's launches need: name -> text."""
@@ -250,7 +250,7 @@ class GeneratedKernel(KernelBase):
         if found is None:
             return ()
         ways = {*found.kernel.builder.ways}
-        ways |= {"ROLL" for e in found.kernel.reductions if rolled(e, e.axis) is not None}
+        ways |= {"ROLL" for e in found.kernel.reductions if shared_maximum(e, e.axis) is not None}
         ways |= {"SPLIT"} if self.scheduled(call, found).scratch_parts > 1 else set()
         return tuple(sorted(ways))
 
@@ -286,7 +286,7 @@ class GeneratedKernel(KernelBase):
 
         Raises UsageError for parameters that no strategy has.
         """
-        return self.emitter.parse(stored(found, call))
+        return self.emitter.parse(stored_schedule(found, call))
 
     def lower(self, call: Call) -> Lowered | None:
         """The lowered kernel of a call; None if the terms cannot be lowered for these layouts. Cached by layout."""
@@ -333,14 +333,14 @@ class GeneratedKernel(KernelBase):
     def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
         if self.precision is IEEE:
             return self.emitter.space(kernel, shape, splits)
-        worth = rounds(kernel, shape) and shape.m >= self.precision.rows
+        worth = multiplies_float32(kernel, shape) and shape.m >= self.precision.rows
         return self.emitter.rounding(kernel, shape, splits, self.precision) if worth else ()
 
 
 def layout_key(call: Call) -> Hashable:
     """Cache key of the layouts of a call: strides and dtypes of operands and outputs."""
-    places = (*call.operands.values(), *call.outputs)
-    return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
+    operands = (*call.operands.values(), *call.outputs)
+    return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in operands])
 
 
 def _scheduled_key(call: Call) -> Hashable:
@@ -348,7 +348,7 @@ def _scheduled_key(call: Call) -> Hashable:
     return layout_key(call), tuple(sorted(call.schedule.items()))
 
 
-def rounds(kernel: Kernel, shape: Shape) -> bool:
+def multiplies_float32(kernel: Kernel, shape: Shape) -> bool:
     """Whether a kernel multiplies float32 matrices, whose elements tensor cores would round."""
     floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
     return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
@@ -371,7 +371,7 @@ def raise_recursion_limit(operations: int) -> None:
 _deepening = Lock()
 
 
-def across(found: Lowered) -> bool:
+def is_right_strided(found: Lowered) -> bool:
     """Whether the right operand of a lowered kernel's matrix product is not contiguous along K."""
     return any(
         e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
@@ -400,7 +400,7 @@ def _read(
         return None
 
 
-def stored(found: Lowered, call: Call) -> Numbers:
+def stored_schedule(found: Lowered, call: Call) -> Numbers:
     """Stored form of a call's schedule; if the call has none, that of the best guess of its lowered kernel `found`."""
     return dict(call.schedule) or found.space[0]
 
@@ -409,7 +409,7 @@ def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
     """The launches of a call with its schedule, in execution order."""
     found = template.lower(call)
     assert found is not None
-    schedule = stored(found, call)
+    schedule = stored_schedule(found, call)
     constant = [sorted(call.constant)] if call.constant else []
     key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items()), *constant))
     name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
@@ -427,7 +427,7 @@ def _code(template: GeneratedKernel, call: Call) -> str:
     parts = template.scheduled(call, found).scratch_parts
     if parts > 1:
         first, _ = found.halves(parts)
-        for name, (start, size) in places(first.buffers)[0].items():
+        for name, (start, size) in partial_layout(first.buffers)[0].items():
             names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
         names["counters"] = f"counters({names['out']}.device)"
     pairs = [(names[base], names[output]) for output, base in template.bases.items()]
@@ -455,7 +455,7 @@ def template_of(
     bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
     suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
     return GeneratedKernel(
-        f"{emitter.name}.{family}{suffix}", emitter.name, spelled(roots), first, emitter, tuple(others),
+        f"{emitter.name}.{family}{suffix}", emitter.name, pattern_text(roots), first, emitter, tuple(others),
         precision, last,
         family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of(roots),
         setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])),

@@ -15,7 +15,7 @@ from .index import Axis, Index, index
 from .kernel import Kernel
 
 
-def rolled(e: Expr, axis: Axis) -> Expr | None:
+def shared_maximum(e: Expr, axis: Axis) -> Expr | None:
     """Maximum m that a sum can share its loop with (online softmax); None for other sums.
 
     The sum reduces exp(a - m) times factors free of m, where m is the maximum of a along the same axis.
@@ -44,7 +44,7 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
     return found
 
 
-def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
+def loop_sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
     """The reductions among `ready`, all along one axis, that one loop can compute, in the same order (inner ones
     first).
 
@@ -60,13 +60,13 @@ def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> li
     return chosen
 
 
-def at_least_one(e: Expr) -> bool:
+def is_softmax_sum(e: Expr) -> bool:
     """Whether a value is a sum of exp(a - max(a)), hence at least 1 (or 0 if everything is masked), so that its
     reciprocal does not overflow."""
     return e.op == "reduce" and e.value[0] == "sum" and below_maximum(e.args[0]) is not None
 
 
-def power_of(kernel: Kernel, maximum: Expr) -> str:
+def exponential_of(kernel: Kernel, maximum: Expr) -> str:
     """Name of the op (exp or exp2) that a kernel applies to differences from the maximum `maximum`."""
     return next(x.op for x in kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (maximum,))
 
@@ -87,15 +87,15 @@ class AxisMask:
 Allowed = tuple[Index, Expr, Expr, bool]
 
 
-def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
+def masks_of(e: Expr, lost: float = -math.inf) -> list[Allowed]:
     """Masks of a value, as (index, `where` node, unmasked value, whether the `where` has no other condition).
 
     `lost`: value of masked elements. The value may differ from it only where the index is nonnegative.
     """
     if e.op == "add" and lost == -math.inf:
-        return [*allowed(e.args[0]), *allowed(e.args[1])]
+        return [*masks_of(e.args[0]), *masks_of(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
-        return allowed(e.args[0], lost)
+        return masks_of(e.args[0], lost)
     if e.op != "where":
         return []
     c, x, y = e.args
@@ -103,13 +103,13 @@ def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
     if gone[0] == gone[1]:
         return []
     kept = y if gone[0] else x
-    return [*((i, e, kept, _compares(c)) for i in _true(c, gone[1])), *allowed(kept, lost)]
+    return [*((i, e, kept, _compares(c)) for i in _true(c, gone[1])), *masks_of(kept, lost)]
 
 
 Bound = tuple[Index, Expr, bool]
 
 
-def up_to(e: Expr, *, hiding: bool = False) -> list[Bound]:
+def index_bounds(e: Expr, *, hiding: bool = False) -> list[Bound]:
     """Upper bounds on indices, implied by masks: beyond them the body `e` of a maximum is -inf. A list of (index,
     number, strict).
 
@@ -117,9 +117,9 @@ def up_to(e: Expr, *, hiding: bool = False) -> list[Bound]:
     masks are selects of -inf where a condition is false; with `hiding`, also where one is true.
     """
     if e.op == "add":
-        return [*up_to(e.args[0], hiding=hiding), *up_to(e.args[1], hiding=hiding)]
+        return [*index_bounds(e.args[0], hiding=hiding), *index_bounds(e.args[1], hiding=hiding)]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
-        return up_to(e.args[0], hiding=hiding)
+        return index_bounds(e.args[0], hiding=hiding)
     if e.op != "where":
         return []
     lost = [x.op == "const" and x.value == -math.inf for x in e.args[1:]]
@@ -153,21 +153,21 @@ def _reduces(e: Expr) -> bool:
     return any(x.op == "reduce" for x in walk([e]))
 
 
-def seen_by(e: Expr, one: Expr) -> list[Allowed]:
-    """Masks of the body of the reduction `e`, as `allowed` gives them; elements that a mask excludes do not contribute.
-    Empty unless `e` is a maximum or a float sum.
+def body_masks(e: Expr, one: Expr) -> list[Allowed]:
+    """Masks of the body of the reduction `e`, as `masks_of` gives them; excluded elements do not contribute. Empty
+    unless `e` is a maximum or a float sum.
 
     In a sum of products, a factor that is a condition cast to a number is a mask too; `one` is given as its unmasked
     value.
     """
     if e.value[0] == "max":
-        return allowed(e.args[0])
+        return masks_of(e.args[0])
     if e.value[0] != "sum" or e.kind != "float":
         return []
     over, _ = factors(e.args[0])
     conditions = ((f, f.args[0]) for f in over if f.op == "cast" and f.args[0].kind == "bool")
     return [
-        *(found for f in over for found in allowed(f, 0.0)),
+        *(found for f in over for found in masks_of(f, 0.0)),
         *((i, f, one, _compares(c)) for f, c in conditions for i in _true(c, True)),
     ]
 

@@ -20,7 +20,7 @@ from ..contract import BackendBase
 from ..ir.source_text import dtype_text, literal
 from ..runtime.views import numpy_code, spelled, view_templates
 from .numpy_helpers import HELPERS
-from .scratch import Room, Rooms, one_at, shape_of, wide, with_rooms, work
+from .scratch import Room, Rooms, reduced_shape, shape_of, wide, with_scratch, work
 
 Applies = Callable[[Call], bool]
 
@@ -89,7 +89,7 @@ def _signs(call: Call) -> Rooms:
 
 
 def _reduced(call: Call, axis: int) -> Room:
-    return one_at(shape_of(call, "x"), (axis,)), _computed(call)
+    return reduced_shape(shape_of(call, "x"), (axis,)), _computed(call)
 
 
 def _along_axis(call: Call) -> Rooms:
@@ -117,7 +117,7 @@ def _grouped(call: Call) -> Rooms:
 def _logs(call: Call) -> Rooms:
     shape, kind = shape_of(call, "x"), call.operands["x"].type.dtype
     return {"logs": (shape, kind), "work": "logs" if wide(kind) == kind else (shape, wide(kind)),
-            "powers": (shape, wide(kind)), "stat": (one_at(shape, (1,)), wide(kind))}  # fmt: skip
+            "powers": (shape, wide(kind)), "stat": (reduced_shape(shape, (1,)), wide(kind))}  # fmt: skip
 
 
 def _halved(call: Call) -> Rooms:
@@ -207,7 +207,7 @@ def _pointwise() -> list[LibraryKernel]:
         row("pow_each", "pow(x, y)", "np.power({x}, {y}, out={out})", inplace=("x",), dense=("y",), exact=True,
             applies=_and(_NUMBER, _each_its_own)),
         row("pow", "pow(x, y)", setup=("power",), inplace=("x",), applies=_and(_NUMBER, lambda c: not _each_its_own(c)), exact=True,
-            **with_rooms("power({x}, {y}, {exponents}, {out})", _exponents)),
+            **with_scratch("power({x}, {y}, {exponents}, {out})", _exponents)),
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
         row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
@@ -227,7 +227,7 @@ def _pointwise() -> list[LibraryKernel]:
             applies=_half),
         row("mish", "mish(x)", "mish({x}, {out})", setup=("mish",)),
         *(row(op, f"{op}(x, alpha=alpha)", setup=(op,),
-              **with_rooms(f"{op}({{x}}, {{alpha}}, {{positive}}, {{out}})", _signs)) for op in ("elu", "leaky_relu")),
+              **with_scratch(f"{op}({{x}}, {{alpha}}, {{positive}}, {{out}})", _signs)) for op in ("elu", "leaky_relu")),
         row("hard_sigmoid", "hard_sigmoid(x, alpha=alpha, beta=beta)",
             spell("np.multiply({x}, {alpha}, out={out}); np.add({out}, {beta}, out={out}); clip({out}, 0, 1, {out})"),
             inplace=("x",), setup=("clip",)),
@@ -284,21 +284,21 @@ def _reductions() -> list[LibraryKernel]:
         row("argsort", "argsort(x, axis=axis, descending=descending)", "argsort({x}, {axis}, {descending}, {out})",
             family="sort", setup=("argsort",), exact=True),
         row("softmax", "softmax(x, axis=axis)", setup=("softmax",),
-            **with_rooms("softmax({x}, {axis}, {work}, {stat}, {out})", _along_axis), **more),
+            **with_scratch("softmax({x}, {axis}, {work}, {stat}, {out})", _along_axis), **more),
         row("log_softmax", "log_softmax(x, axis=axis)", setup=("log_softmax",),
-            **with_rooms("log_softmax({x}, {axis}, {work}, {powers}, {stat}, {out})", _along_axis_twice), **more),
+            **with_scratch("log_softmax({x}, {axis}, {work}, {powers}, {stat}, {out})", _along_axis_twice), **more),
         row("logsumexp", "logsumexp(x, axes=axes)", setup=("logsumexp",),
-            **with_rooms("logsumexp({x}, {axes}, {powers}, {top}, {infinite}, {work}, {out})", _over_axes), **more),
+            **with_scratch("logsumexp({x}, {axes}, {powers}, {top}, {infinite}, {work}, {out})", _over_axes), **more),
         row("layer_norm", "layer_norm(x, g, b, eps=eps)", setup=("layer_norm",),
-            **with_rooms("layer_norm({x}, {g}, {b}, {eps}, {work}, {stat}, {out})", _along_last), **more),
+            **with_scratch("layer_norm({x}, {g}, {b}, {eps}, {work}, {stat}, {out})", _along_last), **more),
         row("rms_norm", "rms_norm(x, g, eps=eps)", setup=("rms_norm",),
-            **with_rooms("rms_norm({x}, {g}, {eps}, {work}, {stat}, {out})", _along_last), **more),
+            **with_scratch("rms_norm({x}, {g}, {eps}, {work}, {stat}, {out})", _along_last), **more),
         row("batch_norm", "batch_norm(x, g, b, m, v, eps=eps)", "batch_norm({x}, {g}, {b}, {m}, {v}, {eps}, {out})",
             setup=("batch_norm",)),
         row("group_norm", "group_norm(x, g, b, groups=groups, eps=eps)", setup=("group_norm",),
-            **with_rooms("group_norm({x}, {g}, {b}, {groups}, {eps}, {work}, {stat}, {out})", _grouped), **more),
+            **with_scratch("group_norm({x}, {g}, {b}, {groups}, {eps}, {work}, {stat}, {out})", _grouped), **more),
         row("cross_entropy", "cross_entropy(x, i)", setup=("cross_entropy",),
-            **with_rooms("cross_entropy({x}, {i}, {logs}, {work}, {powers}, {stat}, {out})", _logs), **more),
+            **with_scratch("cross_entropy({x}, {i}, {logs}, {work}, {powers}, {stat}, {out})", _logs), **more),
     ]  # fmt: skip
 
 
@@ -370,16 +370,16 @@ def _contractions() -> list[LibraryKernel]:
         row("conv_prepared", f"conv(x, w, {geometry})", "{w}({x}, {out})", family="conv", setup=("conv_plan",),
             prep={"w": _conv_plan}, applies=_wide),
         row("conv_1x1", f"conv(x, w, {geometry})", _pointwise_conv_code, family="conv", dense=("*",), applies=_and(_wide, _is_1x1)),
-        row("max_pool", f"max_pool(x, {pool})", family="reduction", setup=("pool",), exact=True, **with_rooms(
+        row("max_pool", f"max_pool(x, {pool})", family="reduction", setup=("pool",), exact=True, **with_scratch(
             "pool({x}, np.maximum, -inf, {kernel}, {strides}, {pads}, {dilations}, {around}, {out}, {out})", _around)),
-        row("avg_pool", f"avg_pool(x, {pool})", family="reduction", setup=("pool",), **with_rooms(
+        row("avg_pool", f"avg_pool(x, {pool})", family="reduction", setup=("pool",), **with_scratch(
             "pool({x}, np.add, 0, {kernel}, {strides}, {pads}, {dilations}, {around}, {work}, {out})", _around_and_sums)),
         row("recurrent", RECURRENT, "np.copyto({out}, recurrent({x}, {s}, {w}, " + RECURRENT_ATTRS + "))", setup=("recurrent",),
             exact=True, **more),
         row("attention", f"attention(q, k, v, {attention})", family="attention", setup=("attention", "hidden_scores"),
-            **with_rooms(_attention_text, _scores)),
+            **with_scratch(_attention_text, _scores)),
         row("masked_attention", f"masked_attention(q, k, v, m, {attention})", family="attention",
-            setup=("attention", "hidden_scores"), **with_rooms(_attention_text, _scores)),
+            setup=("attention", "hidden_scores"), **with_scratch(_attention_text, _scores)),
     ]  # fmt: skip
 
 
@@ -463,7 +463,7 @@ def _layout() -> list[LibraryKernel]:
         row("scatter_elements", "scatter_elements(x, i, u, axis=axis, mode=mode)",
             "scatter_elements({x}, {i}, {u}, {axis}, {mode}, {out})", family="scatter", inplace=("x",),
             setup=("scatter_elements",), **more),
-        row("rope", "rope(x, c, s)", setup=("rope",), **with_rooms("rope({x}, {c}, {s}, {turned}, {out})", _halved)),
+        row("rope", "rope(x, c, s)", setup=("rope",), **with_scratch("rope({x}, {c}, {s}, {turned}, {out})", _halved)),
     ]  # fmt: skip
 
 

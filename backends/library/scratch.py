@@ -30,7 +30,7 @@ def shape_of(call: Call, name: str) -> tuple[int, ...]:
     return (call.output if name == "out" else call.operands[name]).type.shape  # type: ignore[return-value]
 
 
-def one_at(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+def reduced_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     """A shape with size 1 along `axes`: that of a reduction with kept dimensions."""
     return tuple(1 if i in [a % len(shape) for a in axes] else d for i, d in enumerate(shape))
 
@@ -54,7 +54,7 @@ def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
     return found, end
 
 
-def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
+def with_scratch(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
     """Arguments `code` and `scratch` of a `LibraryKernel` whose code uses scratch buffers.
 
     `text`: format string over operands, attributes, `out` and scratch buffers, or a function from a call to one.
@@ -75,4 +75,4 @@ def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]
     return {"code": code, "scratch": lambda call: placed(rooms(call))[1]}
 
 
-__all__ = ["Room", "Rooms", "one_at", "placed", "shape_of", "wide", "with_rooms", "work"]
+__all__ = ["Room", "Rooms", "placed", "reduced_shape", "shape_of", "wide", "with_scratch", "work"]

@@ -23,7 +23,7 @@ from ..ir.unfusable import Unfusable
 from .concat_split import SHORT, ResultPiece, pieces, should_unroll
 from .interleaved_outputs import InterleavedOutputs, side_by_side
 from .op_rules import TermLowering, from_the_start
-from .rotate_half import cut, halved
+from .rotate_half import halved_kernel, with_split_axes
 
 
 def kernel_of(
@@ -74,12 +74,12 @@ def kernel_of(
     for t, name, part in zip(roots, names, parts):
         stores[name] = _placed(reader, t, name, part), part
     running = tuple(a for n in lying if (a := axes[n]).size > 1)
-    kernel = cut(Kernel(running, tuple(s for s, _ in stores.values()), buffers, reader.b))
+    kernel = with_split_axes(Kernel(running, tuple(s for s, _ in stores.values()), buffers, reader.b))
     kernel = replace(kernel, stores=tuple(_joined(reader, s, stores[s.buffer][1]) for s in kernel.stores))
     overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
     if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
         raise Unfusable("the kernel loads from the buffer that it scatters into")
-    return halved(normalized(_small(kernel)))
+    return halved_kernel(normalized(_small(kernel)))
 
 
 def _in_atomic_ops(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:

@@ -17,19 +17,19 @@ from ..ir.index import Axis, Index, index
 from ..ir.kernel import Kernel, OutputStore
 
 
-def halved(kernel: Kernel) -> Kernel:
-    """The kernel after `cut`, with its axes in normal form; the kernel itself if there are no axes to split."""
-    found = cut(kernel)
+def halved_kernel(kernel: Kernel) -> Kernel:
+    """The kernel after `with_split_axes`, its axes in normal form; the kernel itself if no axis is split."""
+    found = with_split_axes(kernel)
     return kernel if found is kernel else normalized(found)
 
 
-def cut(kernel: Kernel) -> Kernel:
+def with_split_axes(kernel: Kernel) -> Kernel:
     """The kernel with every axis split in two whose halves read each other's reductions; the kernel itself if there are
     none."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
             kernel.builder.ways.add("HALVES")
-            return cut(_cut(kernel, axis))
+            return with_split_axes(_cut(kernel, axis))
     return kernel
 
 

@@ -13,7 +13,7 @@ from math import prod
 from ..ir.expr import Expr, walk
 from ..ir.index import Axis, Index, index, linear
 from ..ir.kernel import Buffer, Kernel, OutputStore
-from ..ir.loop_fusion import rolled
+from ..ir.loop_fusion import shared_maximum
 from ..ir.unfusable import Unfusable
 from .one_pass_variance import in_one_pass
 
@@ -43,7 +43,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     maxima: dict[Expr, Expr | None] = {}
     for e in states:
         waits = [x for x in walk(e.args) if x.op == "reduce" and x.axis == axis]
-        maximum = rolled(e, axis)
+        maximum = shared_maximum(e, axis)
         if waits and (maximum is None or set(waits) != {maximum}):
             raise Unfusable("a reduction that reads a complete reduction over the same axis")
         maxima[e] = maximum
@@ -103,7 +103,7 @@ def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Exp
     return b.rebuilt([e], change)[0]
 
 
-def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
+def partial_layout(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
     """Layout of the partial results in one scratch buffer: ({buffer name: (offset, size)}, total size), in bytes.
 
     Of `buffers`, those named `part0`, `part1`, … are placed.
@@ -118,7 +118,7 @@ def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], i
     return found, total
 
 
-def counted(programs: int, parts: int) -> int:
+def counted_tiles(programs: int, parts: int) -> int:
     """Number of tiles that a grid of `programs` programs computes, with `parts` programs per tile.
 
     Raises Unfusable if there are more than `COUNTERS`.

@@ -18,7 +18,7 @@ from .emit_cpu import EmittedProgram
 from .emit_gpu import emit_cuda
 from .emit_gpu_any_size import SizedCudaEmitter
 from .gpu_helpers import HELPERS
-from .launching import launched
+from .launching import plan_for_launching
 
 __all__ = ["PROGRAMS", "GpuPrograms"]
 
@@ -41,7 +41,7 @@ class GpuPrograms(DevicePrograms):
         """Emitted program of a plan (`DevicePrograms.emit`)."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
-        return emit_cuda(launched(plan), reuse_outputs=reuse_outputs)
+        return emit_cuda(plan_for_launching(plan), reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Marshalling:
         """Marshalling of arguments and results (`DevicePrograms.exchange`)."""

@@ -21,7 +21,7 @@ HELD, OVERLAPPING = "held", "overlapping"
 WAYS = ("", HELD, OVERLAPPING)
 
 
-def launched(plan: Plan) -> Plan:
+def plan_for_launching(plan: Plan) -> Plan:
     """The plan with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
     `Plan.launching`.
 
@@ -45,9 +45,9 @@ def launched(plan: Plan) -> Plan:
     return replace(plan, steps=tuple(steps))
 
 
-def changes(plan: Plan, launching: str) -> bool:
+def changes_schedules(plan: Plan, launching: str) -> bool:
     """Whether the way of launching `launching` changes the schedules or constant operands of a plan."""
-    pairs = zip(plan.steps, launched(replace(plan, launching=launching)).steps, strict=True)
+    pairs = zip(plan.steps, plan_for_launching(replace(plan, launching=launching)).steps, strict=True)
     return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...egraph.ir.tensor import Tensor
 from ..generate.emitter import Launch, Lowered
 from ..generate.generator import GpuGenerator
-from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, rest_of
+from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, ask_rest
 from ..generate.template import CARRYING, COUNTING, GeneratedKernel, launches, template_of
 from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import shape_of
@@ -96,7 +96,7 @@ TILE = Strategy(
     legal=lambda kernel, shape, s, splits: legal(facts_of(kernel, shape, splits), s),
     emit=_emit_tile,
     precisions=tuple(p.name for p in PRECISIONS),
-    wanted=rest_of,
+    wanted=ask_rest,
     merge=alternating,
     masked=lambda s: not s.boxes,
 )

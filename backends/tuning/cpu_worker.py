@@ -44,7 +44,7 @@ from ..verification.rounding_noise import RoundingSensitivity
 from .kernel_strips import KernelStrip, strips_of
 from .measured_operands import drawn, operand_values, shown
 from .result_check import Wrong, check, check_layout, check_values, worst
-from .single_kernel import Array, Bound, compiled, laid
+from .single_kernel import Array, Bound, compiled, in_layout
 
 COPIES = 64  # maximum sets of operands
 REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
@@ -81,8 +81,8 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
     if "leaves" in job:
         leaves = {n: api.input(n, tuple(shape), dtype) for n, (shape, dtype) in job["leaves"].items()}
         roots = [build(term, leaves, {}) for term in parse_terms(job["pattern"])]
-        laid = (job["laid_out"],) if "laid_out" in job else ()  # weights whose layout changes at load time
-        found: Template = backend(job["backend"]).template(roots, *laid)
+        prepared = (job["laid_out"],) if "laid_out" in job else ()  # weights whose layout changes at load time
+        found: Template = backend(job["backend"]).template(roots, *prepared)
     else:
         if "kernel_file" in job:  # this process executes a file that its parent has executed
             path, digest = job["kernel_file"]
@@ -280,7 +280,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         flops = call_work(template, call)[0]
         roots = output_terms(template, call)
         given = drawn(roots, call)
-        operands = {name: laid(operand_values(name, *given[name]), o) for name, o in call.operands.items()}
+        operands = {name: in_layout(operand_values(name, *given[name]), o) for name, o in call.operands.items()}
         bind = compiled(template, call)
         runs = [bind(operands)]
         stage = "run"
@@ -291,7 +291,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         if last := shown(operands, given, call):
             operands, runs = last, [bind(last)]
         for _ in range(_copies(operands) - 1):
-            runs.append(bind({n: laid(np.array(a), call.operands[n]) for n, a in operands.items()}))
+            runs.append(bind({n: in_layout(np.array(a), call.operands[n]) for n, a in operands.items()}))
         samples, _ = timed(runs, float(job["seconds"]), WATCHES[job.get("clock", WALL)])
     except Wrong as error:
         return {"ok": False, "status": "wrong", "stage": stage, "message": str(error)}

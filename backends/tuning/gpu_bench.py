@@ -109,7 +109,7 @@ class Bench:
     ) -> None:  # fmt: skip
         self.device, self.call = device, call
         self.roots = pattern_terms(parse_terms(pattern), call)
-        self.roles = gpu_operands.roles(self.roots)
+        self.roles = gpu_operands.operand_roles(self.roots)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
         self.sets: list[Arguments] = []
         self.tried: dict[int, LoadedKernel] = {}
@@ -265,7 +265,7 @@ class Bench:
         """
         answers = [result] if tried.text.fresh else self.sets[0].outputs
         rooms = [raw for raw, _ in self.sets[0].rooms]
-        if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
+        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*rooms, tried.scratch)):
             raise Wrong("it writes outside its output or scratch")
         if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
             raise Wrong("it writes to its inputs")

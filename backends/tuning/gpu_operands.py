@@ -61,7 +61,7 @@ def _positive_operand(node: Tensor) -> Tensor | None:
     return node.args[-1] if domain == "nonzero" and node.entry.floats_only else None
 
 
-def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
+def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     """Role of each operand by name: the distribution of its random values.
 
     The terms are over params named like the operands.
@@ -99,7 +99,7 @@ def roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
                     for leaf in _below(other, lambda n: _is_view(n) or n.op in ("add", "sub")):
                         found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
     _set_codes(roots, found)
-    for name, role in drawing.roles(Graph.of(list(roots)), ("param",)).items():
+    for name, role in drawing.input_distributions(Graph.of(list(roots)), ("param",)).items():
         if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
             found[name].free = role
     return found
@@ -270,7 +270,7 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
     return raw, inner.as_strided(concrete(operand.type.shape), operand.strides)
 
 
-def intact(raw: Any) -> Any:
+def is_guard_intact(raw: Any) -> Any:
     """Whether the guard zones at both ends of poisoned memory (`room`) are unchanged, as a scalar tensor."""
     return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
 

@@ -37,7 +37,7 @@ WARM_S, IDLE_S = 0.1, 0.3
 _last = [0.0]
 
 
-def keep_busy(device: MeasuringDevice) -> None:
+def warm_up_clock(device: MeasuringDevice) -> None:
     """Bring an idle GPU to its usual clock before timing."""
     if device.name == GPU_KIND and time.monotonic() - _last[0] > IDLE_S:
         until = time.monotonic() + WARM_S
@@ -62,7 +62,7 @@ def _device() -> MeasuringDevice:
 
 def _open(job: Mapping[str, Any]) -> dict[str, Any]:
     bench = _benches[int(job["kernel"])] = Bench(
-        _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0)), alone
+        _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0)), with_gpu_lock
     )
     return {"bytes": sum(x.numel() * x.itemsize for x in bench.sets[0].operands.values())}
 
@@ -75,20 +75,20 @@ def _close(job: Mapping[str, Any]) -> dict[str, Any]:
 def _try(job: Mapping[str, Any]) -> dict[str, Any]:
     bench = _benches[int(job["kernel"])]
     tried = bench.loaded(KernelText.of_json(job["text"]))
-    with alone():
-        keep_busy(_device())
+    with with_gpu_lock():
+        warm_up_clock(_device())
         return bench.attempt(int(job["index"]), tried)
 
 
 def _time(job: Mapping[str, Any]) -> dict[str, Any]:
-    with alone():
-        keep_busy(_device())
+    with with_gpu_lock():
+        warm_up_clock(_device())
         return _benches[int(job["kernel"])].measure(int(job["index"]))
 
 
 def _calibrate(job: Mapping[str, Any]) -> dict[str, Any]:
-    with alone():
-        keep_busy(_device())
+    with with_gpu_lock():
+        warm_up_clock(_device())
         return {"probes": calibrate(_device(), float(job["seconds"]))}
 
 
@@ -99,7 +99,7 @@ _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def with_gpu_lock() -> Iterator[None]:
     """Context manager that holds the GPU lock of processes that share the file TENSOR_GRAPHS_GPU_LOCK.
 
     A no-op if unset.

@@ -16,8 +16,8 @@ from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import Call
-from ..verification.inputs import InputDistribution, roles, whole_numbers
-from .single_kernel import Array, laid
+from ..verification.inputs import InputDistribution, input_distributions, whole_numbers
+from .single_kernel import Array, in_layout
 
 POOL = 1_000_003  # normal numbers that values are taken from
 DRAWN = 1 << 24  # maximum integers of an operand that are drawn one by one; larger operands repeat POOL of them
@@ -67,7 +67,7 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, InputDis
     Recurrent weights are small, so that rounding errors do not grow from step to step. Depends only on the terms, not
     on the backend.
     """
-    known = roles(Graph.of(list(roots)), ("param",))
+    known = input_distributions(Graph.of(list(roots)), ("param",))
     nodes = topological(roots)
     scales = {
         leaf.attr("name"): 0.5 * node.attr("hidden") ** -0.5
@@ -90,7 +90,7 @@ def shown(
     for name, (kind, role, _, _) in given.items():
         if role.counted and dtypes.category(kind.dtype) == "int":
             last = min(role.counted, int(np.iinfo(operands[name].dtype).max) + 1) - 1
-            found[name] = laid(np.full(operands[name].shape, last, operands[name].dtype), call.operands[name])
+            found[name] = in_layout(np.full(operands[name].shape, last, operands[name].dtype), call.operands[name])
     return {**operands, **found} if found else {}
 
 

@@ -54,7 +54,7 @@ def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapp
     return bound
 
 
-def laid(array: Array, operand: Operand) -> Array:
+def in_layout(array: Array, operand: Operand) -> Array:
     """The values of an array in an operand's layout: axes ordered by stride; stride 0 means broadcast."""
     shape = concrete(operand.type.shape)
     if array.size == 0 or not shape:
@@ -86,7 +86,7 @@ def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], d
     }
     own = backend(template.backend).device
     if not own.on_gpu:
-        found = compiled(template, call)({n: laid(a, call.operands[n]) for n, a in given.items()})()
+        found = compiled(template, call)({n: in_layout(a, call.operands[n]) for n, a in given.items()})()
         return [np.array(a) for a in found]
     where = device or own.name
     placed = {n: place(tensor_of(a), call.operands[n], where) for n, a in given.items()}

@@ -175,9 +175,9 @@ def search_of(
     key, work = key_of(template, call), Work(*call_work(template, call))
     ranked = _by_learnt(snapshot, key, work, ranked[:most])
     search.ranked = ranked
-    near = tuned.nearest(snapshot, key, work, REGIME)
+    near = tuned.nearest_schedules(snapshot, key, work, REGIME)
     legal = [s for s in near if fits is not None and fits(s)]
-    known = dict(_known(snapshot, key, [*ranked, *tuned.tried(snapshot, key)]))
+    known = dict(_known(snapshot, key, [*ranked, *tuned.tried_schedules(snapshot, key)]))
     search.confirm = _unconfirmed(snapshot, key, known)
     search.count = max(most, sum(us < math.inf for us in known.values()))
     search.known = {k: us for k, us in known.items() if dict(k) not in search.confirm}

@@ -62,7 +62,7 @@ class InputDistribution:
     exponential: bool = False  # whether an exponential occurs: integers may be masks, which are 0 and 1
 
 
-def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, InputDistribution]:
+def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, InputDistribution]:
     """Distribution of each input and state (or leaf of other `kinds`), by name."""
     found = {str(n.attr("name")): InputDistribution() for n in graph.nodes() if n.op in kinds}
     for name, bound in index_bounds(graph, kinds).items():
@@ -243,7 +243,7 @@ def odd_numbers(role: InputDistribution) -> tuple[float, ...]:
 
 def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequence[str] = GIVEN) -> dict[str, Array]:
     """Arrays for inputs and states (or leaves of other `kinds`), by name. `turn`: index of the verification input."""
-    known, found = roles(graph, kinds), {}
+    known, found = input_distributions(graph, kinds), {}
     for leaf in (leaf for kind in kinds for leaf in (graph.inputs if kind == "input" else graph.leaves(kind))):
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
         role = known.get(name) or InputDistribution()
@@ -302,11 +302,11 @@ def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dic
 __all__ = [
     "InputDistribution",
     "index_bounds",
+    "input_distributions",
     "inputs",
     "odd_numbers",
     "random_indices",
     "repeated",
-    "roles",
     "special_floats",
     "whole_numbers",
 ]

@@ -12,13 +12,13 @@ from .snapshot import Snapshot
 Schedule: TypeAlias = dict[str, int]
 
 
-def tried(snapshot: Snapshot, key: KernelKey) -> list[Schedule]:
+def tried_schedules(snapshot: Snapshot, key: KernelKey) -> list[Schedule]:
     """Schedules of a kernel in its shape that were timed or failed on any device, sorted by their text."""
     found = (_schedule(text) for text in sorted(snapshot.tuned(key.kernel).get(key.columns["shapes"], ())))
     return [schedule for schedule in found if schedule]
 
 
-def nearest(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int = 2) -> list[Schedule]:
+def nearest_schedules(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int = 2) -> list[Schedule]:
     """The fastest schedule of each of the `count` nearest other shapes of a kernel, measured on its device, or on any
     device if there are none. The distance is Euclidean in the logarithms of flops and bytes.
     `work`: flops and bytes of the call. `regime`: "hot" or "cold" caches.
@@ -29,7 +29,7 @@ def nearest(snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: 
 def _nearest(
     snapshot: Snapshot, key: KernelKey, work: Work, regime: str, count: int, device: str
 ) -> list[Schedule]:  # fmt: skip
-    """`nearest` on one device; on any device if `device` is empty."""
+    """`nearest_schedules` on one device; on any device if `device` is empty."""
     near: list[tuple[float, str, Schedule]] = []
     for shapes, schedules in snapshot.tuned(key.kernel).items():
         if shapes == key.columns["shapes"]:

@@ -35,7 +35,7 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning import cpu_worker
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import (
-    laid,
+    in_layout,
     random_values,
     run_outputs,
     run_template,
@@ -257,7 +257,7 @@ def test_random_bodies_are_what_the_specification_says(seeds: list[int]) -> None
 
 def flat_of(v: Array, operand: Operand) -> Array:
     """The memory that an operand lies in."""
-    array = laid(v, operand)
+    array = in_layout(v, operand)
     return (
         np.lib.stride_tricks.as_strided(array, (max(array.size, 1),), (array.itemsize,))
         if array.size
@@ -367,7 +367,7 @@ def test_every_op_has_a_kernel_or_is_declared_a_gap(dtype: str) -> None:
 def flat_memory(v: Array, operand: Operand) -> Array:
     """All memory from an operand's first element on."""
     span = 1 + sum((d - 1) * s for d, s in zip(operand.type.shape, operand.strides))
-    return np.array(np.lib.stride_tricks.as_strided(laid(v, operand), (max(span, 1),), (v.itemsize,)))
+    return np.array(np.lib.stride_tricks.as_strided(in_layout(v, operand), (max(span, 1),), (v.itemsize,)))
 
 
 # ---------------------------------------------------------------- meanings that are easily lost

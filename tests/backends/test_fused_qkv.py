@@ -433,35 +433,35 @@ def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:
 
 def test_places_are_drawn_where_a_mask_shows_most() -> None:
     """A kernel that ends at a place is timed with the last one; indices of tables and caches stay below their sizes."""
-    from tensor_graphs.backends.tuning.gpu_operands import roles
+    from tensor_graphs.backends.tuning.gpu_operands import operand_roles
 
     at, picks = t.param("at", (1,), "int64"), t.param("i", (1,), "int64")
     seen = t.le(
         t.reshape(t.iota((9,), 0), (1, 9)), t.reshape(at + t.gather(t.param("table", (4,), "int64"), picks), (1, 1))
     )
-    found = roles([t.where(seen, t.param("x", (1, 9)), t.full((1, 9), 0.0))])
+    found = operand_roles([t.where(seen, t.param("x", (1, 9)), t.full((1, 9), 0.0))])
     assert (found["at"].bound, found["at"].last) == (9, True)
     assert (found["i"].bound, found["i"].last) == (4, False)
 
 
 def test_what_a_huge_number_multiplies_says_yes_or_no() -> None:
     """Other numbers would make scores infinite, and right kernels of attention with a mask of tokens seem wrong."""
-    from tensor_graphs.backends.tuning.gpu_operands import roles
+    from tensor_graphs.backends.tuning.gpu_operands import operand_roles
 
     keep = t.reshape(t.cast(t.param("keep", (2, 9), "int64"), "float32"), (2, 1, 9))
     scores = t.param("x", (2, 4, 9)) + (1.0 - keep) * float(np.finfo(np.float32).min)
-    assert roles([c.softmax(scores, axis=2)])["keep"].bound == 2
-    assert roles([c.softmax(keep * -3.0, axis=2)])["keep"].bound > 2
+    assert operand_roles([c.softmax(scores, axis=2)])["keep"].bound == 2
+    assert operand_roles([c.softmax(keep * -3.0, axis=2)])["keep"].bound > 2
 
 
 def test_statistics_are_drawn_as_large_as_what_is_made_of_them_wants() -> None:
     """Factors of rows and columns are near one: a softmax of their products shows no more rounding than one of real
     queries does."""
-    from tensor_graphs.backends.tuning.gpu_operands import draw, roles
+    from tensor_graphs.backends.tuning.gpu_operands import draw, operand_roles
 
     q, k, squares = t.param("q", (4, 20, 64)), t.param("k", (4, 64, 20)), t.param("squares", (4, 20, 1))
     normed = q / t.sqrt(squares * (1 / 64) + 1e-6) * t.reshape(t.param("gain", (64,)), (1, 1, 64))
-    found = roles([c.softmax(t.matmul(normed, k) * 0.125, axis=2)])
+    found = operand_roles([c.softmax(t.matmul(normed, k) * 0.125, axis=2)])
     assert (found["q"].near, found["k"].near, found["gain"].near) == (0, 0, 1)
     assert found["squares"].near == pytest.approx(64)
     pytest.importorskip("torch")

@@ -17,7 +17,7 @@ from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import launches
 from tensor_graphs.backends.program.emission import emit_for, executed
-from tensor_graphs.backends.program.launching import HELD, OVERLAPPING, WAYS, launched
+from tensor_graphs.backends.program.launching import HELD, OVERLAPPING, WAYS, plan_for_launching
 from tensor_graphs.backends.program.weights import EvaluatedWeights
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
@@ -164,7 +164,7 @@ def test_weights_are_read_before_the_wait_and_nothing_else(name: str, parts: boo
     """The first kernel begins when all before the program has ended. Results are the same bit for bit, states
     included."""
     plan = planned(name, parts)
-    first, *others = launched(replace(plan, launching=way)).steps
+    first, *others = plan_for_launching(replace(plan, launching=way)).steps
     assert not first.call.constant and not first.call.schedule.get("early")
     assert all(s.call.schedule.get("early") for s in others) or way == HELD
     held = [read_before_wait(s) for s in others if s.call.schedule.get("early")]

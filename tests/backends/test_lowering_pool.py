@@ -18,7 +18,7 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
 from tensor_graphs.backends.generate.generator import Lowerings
-from tensor_graphs.backends.generate.lowering_jobs import Job, built, flat
+from tensor_graphs.backends.generate.lowering_jobs import Job, flattened_terms, rebuilt_terms
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
 from tensor_graphs.backends.generate.lowering_worker import answer
 from tensor_graphs.backends.ir.index import Axis, index
@@ -79,10 +79,10 @@ def test_the_same_candidates_come_out_whoever_reads_them(pool: LowerPool) -> Non
 
 def test_terms_and_kernels_survive_the_pipe() -> None:
     root, lowering = t.max(t.exp(t.input("x0", (8, 32)) * 0.5), axis=1, keepdims=True), TRITON.opened()
-    assert built(flat([root, root])) == (root, root)
+    assert rebuilt_terms(flattened_terms([root, root])) == (root, root)
     x, out = (Operand(kind, contiguous(kind.shape)) for kind in (t.input("x0", (8, 32)).type, root.type))
     call = Call({"x0": x}, out, {})
-    replies = answer(Job(("triton", "nvrtc"), flat([root]), (call,)))
+    replies = answer(Job(("triton", "nvrtc"), flattened_terms([root]), (call,)))
     assert [name for name, *_ in replies] == ["triton", "nvrtc"]
     for name, found, told in replies:
         assert told is not None and len(told) == 1
@@ -103,7 +103,7 @@ def test_terms_and_kernels_survive_the_pipe() -> None:
 
 def test_processes_that_die_leave_their_jobs_to_the_caller(pool: LowerPool) -> None:
     pool.begin()
-    batch = pool.batch([lambda: Job(("triton",), flat([t.input("x0", (4,))]), ())] * 30)
+    batch = pool.batch([lambda: Job(("triton",), flattened_terms([t.input("x0", (4,))]), ())] * 30)
     assert any(batch.numbers[29] in p.busy for p in pool._processes)
     for p in pool._processes:
         os.kill(p.process.pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_nothing_of_one_batch_is_taken_for_the_next(pool: LowerPool) -> None:
     call = Call({"x0": operand}, operand, {})
 
     def batch(factor: float) -> lower_pool.Batch:
-        return pool.batch([lambda: Job(("triton",), flat([t.exp(x * factor)]), (call,))] * 20)
+        return pool.batch([lambda: Job(("triton",), flattened_terms([t.exp(x * factor)]), (call,))] * 20)
 
     batch(2.0)
     second = batch(3.0)
@@ -145,7 +145,7 @@ def test_two_batches_that_grow_by_turns_get_the_replies_to_their_own_jobs(pool: 
     batches = {factor: pool.growing() for factor in (2.0, 3.0)}
     for _ in range(20):
         for factor, batch in batches.items():
-            batch.add(lambda factor=factor: Job(("triton",), flat([t.exp(x * factor)]), (call,)))  # type: ignore[misc]
+            batch.add(lambda factor=factor: Job(("triton",), flattened_terms([t.exp(x * factor)]), (call,)))  # type: ignore[misc]
     until = time.monotonic() + 300
     while not all(batch.found for batch in batches.values()) and time.monotonic() < until:
         pool.pump(batches[2.0], wait=True)
@@ -177,7 +177,7 @@ def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> N
     for none at all."""
     x = t.input("x0", (8, 32))
     operand = Operand(x.type, contiguous((8, 32)))
-    job = lambda: Job(("triton",), flat([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
+    job = lambda: Job(("triton",), flattened_terms([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
     part, batch = lower_pool.PART, pool.growing()
     for _ in range(4 * part):
         batch.add(job)
@@ -204,7 +204,7 @@ def test_the_caller_does_no_job_where_many_processes_have_started(
 ) -> None:
     x = t.input("x0", (8, 32))
     operand = Operand(x.type, contiguous((8, 32)))
-    job = lambda: Job(("triton",), flat([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
+    job = lambda: Job(("triton",), flattened_terms([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
     first, until = pool.batch([job] * 20), time.monotonic() + 300
     while not all(p.heard for p in pool._processes) and time.monotonic() < until:
         pool.pump(first, wait=True)

@@ -12,7 +12,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, raise_recursion_limit, spelled
+from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, pattern_text, raise_recursion_limit
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.expr import Builder, factors
@@ -351,7 +351,7 @@ def test_parts_do_not_wait_for_each_other() -> None:
 # ---------------------------------------------------------------- terms, expressions and texts of a thousand operations
 def test_shared_terms_are_written_once_and_come_back() -> None:
     (root,) = _chain(400)
-    text = spelled([root])
+    text = pattern_text([root])
     assert len(text) < 60_000
     (term,) = parse_terms(text)
     assert sum(1 for _ in shared(term)) < 3000

@@ -656,12 +656,12 @@ def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pyte
     held, waits = threading.Event(), threading.Event()
     monkeypatch.setattr(gpu_worker, "waiting", lambda begins: waits.set() if begins else None)
     monkeypatch.setattr(gpu_worker, "_last", [0.0])
-    with gpu_worker.alone():
+    with gpu_worker.with_gpu_lock():
         assert gpu_worker._last == [0.0]
     os.utime(tmp_path / "lock", (time.time() - 500.0,) * 2)  # as another process would have left it
-    with gpu_worker.alone():
+    with gpu_worker.with_gpu_lock():
         assert 400.0 < time.monotonic() - gpu_worker._last[0] < 6000.0
-    with gpu_worker.alone():
+    with gpu_worker.with_gpu_lock():
         assert time.monotonic() - gpu_worker._last[0] < 400.0, "used a moment ago, though not waited for"
 
     def hold() -> None:
@@ -672,7 +672,7 @@ def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pyte
     other, began = threading.Thread(target=hold), time.monotonic()
     other.start()
     assert held.wait(60.0)
-    with gpu_worker.alone():
+    with gpu_worker.with_gpu_lock():
         assert waits.is_set() and gpu_worker._last[0] > began
     other.join()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.library.scratch import ALIGNMENT, one_at, placed
+from tensor_graphs.backends.library.scratch import ALIGNMENT, placed, reduced_shape
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
@@ -90,4 +90,6 @@ def test_rooms_do_not_overlap(drawn: dict[str, Any]) -> None:
 
 
 def test_what_a_reduction_leaves() -> None:
-    assert one_at((2, 3, 4), (1,)) == (2, 1, 4) == one_at((2, 3, 4), (-2,)) and one_at((5,), (-1,)) == (1,)
+    assert reduced_shape((2, 3, 4), (1,)) == (2, 1, 4) == reduced_shape((2, 3, 4), (-2,)) and reduced_shape(
+        (5,), (-1,)
+    ) == (1,)

@@ -8,7 +8,7 @@ import pytest
 from tensor_graphs.backends.library.torch import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.sample import sample
-from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import OPS
@@ -54,7 +54,7 @@ def test_kernel_computes_its_pattern(template: Template, dtype: str) -> None:
             continue
         tried += 1
         rng = np.random.default_rng(seed)
-        operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+        operands = {n: in_layout(random_values(o.type, rng), o) for n, o in call.operands.items()}
         got = compiled(template, call)(operands)()[0]
         want = expected(template, call, operands)
         kind = call.output.type
@@ -74,7 +74,7 @@ def test_reductions_of_whole_numbers_and_truth_values(dtype: str) -> None:
         if call is None or {o.type.dtype for o in call.operands.values()} != {dtype}:
             continue
         rng = np.random.default_rng(0)
-        operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+        operands = {n: in_layout(random_values(o.type, rng), o) for n, o in call.operands.items()}
         np.testing.assert_array_equal(
             compiled(template, call)(operands)()[0], expected(template, call, operands), template.name
         )
@@ -91,7 +91,7 @@ def test_exact_kernels_are_bitwise_the_interpreter(template: Template) -> None:
         if call is None:
             continue
         rng = np.random.default_rng(7)
-        operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+        operands = {n: in_layout(random_values(o.type, rng), o) for n, o in call.operands.items()}
         got = compiled(template, call)(operands)()[0]
         want = evaluate(output_terms(template, call)[:1], {}, params=operands)[0]
         a, b = got.astype(np.float64), want.astype(np.float64)
@@ -215,7 +215,7 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
     space: dict = {}
     exec(emitted.source, space)
     rng = np.random.default_rng(5)
-    given = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+    given = {n: in_layout(random_values(o.type, rng), o) for n, o in call.operands.items()}
     keys = {term.attr("name"): key for key, term in emitted.weights.items()}
     got = space["bind"]({keys[n]: a for n, a in given.items()})()[0]
     np.testing.assert_array_equal(got, compiled(template, call)(given)()[0])

@@ -15,7 +15,7 @@ from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_bench import LOST
 from tensor_graphs.backends.tuning.gpu_operands import place
 from tensor_graphs.backends.tuning.sample import sample
-from tensor_graphs.backends.tuning.single_kernel import compiled, laid, random_values
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.pattern import PatternCall
@@ -139,10 +139,10 @@ def test_kernel_computes_its_pattern(template: Template, device: str) -> None:
 def check(template: Template, call: Call, seed: int, device: str = "cpu") -> None:
     """Value, dtype and layout of a kernel's answer."""
     rng = np.random.default_rng(seed)
-    operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+    operands = {n: in_layout(random_values(o.type, rng), o) for n, o in call.operands.items()}
     if "mode='set'" in template.pattern:  # which of two writes to one place comes last is not said
         operands |= {
-            n: laid(rng.permutation(math.prod(o.type.shape)).reshape(o.type.shape), o)
+            n: in_layout(rng.permutation(math.prod(o.type.shape)).reshape(o.type.shape), o)
             for n, o in call.operands.items() if o.type.dtype == "int64" and o.type.rank and n == "i"
         }  # fmt: skip
     placed = {n: place(tensor_of(a), call.operands[n], device) for n, a in operands.items()}
@@ -211,7 +211,7 @@ def test_a_kernel_alone_is_the_same_text(template: Template) -> None:
     if call is None or template.name in GPU_ONLY:
         return
     rng = np.random.default_rng(1)
-    operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+    operands = {n: in_layout(random_values(o.type, rng), o) for n, o in call.operands.items()}
     want = compiled(template, call, "cpu")(operands)()[0].clone()
     text = kernel_text(template, call)
     module = module_of(text)

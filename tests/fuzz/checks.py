@@ -18,7 +18,7 @@ import tensor_graphs as tg
 from tensor_graphs.backends.ir.precision import IEEE
 from tensor_graphs.backends.program.emission import emit_for
 from tensor_graphs.backends.program.program import Program
-from tensor_graphs.backends.registry import backend, storing_narrow
+from tensor_graphs.backends.registry import backend, backends_storing_narrow
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.egraph.ir import dtypes
@@ -290,7 +290,7 @@ def odd_plans(one: Case, rng: random.Random, names: Sequence[str], tries: int, n
     types = narrow_types(view) if narrow else None
     chosen = backends_of(*names)
     if narrow and not {*names} & {*GPU}:
-        chosen = storing_narrow(chosen)
+        chosen = backends_storing_narrow(chosen)
     found = candidate_hypergraph(view, chosen, view_strides, types)
     done: set[Any] = set()
     for _ in range(tries):

@@ -22,7 +22,7 @@ from math import prod
 from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Kernel
-from ...ir.loop_fusion import power_of, rolled, up_to
+from ...ir.loop_fusion import exponential_of, index_bounds, shared_maximum
 from ...ir.tiling import Shape, shape_of
 from ...ir.unfusable import if_fusable
 from .nest import LoopScope
@@ -83,7 +83,7 @@ def _parts(kernel: Kernel, shape: Shape) -> FewRowAttention | None:
     positions = maximum.axis
     sums = [e for e in kernel.reductions if e is not maximum and e.axis == positions]
     scores = [e for e in shape.dots if positions in e.axes]
-    if len(scores) != 1 or any(rolled(e, positions) is not maximum for e in sums):
+    if len(scores) != 1 or any(shared_maximum(e, positions) is not maximum for e in sums):
         return None
     score, dot = scores[0], shape.dots[scores[0]]
     outer = {*shape.batch, *shape.rows}
@@ -216,7 +216,7 @@ class AttentionWriter(CValues):
         known = {*parts.batch, *parts.rows}
         bounds = [
             (number, at - index(parts.positions), strict)
-            for at, number, strict in up_to(parts.maximum.args[0], hiding=True)
+            for at, number, strict in index_bounds(parts.maximum.args[0], hiding=True)
             if at.coefficient(parts.positions) == 1
             and (at - index(parts.positions)).axes | number.axes <= known
         ]  # fmt: skip
@@ -262,7 +262,7 @@ class AttentionWriter(CValues):
     def _weighted(self, loop: LoopScope) -> None:
         """Write the online softmax of a block: scores are replaced by exponentials relative to the maximum so far, and
         earlier sums are rescaled by `fades` if the maximum has grown."""
-        power = power_of(self.kernel, self.parts.maximum)
+        power = exponential_of(self.kernel, self.parts.maximum)
         below = self.spelling.operation(power, "float", ["(s[i] - shift)"])
         fade = self.spelling.operation(power, "float", ["(before - shift)"])
         inside = loop.opened(None, f"for (int r = 0; r < {self.count_of_rows}; r++)")

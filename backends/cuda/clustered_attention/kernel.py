@@ -19,14 +19,14 @@ from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Kernel
-from ...ir.loop_fusion import power_of, rolled, up_to
+from ...ir.loop_fusion import exponential_of, index_bounds, shared_maximum
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
 from ..emit.kernel import SimtEmitter
 from ..emit.nest import ThreadNest
 from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
-from ..emit.thread_layout import DimensionThreads, ThreadLayout, together
+from ..emit.thread_layout import DimensionThreads, ThreadLayout, is_vectorizable
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 CLUSTER_INTRINSICS, CLUSTER_LIBRARY = _TEXT[0], "".join(_TEXT)
@@ -112,7 +112,7 @@ def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
         return None
     (result,) = results
     positions, column = result.axis, shape.cols[0]
-    maximum = rolled(result, positions)
+    maximum = shared_maximum(result, positions)
     products = [x for x in walk(maximum.args) if x in shape.dots] if maximum is not None else []
     own = [e for e in kernel.reductions if e.axis == positions and products and products[0] in walk(e.args)]
     if maximum is None or len(own) != 3 or maximum not in own:
@@ -131,7 +131,7 @@ def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
     for e, axis in ((key, head), (value, column)):
         if e.op != "load" or e.args or e.value[3] not in HALVES or e.value[3] != key.value[3]:
             return None
-        if e.axes - {axis, positions, *shape.batch} or not together(e.value[1], axis, 8, 2):
+        if e.axes - {axis, positions, *shape.batch} or not is_vectorizable(e.value[1], axis, 8, 2):
             return None
         step = e.value[1].coefficient(positions)
         rest_of = e.value[1] - index(axis) - index(positions) * step
@@ -334,7 +334,7 @@ class ClusteredAttentionEmitter:
         axis = self.found.positions
         emitter = self.frame(ThreadLayout({}, self.s.early))
         frame = emitter.frame
-        for at, number_, strict in up_to(self.found.maximum.args[0], hiding=True):
+        for at, number_, strict in index_bounds(self.found.maximum.args[0], hiding=True):
             begin: Index = at - index(axis)
             if axis in begin.axes or frame.dims(begin.axes) or frame.spans(number_):
                 continue
@@ -422,7 +422,7 @@ class ClusteredAttentionEmitter:
             there = [f"{at} < end", *([f"{at} - chunk < {s.chunk}"] if s.chunk % 32 else [])]
             nest.line(f"{nest.at(scores)} = {all_of(there)} ? {enclosed(text)} : -infinity();")
             nest.close()
-            power = POWERS[power_of(self.kernel, found.maximum)]
+            power = POWERS[exponential_of(self.kernel, found.maximum)]
             first = "m_0" if rows.threads > 1 else "0"
             frame.line(f"attention.weights<{power}, {rows.threads}, {each}>(tops, {scores.name}, {first});")
         self.counter = frame.counter
@@ -501,7 +501,7 @@ class ClusteredAttentionEmitter:
             top, total, result = (frame.fresh(n) for n in ("top", "total", "acc"))
             frame.line(f"float {top}[{rows.repeat}], {total}[{rows.repeat}], {result}[{count}];")
         with frame.inside(frame.top):
-            power = POWERS[power_of(self.kernel, found.maximum)]
+            power = POWERS[exponential_of(self.kernel, found.maximum)]
             for i in range(rows.repeat):
                 row = " + ".join(
                     x for x in ("m_0" if rows.threads > 1 else "", str(i * rows.threads) if i else "") if x

@@ -11,10 +11,10 @@ from itertools import product
 from math import ceil, prod
 
 from ...ir.kernel import PROBE, Kernel
-from ...ir.loop_fusion import up_to
+from ...ir.loop_fusion import index_bounds
 from ...ir.tiling import Shape
 from ...ir.unfusable import if_fusable
-from ...machine import per_machine, target
+from ...machine import cached_per_machine, target
 from .kernel import TILE, ClusteredAttentionSchedule, attention_of, emit_clusters
 
 HOPPER = 90  # least compute capability: clusters and asynchronous stores to shared memory of other blocks
@@ -86,7 +86,7 @@ def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
     found = attention_of(kernel, shape) if target().capability >= HOPPER else None
     if found is None:
         return None
-    seen = bool(up_to(found.maximum.args[0], hiding=True))
+    seen = bool(index_bounds(found.maximum.args[0], hiding=True))
     batch = prod(a.size for a in shape.batch)
     return AttentionSizes(shape.m, found.head.size, found.column.size, found.positions.size, batch, seen)
 
@@ -96,7 +96,7 @@ def applies(kernel: Kernel, shape: Shape) -> bool:
     return sizes_of(kernel, shape) is not None
 
 
-@per_machine(1024)
+@cached_per_machine(1024)
 def _ranked(sizes: AttentionSizes, count: int) -> tuple[ClusteredAttentionSchedule, ...]:
     """At most `count` schedules, best rank first, beginning with the best of the two largest cluster sizes.
 

@@ -25,7 +25,7 @@ from .loads import WARM, ThreadLoads
 from .nest import ThreadNest
 from .reductions import Reductions
 from .spelling import CTYPES, all_of, enclosed, span
-from .thread_layout import is_uniform, slope
+from .thread_layout import is_uniform, stride_in_runs
 
 FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit floats in registers
 
@@ -139,7 +139,7 @@ class Fragments(CudaPart):
         is."""
         axis, dims = self.frame.groups[self.frame.dim][0], self.frame.spans(e)
         among = self.frame.dim in dims and len(dims) > 1 and "m" not in dims
-        return e.op == "load" and not e.args and among and slope(e.value[1], axis, 8) == 0
+        return e.op == "load" and not e.args and among and stride_in_runs(e.value[1], axis, 8) == 0
 
     def dtype(self, e: Expr) -> str:
         """Storage dtype of a vector load (or select of loads)."""

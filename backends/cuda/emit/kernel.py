@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from ...ir.kernel import Buffer, Kernel
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
-from ...lowering.split_reduction import counted
+from ...lowering.split_reduction import counted_tiles
 from .frame import CudaPart, CudaScope, ThreadFrame, nest_of
 from .loads import ThreadLoads
 from .loops import ThreadLoops
@@ -186,7 +186,7 @@ class SimtEmitter(CudaPart):
         fresh variable names count. `shared`: offset of free shared memory.
         """
         frame = self.frame
-        tiles = counted(programs, parts)
+        tiles = counted_tiles(programs, parts)
         frame.counter, frame.shared, frame.fresh_loads = counter, shared, True
         self.store_all()
         tile = f" + program % {tiles}" if tiles > 1 else ""

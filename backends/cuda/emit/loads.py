@@ -14,7 +14,7 @@ from ...ir.unfusable import Unfusable
 from .frame import CudaPart, CudaScope, Local, nest_of
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, plus, span
-from .thread_layout import is_uniform, together
+from .thread_layout import is_uniform, is_vectorizable
 
 WARM = 48 << 10  # bytes of a matrix that a block has prefetched: what an SM reads in about two microseconds
 HELD = 512  # limit in bytes of one value in a thread's registers
@@ -114,7 +114,7 @@ class ThreadLoads(CudaPart):
             return False
         if any(dim in frame.spans(g) and not is_uniform(g, group[-1], width) for g in guards):
             return False
-        return together(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
+        return is_vectorizable(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
 
     def kept(self, e: Expr) -> Local:
         """Emit the computation of an expression into registers, for use in several loop nests; returns the register

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from ...ir.expr import Expr, walk
 from ...ir.index import index
-from ...ir.loop_fusion import sharing, up_to
+from ...ir.loop_fusion import index_bounds, loop_sharing
 from ...ir.unfusable import Unfusable
 from .frame import CudaPart, CudaScope, Local, nest_of
 from .loads import ThreadLoads
 from .nest import ThreadNest
-from .reductions import Reductions, rolls_on
+from .reductions import Reductions, online_maximum
 from .spelling import plus
 
 
@@ -86,7 +86,7 @@ class ThreadLoops(CudaPart):
                     if x.op == "load":
                         self.loads.need(x)
             for e in ready:
-                if e.value[0] == "max" and any(rolls_on(x) is e for x in ready):
+                if e.value[0] == "max" and any(online_maximum(x) is e for x in ready):
                     self.loads.need(bodies[e])
                     scales[e] = self.accumulators.running(e, bodies[e], dim, names[e])
             for e in ready:
@@ -94,15 +94,15 @@ class ThreadLoops(CudaPart):
                     continue
                 self.loads.need(bodies[e])
                 acc = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
-                if (maximum := rolls_on(e)) in scales:
+                if (maximum := online_maximum(e)) in scales:
                     self.accumulators.rescale(acc, scales[maximum])
                 self.accumulators.accumulate(e, bodies[e], dim, acc)
         self.walk(dim, inner, outer, (first, fetched) if fetched.lines else None, self._end(ready, dim))
-        alone = [e for e in ready if e not in scales and rolls_on(e) not in scales]
+        alone = [e for e in ready if e not in scales and online_maximum(e) not in scales]
         for monoid in dict.fromkeys(e.value[0] for e in alone):
             self.accumulators.exchange([names[e] for e in alone if e.value[0] == monoid], monoid, dim)
         for e in scales:
-            self.accumulators.joint(e, names, [x for x in ready if rolls_on(x) is e], dim, bodies)
+            self.accumulators.joint(e, names, [x for x in ready if online_maximum(x) is e], dim, bodies)
         for e in ready:
             outer.known[e] = Local(names[e], self.accumulators.kept_dims(e, bodies[e], dim), frame.wide)
 
@@ -116,7 +116,7 @@ class ThreadLoops(CudaPart):
         if self.layout.seen != dim:
             return ""
         (axis,) = frame.groups[dim]
-        found = [up_to(e.args[0], hiding=True) for e in ready if rolls_on(e) not in ready]
+        found = [index_bounds(e.args[0], hiding=True) for e in ready if online_maximum(e) not in ready]
         for at, number, strict in found[0] if all(found) else []:
             begin = at - index(axis)
             there = all((at, number, strict) in bounds for bounds in found)
@@ -180,7 +180,7 @@ class ThreadLoops(CudaPart):
             e for e in self.kernel.reductions
             if frame.dim_of.get(e.axis) == dim and e.axes <= frame.scope.bound and frame.scope.find(e) is None
         ]  # fmt: skip
-        chosen = sharing(same, rolls_on if rolls else lambda e: None)
+        chosen = loop_sharing(same, online_maximum if rolls else lambda e: None)
         if wanted in chosen:
             return chosen
         first = next((x for x in walk(wanted.args) if x in same), None)  # its own operands first

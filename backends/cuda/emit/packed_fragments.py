@@ -24,7 +24,7 @@ from .fragments import Fragments, PartialSums, plus, refusal
 from .frame import Local
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed, span
-from .thread_layout import slope
+from .thread_layout import stride_in_runs
 
 ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
 
@@ -83,7 +83,9 @@ def _is_uniform(e: Expr, axis: Axis, width: int) -> bool:
     """Whether an expression is constant over each aligned run of `width` elements along an axis: its loads are, and it
     has no index expressions or reductions."""
     return all(
-        slope(x.value[1], axis, width) == 0 and not x.args if x.op == "load" else x.op not in ("reduce", "index")
+        stride_in_runs(x.value[1], axis, width) == 0 and not x.args
+        if x.op == "load"
+        else x.op not in ("reduce", "index")
         for x in walk([e])
     )
 

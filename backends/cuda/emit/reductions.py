@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.expr import NEUTRAL, Expr, factors
-from ...ir.loop_fusion import power_of, rolled
+from ...ir.loop_fusion import exponential_of, shared_maximum
 from ...ir.unfusable import Unfusable
 from .frame import CudaPart, Local
 from .loads import ThreadLoads
@@ -53,7 +53,7 @@ class Reductions(CudaPart):
             raise Unfusable("a reduction over an axis along which its body is constant")
         nest = ThreadNest(frame, frame.spans(body))
         term = nest.scalar(body, nest.deepest)
-        if frame.ragged(dim) and not (e.value[0] == "sum" and vanishes(body)):
+        if frame.ragged(dim) and not (e.value[0] == "sum" and is_zero_out_of_bounds(body)):
             neutral = frame.spelling.number(NEUTRAL[e.value[0]])
             term = f"{nest.mask(dim)} ? {enclosed(term)} : {neutral}"
         at = nest.at(acc)
@@ -104,7 +104,7 @@ class Reductions(CudaPart):
         self.accumulate(e, body, dim, new)
         nest = ThreadNest(frame, kept)
         nest.line(f"{nest.at(safe)} = op::finite({nest.at(new)});")
-        nest.line(f"{nest.at(scale)} = op::{power_of(self.kernel, e)}({nest.at(old)} - {nest.at(safe)});")
+        nest.line(f"{nest.at(scale)} = op::{exponential_of(self.kernel, e)}({nest.at(old)} - {nest.at(safe)});")
         nest.line(f"{nest.at(old)} = {nest.at(new)};")
         nest.close()
         frame.scope.known[e] = safe
@@ -140,18 +140,18 @@ class Reductions(CudaPart):
             acc = Local(names[x], self.kept_dims(x, bodies[x], dim), frame.wide)
             nest = ThreadNest(frame, acc.dims)
             nest.line(
-                f"{nest.at(acc)} *= op::{power_of(self.kernel, e)}({nest.at(before)} - op::finite({nest.at(own)}));"
+                f"{nest.at(acc)} *= op::{exponential_of(self.kernel, e)}({nest.at(before)} - op::finite({nest.at(own)}));"
             )
             nest.close()
         self.exchange([names[x] for x in sums], "sum", dim)
 
 
-def rolls_on(e: Expr) -> Expr | None:
+def online_maximum(e: Expr) -> Expr | None:
     """The maximum m in a sum of exp(a - m), taken along the sum's own axis (online softmax); None for other sums."""
-    return rolled(e, e.axis)
+    return shared_maximum(e, e.axis)
 
 
-def vanishes(body: Expr) -> bool:
+def is_zero_out_of_bounds(body: Expr) -> bool:
     """Whether an expression is 0 where its loads are out of bounds (such loads give 0), so that no mask is needed.
 
     True for a product of loads and constants.

@@ -89,18 +89,18 @@ def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozense
     if e.op == "cast":
         if e.value == "bool":
             return f"{enclosed(args[0])} != 0"
-        if e.kind == "float" and wide == "float32" and (byte := byte_of(e.args[0])):
+        if e.kind == "float" and wide == "float32" and (byte := byte_dtype(e.args[0])):
             return f"{'from_byte' if byte == 'uint8' else 'from_signed_byte'}({args[0]})"
         return f"{spelled(CTYPES[wide if e.kind == 'float' else e.value])}({args[0]})"
     found = SPELLINGS[wide].text(e.op, e.args[-1].kind)
     return found.format(*(args if found.startswith("op::") else map(enclosed, args)))
 
 
-def byte_of(e: Expr) -> str:
+def byte_dtype(e: Expr) -> str:
     """ "uint8" or "int8" if the IR shows that an integer expression fits it; "" if it does not."""
     if e.op == "load":
         return str(e.value[3]) if e.value[3] in ("uint8", "int8") else ""
-    return "uint8" if e.op == "and" and e.kind == "int" and any(byte_of(a) == "uint8" for a in e.args) else ""
+    return "uint8" if e.op == "and" and e.kind == "int" and any(byte_dtype(a) == "uint8" for a in e.args) else ""
 
 
 def span(at: Index, steps: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ from .frame import CudaPart
 from .loads import ThreadLoads
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed
-from .thread_layout import together
+from .thread_layout import is_vectorizable
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class ThreadStores(CudaPart):
         if not set(frame.spans(value)) <= set(dims):
             raise Unfusable("an output that varies along an axis that its store index lacks")
         guarded = {d for e in store.exprs[1:] for d in frame.spans(e)}
-        lanes = next((d for d in dims if d not in guarded and frame.groups[d] and together(
+        lanes = next((d for d in dims if d not in guarded and frame.groups[d] and is_vectorizable(
             store.at, frame.groups[d][-1], frame.along[d].vector, itemsize(buffer.dtype))
             and all(step % frame.along[d].vector == 0 for _, step in store.parts)), "")  # fmt: skip
         nest = ThreadNest(frame, dims, lanes, inner=lanes)

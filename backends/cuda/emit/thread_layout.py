@@ -95,37 +95,44 @@ class ThreadLayout:
         return step
 
 
-def slope(at: Index, axis: Axis, width: int) -> int | None:
+def stride_in_runs(at: Index, axis: Axis, width: int) -> int | None:
     """Stride of an index along `axis` inside each aligned run of `width` elements; None if it is not constant there."""
     total = 0
     for atom, c in at.terms:
         if isinstance(atom, Axis):
             total += c * (atom == axis)
         elif axis in atom.index.axes:
-            inner = slope(atom.index, axis, width)
-            if inner is None or (inner and (inner != 1 or atom.by % width or divisor(atom.index, axis, width) % width)):
+            inner = stride_in_runs(atom.index, axis, width)
+            if inner is None or (
+                inner and (inner != 1 or atom.by % width or known_divisor(atom.index, axis, width) % width)
+            ):
                 return None
             total += c * inner * atom.rest
     return total
 
 
-def divisor(at: Index, axis: Axis, width: int) -> int:
+def known_divisor(at: Index, axis: Axis, width: int) -> int:
     """Largest known divisor of an index, in elements, at the start of each aligned run of `width` elements along
     `axis`."""
     found = at.const
     for atom, c in at.terms:
         factor = width if atom == axis else 1
         if isinstance(atom, Division) and atom.rest:
-            factor = math.gcd(atom.by, divisor(atom.index, axis, width))
+            factor = math.gcd(atom.by, known_divisor(atom.index, axis, width))
         found = math.gcd(found, c * factor)
     return abs(found) or 1 << 30
 
 
-def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
+def is_vectorizable(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
     """Whether vector accesses of at most 16 bytes can move `width` elements of `itemsize` bytes along an axis: they are
     contiguous and aligned."""
     run = min(width, 16 // itemsize)
-    return width > 1 and axis.size % width == 0 and slope(at, axis, width) == 1 and divisor(at, axis, width) % run == 0
+    return (
+        width > 1
+        and axis.size % width == 0
+        and stride_in_runs(at, axis, width) == 1
+        and known_divisor(at, axis, width) % run == 0
+    )
 
 
 def is_uniform(e: Expr, axis: Axis, width: int) -> bool:
@@ -141,7 +148,7 @@ def is_uniform(e: Expr, axis: Axis, width: int) -> bool:
     if e.op != "lt" or any(a.op not in ("index", "const") or a.kind != "int" for a in e.args):
         return False
     low, high = (a.value if a.op == "index" else index(a.value) for a in e.args)
-    rising, falling = slope(low - high, axis, width), slope(high - low, axis, width)
+    rising, falling = stride_in_runs(low - high, axis, width), stride_in_runs(high - low, axis, width)
     if rising == 1:  # low < high is low - high < 0
-        return divisor(low - high, axis, width) % width == 0
-    return falling == 1 and divisor(high - low - 1, axis, width) % width == 0  # high - low - 1 >= 0
+        return known_divisor(low - high, axis, width) % width == 0
+    return falling == 1 and known_divisor(high - low - 1, axis, width) % width == 0  # high - low - 1 >= 0

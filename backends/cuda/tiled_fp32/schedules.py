@@ -12,7 +12,7 @@ from ...ir.kernel import PROBE, Kernel
 from ...ir.precision import Precision
 from ...ir.tiling import Shape, padded
 from ...ir.unfusable import if_fusable
-from ...machine import per_machine, target
+from ...machine import cached_per_machine, target
 from .kernel import TiledSchedule, emit_tiles
 
 LEAST = 5  # least rows and columns of a GEMM that is worth tiling
@@ -80,7 +80,7 @@ SHARES = {
 }
 
 
-@per_machine(1024)
+@cached_per_machine(1024)
 def _ranked(
     rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
 ) -> tuple[tuple[float, TiledSchedule], ...]:

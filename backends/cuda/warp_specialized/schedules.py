@@ -12,7 +12,7 @@ from math import ceil, prod
 from ...ir.kernel import PROBE, Kernel
 from ...ir.tiling import Shape
 from ...ir.unfusable import if_fusable
-from ...machine import per_machine, target
+from ...machine import cached_per_machine, target
 from .device_library import COLUMNS, GROUP, PIECE
 from .kernel import emit_gemm, readable
 from .parameters import DEPTH, GemmSchedule
@@ -71,7 +71,7 @@ def _written(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
     return if_fusable(emit_gemm, kernel, shape, schedule, PROBE) is not None
 
 
-@per_machine(1024)
+@cached_per_machine(1024)
 def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tuple[tuple[float, GemmSchedule], ...]:
     """(estimated cycles, schedule), best first.
 

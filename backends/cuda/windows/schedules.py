@@ -13,7 +13,7 @@ from ....egraph.ir.dtypes import itemsize
 from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, index
 from ...ir.kernel import Kernel
-from ...machine import per_machine, target
+from ...machine import cached_per_machine, target
 from .kernel import WindowSchedule, is_windowed
 
 MOST = 800  # limit of window elements that a thread reduces: more means long code and few threads
@@ -98,7 +98,7 @@ class WindowWork:
         return float(threads / 32 * each / ISSUED / busy**0.5)
 
 
-@per_machine(1024)
+@cached_per_machine(1024)
 def _ranked(work: WindowWork, count: int) -> tuple[WindowSchedule, ...]:
     """Candidate schedules by estimated time."""
     boxes = [box for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box)]

@@ -30,7 +30,7 @@ from ...ir.index import Axis, index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import Shape, Tiling, padded, shape_of
 from ...ir.unfusable import Unfusable
-from ...lowering.split_reduction import counted
+from ...lowering.split_reduction import counted_tiles
 from .frame import TileFrame, TritonPart, TritonScope
 from .grid import Grid
 from .index import Positions
@@ -213,7 +213,7 @@ class TileEmitter(TritonPart):
         names count.
         """
         frame = self.frame
-        tiles = counted(programs, parts)
+        tiles = counted_tiles(programs, parts)
         frame.counter, frame.fresh_loads = counter, True
         frame.top.indent = 2
         whole = [a for a in self.shape.inner if a not in frame.walked]

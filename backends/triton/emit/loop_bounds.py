@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...ir.expr import Expr
 from ...ir.index import Axis, index
-from ...ir.loop_fusion import AxisMask, Bound, rolled, seen_by, up_to
+from ...ir.loop_fusion import AxisMask, Bound, body_masks, index_bounds, shared_maximum
 from .frame import TritonPart
 from .index import Positions
 from .values import TileValues
@@ -28,7 +28,7 @@ class LoopBounds(TritonPart):
         the loop ends at the bound. With a causal mask there are two ranges, and only the second, over the last tiles,
         applies the mask.
         """
-        own = [e for e in ready if rolled(e, axis) not in ready]
+        own = [e for e in ready if shared_maximum(e, axis) not in ready]
         found = [self.axis_masks(e, axis) for e in own if axis not in self.frame.single]
         if not all(found) or not found:
             return [("0", self._last_seen(own, axis) or str(axis.size), {})]
@@ -59,7 +59,7 @@ class LoopBounds(TritonPart):
         current position in a KV cache); else ""."""
         if axis in self.frame.single or any(e.value[0] != "max" for e in own) or not own:
             return ""
-        first, *others = ([b for b in up_to(e.args[0]) if self._ends(b, axis)] for e in own)
+        first, *others = ([b for b in index_bounds(e.args[0]) if self._ends(b, axis)] for e in own)
         for at, number, strict in (b for b in first if all(b in o for o in others)):
             bound, none = self.values.value(number), self.positions.position(at - index(axis) - (not strict))
             if not bound.dims and not none.dims:  # at `none` and below nothing is seen; the number may be any
@@ -80,7 +80,7 @@ class LoopBounds(TritonPart):
     def axis_masks(self, e: Expr, axis: Axis) -> list[AxisMask]:
         """The masks of a reduction's body that bound an axis from below or above."""
         found = []
-        for room, mask, kept, alone in seen_by(e, self.kernel.builder.const(1.0)):
+        for room, mask, kept, alone in body_masks(e, self.kernel.builder.const(1.0)):
             side = room.coefficient(axis)
             rest = room - index(axis) * side
             across = {self.frame.dim_of(a) for a in rest.axes if a not in self.shape.batch}

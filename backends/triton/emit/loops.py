@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from ....egraph.ir import dtypes
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis
-from ...ir.loop_fusion import power_of, rolled, sharing
+from ...ir.loop_fusion import exponential_of, loop_sharing, shared_maximum
 from ...ir.unfusable import Unfusable
 from .frame import TritonPart, TritonScope
 from .loop_bounds import LoopBounds
-from .products import Products, vanishes
+from .products import Products, is_zero_out_of_bounds
 from .spelling import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
 from .values import TileValues
 
@@ -43,7 +43,7 @@ class TileLoops(TritonPart):
         """Text of the tile `body` of the reduction `e`, with the neutral element at positions beyond the end of the
         axis (`dim`)."""
         frame = self.frame
-        if not frame.ragged(dim) or (e.value[0] == "sum" and vanishes(e.args[0], e.axis)):
+        if not frame.ragged(dim) or (e.value[0] == "sum" and is_zero_out_of_bounds(e.args[0], e.axis)):
             return f"{body.atom} + 0.0" if _as_product(e, body) else body.text
         mask = frame.spread(Tile(f"{dim} < {frame.extent[dim]}", (dim,), "bool"), body.dims)
         return f"tl.where({mask}, {body.text}, {_neutral(e, body.dtype)})"
@@ -104,14 +104,14 @@ class TileLoops(TritonPart):
         `names` are the accumulators' variables. Returns for each reduction a function that emits what follows
         the loop and returns the result's tile.
         """
-        running = [e for e in ready if e.value[0] == "max" and any(rolled(x, axis) is e for x in ready)]
+        running = [e for e in ready if e.value[0] == "max" and any(shared_maximum(x, axis) is e for x in ready)]
         scales: dict[Expr, Tile] = {}
         finals: dict[Expr, Callable[[], Tile]] = {}
         for e in running:
             finals[e], scales[e] = self._running_max(e, axis, names[e], inner, outer)
         for e in ready:
             if e not in finals:
-                maximum = rolled(e, axis)
+                maximum = shared_maximum(e, axis)
                 scale = scales.get(maximum) if maximum is not None else None
                 finals[e] = self._accumulate(e, axis, names[e], inner, outer, scale)
         for name in inner.held:  # all products first, then the waits for them
@@ -135,7 +135,7 @@ class TileLoops(TritonPart):
             e for e in self.kernel.reductions
             if e.axis == axis and e.axes <= self.frame.scope.bound and self.frame.scope.find(e) is None
         ]  # fmt: skip
-        chosen = sharing(same, lambda e: rolled(e, axis))
+        chosen = loop_sharing(same, lambda e: shared_maximum(e, axis))
         if wanted not in chosen:  # its own operands first
             first = next((x for x in walk(wanted.args) if x in same), None)
             if first is None:  # the loop would be nested in the one that needs its value
@@ -153,7 +153,7 @@ class TileLoops(TritonPart):
         the old to the new maximum).
         """
         frame = self.frame
-        power = power_of(self.kernel, e)
+        power = exponential_of(self.kernel, e)
         with self.inside(inner):
             dim = frame.dim_of(axis)
             body, factor = (e.args[0], 1.0) if frame.ragged(dim) else self._factored(e.args[0], inner)

@@ -46,7 +46,8 @@ class Products(TritonPart):
         a, b = self.matched(a, b)
         a, b = _transposed(a, (ends[0], k)), _transposed(b, (k, ends[1]))
         dims = (ends[0], ends[1])
-        if frame.ragged(k) and not vanishes(e.args[0], e.axis):  # both sides: one may be infinite where the other is 0
+        # both sides are masked: one may be infinite where the other is 0
+        if frame.ragged(k) and not is_zero_out_of_bounds(e.args[0], e.axis):
             a, b = (self._ended(side, k) for side in (a, b))
         precision = (
             f", input_precision='{self.tiling.options.get('precision', 'ieee')}'" if a.dtype == "float32" else ""
@@ -160,7 +161,7 @@ def _transposed(tile: Tile, dims: tuple[str, str]) -> Tile:
     return tile if tile.dims == dims else Tile(f"tl.trans({tile.text})", dims, tile.dtype)
 
 
-def vanishes(e: Expr, axis: Axis) -> bool:
+def is_zero_out_of_bounds(e: Expr, axis: Axis) -> bool:
     """Whether a reduction's body is 0 beyond the end of an axis (where loads give 0), so that no mask is needed: a
     factor of its numerator is such a load, and no other factor is infinite there."""
     over, under = factors(e)

@@ -56,10 +56,10 @@ def _runs(places: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def joined(texts: Sequence[str]) -> str:
+def joined_tiles(texts: Sequence[str]) -> str:
     """Text of several tiles as one: joined (`tl.join`) along new last axes of two elements each, flattened in order.
 
     The last tile is repeated up to a power of two.
     """
     whole = [*texts, *[texts[-1]] * (padded(len(texts)) - len(texts))]
-    return whole[0] if len(whole) == 1 else f"tl.join({joined(whole[::2])}, {joined(whole[1::2])})"
+    return whole[0] if len(whole) == 1 else f"tl.join({joined_tiles(whole[::2])}, {joined_tiles(whole[1::2])})"

@@ -14,7 +14,7 @@ from ...ir.tiling import padded
 from ...ir.unfusable import Unfusable
 from .frame import TritonPart, TritonScope
 from .index import Positions
-from .row_stores import RowStore, joined, rows
+from .row_stores import RowStore, joined_tiles, rows
 from .spelling import TRITON, Tile
 from .values import TileValues
 
@@ -111,7 +111,7 @@ class TileStores(TritonPart):
         mask = self.positions.mask(where.dims, dims, inside)
         target = f"{buffer} + {frame.spread(where, dims)} + {frame.spread(column, dims)}"
         whole = f"({', '.join(str(frame.block[d]) for d in where.dims)}, {width})"
-        self.line(f"tl.store({target}, tl.reshape({joined(texts)}, {whole}){f', mask={mask}' if mask else ''})")
+        self.line(f"tl.store({target}, tl.reshape({joined_tiles(texts)}, {whole}){f', mask={mask}' if mask else ''})")
 
     def _written(self, store: OutputStore, dims: tuple[str, ...] = ()) -> str:
         """Text of a result in its storage dtype; with `dims`, broadcast over these dimensions."""

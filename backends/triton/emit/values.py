@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...ir.expr import Expr, below_maximum, unknown
 from ...ir.index import index
-from ...ir.loop_fusion import at_least_one
+from ...ir.loop_fusion import is_softmax_sum
 from ...ir.op_texts import op_text
 from ...ir.short_erf import COARSE, FINE
 from ...ir.unfusable import Unfusable
@@ -129,7 +129,7 @@ class TileValues(TritonPart):
             return self.short_erf(e)
         if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
             return safe
-        if e.op == "div" and frame.narrow and at_least_one(e.args[1]):
+        if e.op == "div" and frame.narrow and is_softmax_sum(e.args[1]):
             b = self.kernel.builder  # one division per row instead of one per element
             e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
         text = op_text(e.op, "triton" if e.args[-1].kind == "float" else "triton_whole")

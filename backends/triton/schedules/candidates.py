@@ -17,7 +17,7 @@ from ...generate.strategy import COUNT
 from ...ir.kernel import Kernel
 from ...ir.precision import TF32, Precision
 from ...ir.tiling import Shape, padded
-from ...machine import per_machine, target
+from ...machine import cached_per_machine, target
 from .facts import FEW, KernelFacts, facts_of
 from .legality import LITTLE, each, legal, tiles_fit
 from .parameters import TileSchedule
@@ -69,7 +69,7 @@ def _begun(ranked: Sequence[TileSchedule], count: int) -> list[TileSchedule]:
     return [*ranked[:1], *early, *ranked[1:]][:count]
 
 
-@per_machine(4096)
+@cached_per_machine(4096)
 def _ranked(facts: KernelFacts, count: int) -> tuple[TileSchedule, ...]:
     """Ranked candidate schedules of a kernel's facts, at most `count`."""
     found = sorted(_KINDS[facts.kind](facts), key=itemgetter(1))

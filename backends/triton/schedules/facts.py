@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from ....egraph.ir import dtypes
-from ...cuda.emit.thread_layout import slope
+from ...cuda.emit.thread_layout import stride_in_runs
 from ...ir.expr import Expr
 from ...ir.index import Axis, index
 from ...ir.kernel import Kernel
@@ -199,7 +199,7 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> KernelFacts:
         ),
         splits and not (inside or added),
         bool(rows and cols) and any(
-            slope(at, shape.rows[-1], 1) == 1
+            stride_in_runs(at, shape.rows[-1], 1) == 1
             for at in (*(s.at for s in kernel.stores), *(e.value[1] for e in loads if e.axes - rows))
         ),
         max((padded(len(r.stores)) for r in rows_of(kernel)), default=1) if shape.kind in ("pointwise", "rows") else 1,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis, index
-from ...ir.loop_fusion import power_of
+from ...ir.loop_fusion import exponential_of
 from ...ir.unfusable import Unfusable
 from ...machine import target
 from ..emit.frame import TritonScope
@@ -286,7 +286,7 @@ class AttentionLoops(TileLoops):
         frame = self.frame
         if self.factor is None:
             return super()._running_max(e, axis, name, inner, outer)
-        power, scale = power_of(self.kernel, e), self.fresh("scale")
+        power, scale = exponential_of(self.kernel, e), self.fresh("scale")
         with self.inside(inner):
             body, _ = self._factored(e.args[0], inner)
             a = self.values.floated(body)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ir.expr import Expr, walk
-from ...ir.loop_fusion import rolled
+from ...ir.loop_fusion import shared_maximum
 from ...ir.unfusable import Unfusable
 from .attention_frame import AttentionFrame
 
@@ -64,7 +64,7 @@ def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> AttentionParts:
     if frame.rings or len(products) != 1 or len(scores) != 1 or len(maxima) != 1:
         raise Unfusable("not one product of weights and values over one product of queries and keys")
     (product,), (score,), (top,) = products, scores, maxima
-    if any(rolled(e, axis) is not top for e in ready if e is not top) or score.axis in frame.walked:
+    if any(shared_maximum(e, axis) is not top for e in ready if e is not top) or score.axis in frame.walked:
         raise Unfusable("sums that are not relative to the running maximum")
     if any(e.op == "reduce" and e not in (score, *ready) and axis in e.axes for r in ready for e in walk(r.args)):
         raise Unfusable("a further reduction over keys in the loop")

@@ -73,7 +73,7 @@ def regions_of(plan: Plan, store: Store, count: int) -> list[Region]:
     return chosen
 
 
-def why_none(plan: Plan, store: Store) -> str:
+def reason_without_regions(plan: Plan, store: Store) -> str:
     """Reason why `regions_of` finds no region in a plan, with what to do about it."""
     kernels = [s for s in plan.steps if not s.is_view]
     if not kernels:
@@ -181,4 +181,4 @@ def _bytes(value: Value) -> int:
     return value.type.nbytes
 
 
-__all__ = ["Region", "regions_of", "why_none"]
+__all__ = ["Region", "reason_without_regions", "regions_of"]

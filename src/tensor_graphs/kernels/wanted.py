@@ -13,7 +13,7 @@ from ..pipeline.prices import CostPricer, at_stored_prices
 from ..pipeline.session import Session, open_store
 from ..progress import Progress
 from .briefs import Brief
-from .regions import regions_of, why_none
+from .regions import reason_without_regions, regions_of
 
 
 class Briefs(list[Brief]):
@@ -56,7 +56,7 @@ def wanted(source: Any, example_inputs: Any = None, *, count: int = 5, **options
     with open_store(session) as store:
         plan = program.plan if program.plan.cost else at_stored_prices(program.plan, CostPricer(store))
         regions = regions_of(plan, store, count)
-        why = "" if regions else why_none(plan, store)
+        why = "" if regions else reason_without_regions(plan, store)
     return Briefs([Brief(n, program.report.model, r) for n, r in enumerate(regions, 1)], why)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..backends.registry import on_gpu, storing_narrow
+from ..backends.registry import backends_storing_narrow, on_gpu
 from ..backends.runtime.views import view_strides
 from ..backends.user.templates import USER_PREFIX
 from ..egraph.view.view import EGraphView, view_of
@@ -141,7 +141,7 @@ def stored_narrow(
         return None
     with session.stage("candidates", "values in bfloat16"):
         opened = [session.lowerings.opened(b) for b in backends]
-        return candidate_hypergraph(view, storing_narrow(opened), view_strides, types, stop)
+        return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
 __all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "only_generated",

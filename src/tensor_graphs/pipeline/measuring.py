@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ..backends.admission.use import admitted
-from ..backends.registry import backend, elsewhere, on_gpu, select, used_kernels, with_kernels
+from ..backends.registry import backend, is_planning_only, on_gpu, select, used_kernels, with_kernels
 from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
 from ..costdb.keys.device import gpu_machine
@@ -26,7 +26,7 @@ def backends_of(options: Options) -> list[Backend]:
 
     Raises DeviceUnavailableError if measuring or verifying needs a GPU that is not in this machine (setting `gpu`).
     """
-    if elsewhere(options.backend_name) and (options.measure or options.verify):
+    if is_planning_only(options.backend_name) and (options.measure or options.verify):
         raise DeviceUnavailableError(
             f"plans for {gpu_machine().device} can be made on this machine, but not measured or verified", where="TENSOR_GRAPHS_GPU",
             hint="give measure=False, verify=False (--no-measure --no-verify); prices are those that `tensor-graphs measure` found on that GPU",

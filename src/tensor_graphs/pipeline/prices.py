@@ -75,7 +75,7 @@ class CostPricer:
     def _moved(self, made: Sequence[ScheduleVariant]) -> list[ScheduleVariant]:
         """Measured schedules of a kernel outside of the ranked ones."""
         ranked, query, snapshot = {v.schedule for v in made}, made[0].query, self.store.snapshot
-        others = (s for s in tuned.tried(snapshot, query.key) if key_of_schedule(s) not in ranked)
+        others = (s for s in tuned.tried_schedules(snapshot, query.key) if key_of_schedule(s) not in ranked)
         keys = ((key_of_schedule(s), query.key.with_schedule(s)) for s in others)
         return [ScheduleVariant(s, Query(key, query.work)) for s, key in keys if snapshot.has(key.digest)]
 

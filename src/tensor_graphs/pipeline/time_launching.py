@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ..backends.program.launching import WAYS, changes, launched
+from ..backends.program.launching import WAYS, changes_schedules, plan_for_launching
 from ..backends.program.program import Program
 from ..backends.verification.compare import equal_bits
 from ..extract.model.kernel import Call, Template
@@ -39,7 +39,7 @@ def other_forms(
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:
         return []
-    ways = [way for way in WAYS if way != plan.launching and changes(plan, way)]
+    ways = [way for way in WAYS if way != plan.launching and changes_schedules(plan, way)]
     if not ways:
         return []
     if _room(session) < SHORTEST_S:
@@ -47,7 +47,7 @@ def other_forms(
         return []
     choices = [replace(choice, launching=way) for way in ways]
     forms = [(c, build(c)) for c in choices]
-    calls = [call for way in ways for call in _compiled_alone(plan, launched(replace(plan, launching=way)))]
+    calls = [call for way in ways for call in _compiled_alone(plan, plan_for_launching(replace(plan, launching=way)))]
     sources = [program.source, *(p.source for _, p in forms), *(p.source for p in beside)]
     if not compiler(calls, max(0.0, _room(session)), sources):
         session.omitted.append(OMITTED)

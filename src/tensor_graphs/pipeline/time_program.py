@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from ..backends.program.program import Program
-from ..backends.registry import eager
+from ..backends.registry import unfused_backends
 from ..backends.tuning.unfused import direct_plan
 from ..extract.model.work import graph_flops
 from ..report.report import Report
@@ -40,7 +40,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     """
     model = task.model
     graph = model.written(task.backends)
-    plan = direct_plan(graph, eager(task.backends))
+    plan = direct_plan(graph, unfused_backends(task.backends))
     report.kernels_before = plan.kernels
     if not (session.options.measure and session.timed):
         return None

@@ -44,13 +44,15 @@ def report_page(report: Report, more: Mapping[str, str]) -> str:
         f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{text}</details>"
         for title, text, is_open in sections if text
     )  # fmt: skip
-    head = f"<header><h1>{escape(clean(report.model) or 'program')}</h1>{SWITCH}</header>{_tiles(report)}"
+    head = f"<header><h1>{escape(printable(report.model) or 'program')}</h1>{SWITCH}</header>{_tiles(report)}"
     return page(
-        clean(report.model), style=asset(WEB, "report.css"), body=clean(f'<main class="report">{head}{body}</main>')
+        printable(report.model),
+        style=asset(WEB, "report.css"),
+        body=printable(f'<main class="report">{head}{body}</main>'),
     )
 
 
-def clean(text: str) -> str:
+def printable(text: str) -> str:
     """Text without lone surrogates and control characters."""
     return "".join(c if c >= " " or c == "\n" else " " for c in text.encode("utf-8", "replace").decode())
 
@@ -116,7 +118,7 @@ def _kernels(report: Report) -> str:
     parts = [
         (s.name, s.us, f"{i + 1}. {s.name}: {us(s.us)}, {100 * s.us / total:.1f} %") for i, s in enumerate(report.steps)
     ]
-    ranked = alike(report.steps)
+    ranked = equal_calls(report.steps)
     longest = max(len(same) * same[0][1].us for same in ranked) or 1.0
     calls: list[Sequence[str]] = [
         (_numbers([i for i, _ in same]), Markup(f"{escape(s.name)}<div class='soft'>{escape(s.computes[:110])}</div>{_meter(s, longest, len(same))}"),
@@ -130,7 +132,7 @@ def _kernels(report: Report) -> str:
     return charts.strip(parts) + table(head, calls, (0, 2, 3, 4, 5))
 
 
-def alike(steps: Sequence[StepReport]) -> list[list[tuple[int, StepReport]]]:
+def equal_calls(steps: Sequence[StepReport]) -> list[list[tuple[int, StepReport]]]:
     """Groups of equal kernel calls, each call with its step number (from 1), by falling total time. Repeated layers
     make equal calls.
     """
@@ -173,7 +175,7 @@ def _limits(report: Report) -> str:
     if not known:
         return "<p class=soft>No kernel has both a time and a known limit.</p>" if report.steps else ""
     lost = sorted(
-        ((len(same) * (s.us - (s.limit_us or 0.0)), len(same), s.name) for same in alike([s for s, _ in known]) for s in [same[0][1]]), reverse=True
+        ((len(same) * (s.us - (s.limit_us or 0.0)), len(same), s.name) for same in equal_calls([s for s, _ in known]) for s in [same[0][1]]), reverse=True
     )[:8]  # fmt: skip
     lost = [row for row in lost if row[0] > 0]
     total = math.fsum(s.us for s, _ in known)
@@ -189,7 +191,7 @@ def _limits(report: Report) -> str:
 
 def _roofline(steps: Sequence[StepReport]) -> str:
     """Roofline plot. The machine's rates are those that the kernels' limits imply: the best traffic and arithmetic."""
-    groups = [(len(same), s, s.flops, s.bytes, s.limit_us) for same in alike(steps) for s in [same[0][1]]]
+    groups = [(len(same), s, s.flops, s.bytes, s.limit_us) for same in equal_calls(steps) for s in [same[0][1]]]
     found = [(n, s, f, b, t) for n, s, f, b, t in groups if f and b and t and min(f, b, t, s.us) > LEAST]
     if not found:
         return ""

@@ -17,7 +17,7 @@ from ..costdb.store.snapshot import Snapshot
 from ..costdb.store.starter import shipped_accuracy
 from ..costdb.store.store import Store
 from . import charts
-from .page import SWITCH, Markup, clean, table
+from .page import SWITCH, Markup, printable, table
 from .shell import WEB, asset, page
 
 MOST_POINTS = 3000  # of a plot
@@ -61,7 +61,9 @@ def store_page(store: Store) -> str:
         f"<details open><summary>{escape(title)}</summary>{text}</details>" for title, text in sections if text
     )
     head = f"<header><h1>Cost store</h1>{SWITCH}</header>{_tiles(stats, pairs)}"
-    return page("Cost store", style=asset(WEB, "report.css"), body=clean(f'<main class="report">{head}{body}</main>'))
+    return page(
+        "Cost store", style=asset(WEB, "report.css"), body=printable(f'<main class="report">{head}{body}</main>')
+    )
 
 
 def repeated(snapshot: Snapshot) -> list[Repeated]:

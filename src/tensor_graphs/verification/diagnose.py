@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.tuning.single_kernel import laid, run_outputs
+from ..backends.tuning.single_kernel import in_layout, run_outputs
 from ..backends.verification import compare
 from ..backends.verification import inputs as drawing
 from ..backends.verification.rounding_noise import RoundingSensitivity
@@ -205,7 +205,8 @@ def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int)
     with np.errstate(all="ignore"):
         # as they lie in memory: elements of a broadcast or overlapping layout share their values
         operands = {
-            n: np.array(laid(_stored(a, call.operands[n].type.dtype), call.operands[n])) for n, a in operands.items()
+            n: np.array(in_layout(_stored(a, call.operands[n].type.dtype), call.operands[n]))
+            for n, a in operands.items()
         }
         exact = evaluate(roots, {}, params=operands, float64=True)
         own = evaluate(roots, {}, params=operands)

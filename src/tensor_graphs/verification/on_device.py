@@ -15,7 +15,13 @@ import numpy as np
 from ..backends.gpu import is_gpu
 from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..backends.verification.inputs import SHARE as ODD_SHARE
-from ..backends.verification.inputs import InputDistribution, odd_numbers, random_indices, roles, whole_numbers
+from ..backends.verification.inputs import (
+    InputDistribution,
+    input_distributions,
+    odd_numbers,
+    random_indices,
+    whole_numbers,
+)
 from ..backends.verification.torch_reference import evaluate_tensors
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
@@ -77,7 +83,7 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
     import torch
 
     drawn = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
-    known, found = roles(graph), {}
+    known, found = input_distributions(graph), {}
     for leaf in (*graph.inputs, *graph.leaves("state")):
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
         role = known.get(name) or InputDistribution()
