@@ -98,14 +98,15 @@ def program(case: str, budget: float) -> None:
     for x in given[::10]:
         found(x)
     fresh = [x for i, x in enumerate(given) if i % 10]
-    new = found._new_sizes
-    for name, plan in {"all sizes": found, **found.plans}.items():
-        known = plan._new_sizes
+    plans = {"all sizes": found, **found.plans}
+    functions = {name: plan._new_sizes for name, plan in plans.items()}
+    for name, plan in plans.items():
+        known = functions[name]
         print(f"plan {name}: way {getattr(plan._run, 'way', '')!r}, "
               f"{0 if known is None else len(known.made)} functions of sizes, "
               f"sizes without: {[] if known is None else known.why}", flush=True)  # fmt: skip
-    if new is not None and new.made:
-        print(new.made[0].text, flush=True)
+        for one in [] if known is None else known.made[:1]:
+            print(one.text, flush=True)
     errors = []
     for t in range(NEW[0] + 1, NEW[-1], 28):
         x = inputs(case, t, "cuda")
@@ -113,8 +114,9 @@ def program(case: str, budget: float) -> None:
             got, want = found(x).float(), module(x).float()
         errors.append(float((got - want).norm() / want.norm()))
     print(f"largest relative error against the module at new lengths: {max(errors):.2g}", flush=True)
-    for label, functions, lengths in (("", new, fresh[:32]), (" of the emitted code", None, fresh[32:48])):
-        found._new_sizes = functions
+    for label, used, lengths in (("", functions, fresh[:32]), (" of the emitted code", {}, fresh[32:48])):
+        for name, plan in plans.items():
+            plan._new_sizes = used.get(name)
         for name in ("first", "second", "third", "fourth"):
             shown(f"program, {name} call{label}", [returned_us(lambda x=x: found(x)) for x in lengths])
     parts, whole = Parts(), []

@@ -69,7 +69,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
             if rows is None:
                 continue
             if rows not in self.row_counts:
-                self.row_counts[rows] = identifier("rows", self.taken)
+                self.row_counts[rows] = identifier("product_rows", self.taken)
             self.rounded[step.output] = name = self.row_counts[rows]
             for v in self._matrices(step).values():
                 kind = self.plan.values[v].type
@@ -114,7 +114,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
             width = kind.shape[-1]
             start = self._start(self._span(v), kind.dtype)
             text = f"spaces[{torch_dtype(kind.dtype)}].as_strided(({rows}, {literal(width)}), ({literal(width)}, 1), {start})"
-            found[o] = self._once(text, f"v{v}_{rows}")
+            found[o] = self._once(text, f"v{v}_rows")
             shape = (volume(kind.shape[:-1]), width)
             places[o] = Operand(Type(shape, kind.dtype), contiguous(shape))  # type: ignore[arg-type]
         call = replace(step.call, operands={o: places[o] for o in step.call.operands}, output=places["out"])
