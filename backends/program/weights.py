@@ -96,7 +96,8 @@ class EvaluatedWeights(KeyedWeights):
         terms = [self.terms[k] for k in keys]
         there = [t for t in terms if is_computed_on(device, t, self.params)]
         here = [t for t in terms if not is_computed_on(device, t, self.params)]
-        copied = copied_bytes(self.params[n.attr("name")] for n in topological(there) if n.op == "param")
+        names = [str(n.attr("name")) for n in topological(there) if n.op == "param"]
+        copied = copied_bytes(self.params[n] for n in names if n in self.params)
         written = sum(t.type.nbytes for t in here) + 4 * _computed_bytes(here)
         return (
             copied / rates.GPU.weight_bytes_per_s

@@ -12,6 +12,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.backends.program import weights_on_device
+from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime import upload
 from tensor_graphs.backends.runtime.marshalling import array_of
 from tensor_graphs.egraph.ir import builders as t
@@ -25,6 +26,8 @@ from tensor_graphs.models.common import quantization, quantized_graph
 from tensor_graphs.models.common.quantized_graph import quantized
 
 RNG = np.random.default_rng(0)
+NO_GPU = backend("torch_cuda").unavailable()
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "")]
 
 
 def expanded(form: str, weight: np.ndarray, dtype: str) -> np.ndarray:
@@ -242,8 +245,9 @@ def test_codes_are_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["int8", "int4", "fp8", "mxfp4"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 def test_the_encoder_of_a_device_gives_the_bits_of_the_host(
-    form: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    form: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """For small, huge and subnormal numbers, ties, zeros and several blocks of rows, in both orientations."""
     monkeypatch.setattr(quantization, "ENCODED_ON_DEVICE", 1000)
@@ -256,13 +260,13 @@ def test_the_encoder_of_a_device_gives_the_bits_of_the_host(
             weight[-1, :32] = np.resize(np.array([0.25, -6, 6, 5, -0.75, 2.5]) * min(factor, 1e4), 32)
             want = quantization.encoded(weight, form, dtype)
             for rows, given in ((True, weight), (False, np.ascontiguousarray(weight.T))):
-                found = quantization.encoded_on(given, form, dtype, rows, "cpu")
+                found = quantization.encoded_on(given, form, dtype, rows, device)
                 for name, part in want.items():
                     there = array_of(found[name])
                     assert there.shape == part.shape and there.dtype == part.dtype
                     np.testing.assert_array_equal(there.view(np.uint8), part.view(np.uint8))
     with pytest.raises(UsageError, match="not finite"):
-        quantization.encoded_on(np.full((2, 32), np.inf, np.float32), form, dtype, True, "cpu")
+        quantization.encoded_on(np.full((2, 32), np.inf, np.float32), form, dtype, True, device)
 
 
 def test_a_device_encodes_a_weight_once_for_all_who_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
