@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from tensor_graphs.backends.generate.kernel_text import kernel_text
 from tensor_graphs.backends.tuning.gpu_bench import Bench
 from tensor_graphs.backends.tuning.gpu_device import device_of
-from tensor_graphs.backends.tuning.gpu_worker import keep_busy, rehearse
+from tensor_graphs.backends.tuning.gpu_worker import rehearse, warm_up_clock
 from tensor_graphs.costdb.keys.device import GPU_KIND
 
 from .decode_kernels import kernels
@@ -49,7 +49,7 @@ def main() -> None:
         return found, 1e3 * (time.perf_counter() - begun)
 
     def tried(bench: Bench, number: int, one: Any) -> dict[str, Any]:
-        keep_busy(device)
+        warm_up_clock(device)
         return bench.attempt(number, one)
 
     for case in CASES:

@@ -196,8 +196,8 @@ class Overlapping(SimulatedProgram):
 def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Results of a program by whether its kernels overlap; ways to launch change every plan."""
     found = [torch.tensor([1, 2]), torch.tensor([1, 2])]
-    monkeypatch.setattr(time_launching, "changes", lambda plan, launching: True)
-    monkeypatch.setattr(time_launching, "launched", lambda plan: plan)
+    monkeypatch.setattr(time_launching, "changes_schedules", lambda plan, launching: True)
+    monkeypatch.setattr(time_launching, "plan_for_launching", lambda plan: plan)
     monkeypatch.setattr(time_launching, "_results", lambda program, values: [found[bool(program.way)]])
     return found
 

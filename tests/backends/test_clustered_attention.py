@@ -16,7 +16,7 @@ from tensor_graphs.backends.cuda.clustered_attention.kernel import ClusteredAtte
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.ir import interpret as kir_numpy
-from tensor_graphs.backends.machine import of_key, using
+from tensor_graphs.backends.machine import of_key, using_machine
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.extract.model.kernel import Call
@@ -174,7 +174,7 @@ def test_other_gpus_and_dtypes_have_the_form_without_clusters() -> None:
         ("gpu:NVIDIA A100:sm80:multiprocessors=108", "bfloat16"),
         ("gpu:NVIDIA H200:sm90:multiprocessors=132", "float32"),
     ):
-        with using(of_key(key)):
+        with using_machine(of_key(key)):
             found = generated(attention(64, 64)).lower(call_of(template, dtype))
             assert found is not None and all("lanes" in one for one in found.space)
             clustered = attention_of(found.kernel, found.shape)
