@@ -28,7 +28,8 @@ from tensor_graphs.pipeline import time_finalists, time_launching, timing
 from tensor_graphs.pipeline.reserves import after_finalists_s, after_search_s, launching_s
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.time_finalists import fastest_finalist
-from tensor_graphs.report.report import FinalistReport, Report
+from tensor_graphs.report.records import FinalistReport
+from tensor_graphs.report.report import Report
 
 GRAPH = Graph.of(tg.exp(tg.tanh(tg.input("x", (8, 8)))))
 US = {"np.exp": 40.0, "np.tanh": 38.0, "both": 79.0, "both, unmeasured": 78.5, "both, slow": 90.0}
@@ -194,8 +195,8 @@ class Overlapping(SimulatedProgram):
 def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Results of a program by whether its kernels overlap; ways to launch change every plan."""
     found = [torch.tensor([1, 2]), torch.tensor([1, 2])]
-    monkeypatch.setattr(time_launching, "changes", lambda plan, launching: True)
-    monkeypatch.setattr(time_launching, "launched", lambda plan: plan)
+    monkeypatch.setattr(time_launching, "changes_schedules", lambda plan, launching: True)
+    monkeypatch.setattr(time_launching, "plan_for_launching", lambda plan: plan)
     monkeypatch.setattr(time_launching, "_results", lambda program, values: [found[bool(program.way)]])
     return found
 
