@@ -1,4 +1,4 @@
-"""Kernels of decode steps on a GPU, alone: `python -m benchmarks.decode_kernels [--seconds S] [--only TEXT] [--out
+"""Kernels of decode steps on a GPU, alone: `python -m benchmarks.decode_kernels [--seconds S] [--only TEXT ...] [--out
 FILE]`.
 
 Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes), products with quantized weights
@@ -155,7 +155,8 @@ CASES: dict[str, Callable[[], Tensor | list[Tensor]]] = {
     **{f"{shape} x {rows} {form}": lambda shape=shape, rows=rows, form=form: product(shape, rows, form)  # type: ignore[misc]
        for shape, rows, form in (
            ("8b-gate-up", 1, "int4"), ("8b-gate-up", 1, "fp8"), ("8b-gate-up", 1, "plain"), ("8b-down", 1, "int4"), ("8b-gate-up", 16, "int4"),
-           ("8b-gate-up", 1, "int8"), ("8b-gate-up", 1, "mxfp4"), ("8b-o", 1, "int4"), ("8b-gate-up", 16, "fp8"))},
+           ("8b-gate-up", 1, "int8"), ("8b-gate-up", 1, "mxfp4"), ("8b-o", 1, "int4"), ("8b-gate-up", 16, "fp8"),
+           ("8b-qkv", 1, "int4"), ("8b-head", 1, "int4"), *((n, 1, "fp8") for n in ("8b-qkv", "8b-o", "8b-down", "8b-head")))},
     **layers(),
 }  # fmt: skip
 
@@ -172,10 +173,11 @@ def call_of(template: GeneratedKernel) -> Call:
     return Call({o: found[o] for o in template.operands}, first, {}, more=tuple(more))
 
 
-def kernels(only: str) -> Iterator[tuple[str, str, GeneratedKernel, Call]]:
-    """(case, backend, template, call) of every kernel that can be generated."""
+def kernels(*only: str) -> Iterator[tuple[str, str, GeneratedKernel, Call]]:
+    """(case, backend, template, call) of every kernel that can be generated, of the cases that contain one of the
+    texts."""
     for name, make in CASES.items():
-        if only not in name:
+        if not any(text in name for text in only):
             continue
         for backend, emitter in (("nvrtc", CUDA.emitter), ("triton", TRITON.emitter)):
             template = template_of(emitter, make())
@@ -216,11 +218,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=100.0, help="no kernel is begun after so many seconds")
     parser.add_argument("--schedules", type=int, default=32)
-    parser.add_argument("--only", default="", help="only cases whose names contain this text")
+    parser.add_argument("--only", nargs="*", default=[""], help="only cases whose names contain one of these texts")
     parser.add_argument("--all", action="store_true", help="print all schedules of a kernel")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    begun, found = time.perf_counter(), list(kernels(options.only))
+    begun, found = time.perf_counter(), list(kernels(*options.only))
     with tempfile.TemporaryDirectory() as folder:
         left = options.seconds - (time.perf_counter() - begun)
         jobs = [job_of(template, call) for *_, template, call in found]

@@ -4,13 +4,16 @@
 The search is that of an H200, without one: backends count as usable, nothing is measured, and kernels are priced from
 rooflines. Each model (`benchmarks/llm.py`) runs in a process of its own. Printed for each stage are the CPU seconds of
 the process and those of its worker processes; then, for optimistic, expected and pessimistic kernel times, CPU seconds
-and cost of a solve that is followed by measuring and of one that is not (their limits count CPU time); and the sizes of
-e-graph and hypergraph. `--again` then builds the program from the plan cache in a second process. `--to FILE` writes
+and cost of a solve that is followed by measuring and of one that is not (their limits count CPU time); the kernels of
+the plan; and the sizes of e-graph and hypergraph. `--starter` predicts kernel times from the shipped rows; `--quantize
+F` quantizes the weights. `--again` then builds the program from the plan cache in a second process. `--to FILE` writes
 the figures as JSON.
 
 `--on-gpu` runs the real thing on a GPU: two processes make the decode step with `--budget` seconds, the second from the
-plan cache; printed are wall-clock seconds by stage, the timeline of all processes, and the functions of each thread
-that take the most time (from samples of its stack).
+plan cache; printed are wall-clock seconds by stage, the timeline of all processes, CPU seconds of each thread over
+time, the functions of each thread that take the most time (from samples of its stack), the kernels of the plan, and µs
+of a step. Stages are printed when they begin. `--limit S` ends a process after S seconds and prints the samples taken
+so far. `--once` makes only the first; `--home FOLDER` keeps the cost store there.
 """
 
 from __future__ import annotations
@@ -27,19 +30,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from .common import Sampler
 from .fingerprint import GPU, digest
-from .llm import CONFIGS, LENGTH
+from .llm import CONFIGS, LENGTH, Repeated
 
 NAMES = ("gemma-270m", "llama-1b")
 BUDGET = 40.0  # of the plan that `--again` recalls
 LONG_S = 2.5  # limit of a solve that no measuring follows, as in `search`
 FUNCTIONS, SAMPLE_S = 45, 0.01  # lines of a profile; seconds between samples
+THREADS_S = 0.5  # seconds between readings of the threads' CPU times
 
 
 def cpu_seconds() -> tuple[float, float]:
@@ -86,14 +90,17 @@ def config_of(name: str, layers: int | None) -> dict[str, Any]:
     return config
 
 
-def decode_graph(config: dict[str, Any]) -> Any:
-    """Graph of a decode step with lazy random weights."""
+def decode_graph(config: dict[str, Any], quantize: str = "") -> Any:
+    """Graph of a decode step with lazy random weights. `quantize`: their form, if any."""
     from tensor_graphs.generation.cached_model import caches_of
     from tensor_graphs.generation.programs import step_graph
+    from tensor_graphs.models.common.quantized_graph import quantized
     from tensor_graphs.models.huggingface.step import Folder
     from tensor_graphs.models.random_checkpoints import random_checkpoint
 
-    return step_graph(Folder.of(config, random_checkpoint(config)), caches_of(1, LENGTH), 1)
+    weights: dict[str, Any] = {n: Repeated(w) for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
+    graph = step_graph(Folder.of(config, weights), caches_of(1, LENGTH), 1)
+    return quantized(graph, quantize)[0] if quantize else graph
 
 
 def gpu_assumed() -> Any:
@@ -136,7 +143,21 @@ def solves(found: Any, prices: Any) -> dict[str, tuple[float, float, float]]:
     return rows
 
 
-def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
+def kernel_rows(choice: Any) -> list[str]:
+    """The kernels of a plan: calls, µs of all calls, µs of a call with the ends of its interval, name, types."""
+    rows: dict[str, list[Any]] = {}
+    for c, p in ((choice.hypergraph.candidates[i], choice.prices[i]) for i in choice.chosen):
+        if not c.is_view:
+            types = " ".join(str(o.type) for o in c.call.operands.values())
+            row = rows.setdefault(f"{c.template.name} {c.call.output.type} <- {types}", [0, 0.0, p])
+            row[0], row[1] = row[0] + 1, row[1] + p.us
+    ordered = sorted(rows.items(), key=lambda item: -item[1][1])
+    return [
+        f"{n:4d} {us:8.1f} {p.us:7.1f} {p.low:7.1f} {p.high:7.1f} {p.origin} {name}" for name, (n, us, p) in ordered
+    ]
+
+
+def searched(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Figures of a search in this process, stage by stage; its plan is stored in the plan cache."""
     from tensor_graphs.backends.program.emission import emit_for
     from tensor_graphs.backends.registry import select
@@ -154,9 +175,12 @@ def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
 
     stage = Stages()
     session = Session(Options(backend="gpu", budget=math.inf, costdb=folder))
-    backends, store = select("gpu"), Store(folder)
+    backends, store = (
+        select("gpu"),
+        Store(folder, starter=(lambda: [GPU.partition("|")[0]]) if options.starter else None),
+    )
     with stage("load"):
-        graph = decode_graph(config_of(name, layers))
+        graph = decode_graph(config_of(name, options.layers), options.quantize)
     with stage("simplify"):
         task = Task(graph, prepare(session, graph, None), backends)
     session.lowerings.pool.begin()
@@ -179,6 +203,7 @@ def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
         other = Session(Options(backend="gpu", budget=math.inf, costdb=folder))
         other.lowerings.pool.begin()
         hypergraph(other, as_written(task.work), backends)
+    print("\n".join(kernel_rows(choice)), flush=True)
     return {
         "stages": stage.seconds, "e_nodes": len(rewritten.view), "candidates": len(found.candidates),
         "cost_us": round(choice.cost, 3), "bound_us": round(choice.extraction.lower_bound, 3),
@@ -186,7 +211,7 @@ def searched(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def recalled(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
+def recalled(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Figures of building the program of a stored plan in this process, stage by stage."""
     stage = Stages()
     with stage("import"):
@@ -198,7 +223,7 @@ def recalled(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
         from tensor_graphs.pipeline.session import Session
     session, backends = Session(Options(backend="gpu", budget=BUDGET, costdb=folder)), select("gpu")
     with stage("load"):
-        graph = decode_graph(config_of(name, layers))
+        graph = decode_graph(config_of(name, options.layers), options.quantize)
     with stage("look up"):
         slot = look_up(session, graph, None, backends)
     assert slot.data is not None, session.plan_cache_notes
@@ -212,15 +237,54 @@ def recalled(name: str, layers: int | None, folder: Path) -> dict[str, Any]:
     return {"stages": stage.seconds, "process_s": round(own + workers, 2), "program": digest(program.source)}
 
 
+class ThreadTimes:
+    """CPU seconds of the threads of this process, and seconds in which they waited for a core, by name of the thread.
+
+    What is left of a thread's time it waits for processes, or for the interpreter lock.
+    """
+
+    def __init__(self) -> None:
+        self.began = self.taken = time.monotonic()
+        self.last: dict[int, tuple[int, int]] = {}  # native id -> (CPU, waiting) in ns
+        self.rows: dict[str, list[tuple[float, float]]] = {}  # name -> (CPU, waiting) seconds of each interval
+
+    def take(self) -> None:
+        """Add an interval of at least `THREADS_S`, if as much time has passed since the last one."""
+        if time.monotonic() < self.taken + THREADS_S:
+            return
+        self.taken, intervals = time.monotonic(), 1 + max(map(len, self.rows.values()), default=0)
+        for t in threading.enumerate():
+            try:
+                cpu, waiting, _ = map(int, Path(f"/proc/self/task/{t.native_id}/schedstat").read_text().split())
+            except (OSError, ValueError):
+                continue
+            before = self.last.get(t.native_id or 0, (0, 0))
+            self.last[t.native_id or 0] = cpu, waiting
+            row = self.rows.setdefault(t.name, [])
+            row += [(0.0, 0.0)] * (intervals - len(row))
+            row[-1] = row[-1][0] + (cpu - before[0]) / 1e9, row[-1][1] + (waiting - before[1]) / 1e9
+
+    def __str__(self) -> str:
+        """For each busy thread its seconds, and a digit per interval: tenths of it in which the thread had a core."""
+        lines = [f"{'CPU s':>7} {'queued':>7}  tenths on a core in intervals of {THREADS_S} s"]
+        for name, row in sorted(self.rows.items(), key=lambda item: -sum(c for c, _ in item[1]))[:8]:
+            cpu, waiting = sum(c for c, _ in row[1:]), sum(w for _, w in row[1:])
+            tenths = "".join(str(min(9, round(10 * c / THREADS_S))) for c, _ in row[1:])
+            lines.append(f"{cpu:7.2f} {waiting:7.2f}  {tenths} {name}")
+        return "\n".join(lines)
+
+
 class StackSampler(Sampler):
     """Sampler of the stacks of all threads of this process."""
 
     def __init__(self) -> None:
         super().__init__(SAMPLE_S)
         self.found: dict[str, Counter[str]] = {}
+        self.times = ThreadTimes()
 
     def sample(self) -> None:
         """Count the functions on each thread's stack."""
+        self.times.take()
         names = {t.ident: t.name for t in threading.enumerate() if t is not self.thread}
         for number, frame in sys._current_frames().items():
             if number in names:
@@ -233,45 +297,85 @@ class StackSampler(Sampler):
 
     def __str__(self) -> str:
         """For each thread with many samples, the functions that are most often on its stack."""
-        lines: list[str] = []
+        lines = [str(self.times)]
         for name, counts in sorted(self.found.items(), key=lambda item: -max(item[1].values()))[:4]:
             lines += [f"{name}:", *(f"{n * SAMPLE_S:7.2f} s {what}" for what, n in counts.most_common(FUNCTIONS))]
         return "\n".join(lines)
 
 
-def on_gpu(name: str, budget: float) -> dict[str, Any]:
+@contextmanager
+def limited(seconds: float | None, sampler: StackSampler) -> Iterator[None]:
+    """Context that prints the samples and ends the process after `seconds`; None for no limit."""
+
+    def end() -> None:
+        print(f"not done after {seconds} s", sampler, sep="\n", flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds or 0.0, end)
+    timer.daemon = True
+    if seconds is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def on_gpu(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Wall-clock seconds of making a decode step in this process, as a whole and by stage."""
+    from tensor_graphs.generation.bandwidth import memory_bandwidth
     from tensor_graphs.report.timeline import drawn
 
-    from .llm import generator
+    from .llm import generator, program_row, stages_shown
+    from .llm_time import timed
 
     begun = time.perf_counter()
-    made = generator(name, budget)
+    CONFIGS[name] = config_of(name, options.layers)
+    made = generator(name, options.budget, options.quantize, progress=stages_shown())
     loaded = time.perf_counter()
-    with StackSampler() as sampler:
+    with StackSampler() as sampler, limited(options.limit, sampler):
         program = made._programs.decode()
     ready = time.perf_counter()
     program.flat_near()
     program.wait("a decode step")
     first = time.perf_counter()
+    made._programs.set("length", [LENGTH // 2], "int64")
+    us = timed(program.flat_near, lambda: program.wait("a decode step"))
     report = program.report
     assert report is not None
+    row = program_row(program, memory_bandwidth(program.tensors))
     print(drawn(report.timeline), sampler, sep="\n", flush=True)
+    for kernel in row.pop("table"):
+        terms = "".join(f"\n{calls:8d} {each:8.2f} {term}" for term, (calls, each) in kernel["terms"].items())
+        print(
+            f"{kernel['calls']:5d} {kernel['us']:8.1f} {kernel['limit_us']:8.1f} {kernel['kernel']} {kernel['result']}{terms}"
+        )
     return {
         "from_plan_cache": report.from_plan_cache, "weights_s": loaded - begun, "ready_s": ready - loaded, "first_step_s": first - ready,
-        "seconds": {k: round(v, 2) for k, v in report.seconds.items()}, "plan_us": round(report.cost_us, 1),
-        "candidates": report.candidates, "measured": report.measured_now, "measuring": report.measuring,
-        "curve": len(report.curve), "omitted": report.omitted, "cache": report.plan_cache_notes,
+        "step_us": us, "measured": report.measured_now, "cache": report.plan_cache_notes, **row,
     }  # fmt: skip
 
 
 def part(action: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one part (`action`), measured in this process."""
     if action == "on-gpu":
-        return on_gpu(name, options.budget)
+        return on_gpu(name, options)
     os.environ["TENSOR_GRAPHS_GPU"] = GPU
     with gpu_assumed():
-        return {"search": searched, "again": recalled}[action](name, options.layers, Path(options.store))
+        return {"search": searched, "again": recalled}[action](name, options, Path(options.store))
+
+
+def printed(command: list[str], env: dict[str, str]) -> str:
+    """Run a command and print its lines as they come; the last line. Raises CalledProcessError if it fails."""
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return last
 
 
 def main() -> None:
@@ -283,7 +387,12 @@ def main() -> None:
     parser.add_argument(
         "--on-gpu", action="store_true", help="two real searches on a GPU, the second from the plan cache"
     )
+    parser.add_argument("--once", action="store_true", help="on a GPU, only the first of the two searches")
+    parser.add_argument("--home", type=Path, help="folder for the cost store, otherwise a temporary one")
+    parser.add_argument("--quantize", default="", help="form of quantized weights")
+    parser.add_argument("--starter", action="store_true", help="predict from the shipped starter rows of an H200")
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of a search on a GPU")
+    parser.add_argument("--limit", type=float, help="seconds after which a search on a GPU is ended")
     parser.add_argument("--to", type=Path, help="write the figures as JSON")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -292,20 +401,24 @@ def main() -> None:
         print(json.dumps(part(options.part, options.names[0], options)))
         return
     found: dict[str, Any] = {}
-    parts = ("on-gpu", "on-gpu") if options.on_gpu else ("search", "again") if options.again else ("search",)
+    parts: tuple[str, ...] = (
+        ("on-gpu", "on-gpu")[options.once :]
+        if options.on_gpu
+        else ("search", "again")
+        if options.again
+        else ("search",)
+    )
     for name in options.names:
-        with tempfile.TemporaryDirectory() as home:
+        with tempfile.TemporaryDirectory() if options.home is None else nullcontext(str(options.home)) as home:
             for n, action in enumerate(parts):
                 print(f"{name}: {action}", flush=True)
                 command = [sys.executable, "-m", "benchmarks.decode_search", name, "--part", action, "--store", home]
-                command += ["--budget", str(options.budget)] + (
-                    ["--layers", str(options.layers)] if options.layers else []
-                )
+                command += ["--budget", str(options.budget), "--quantize", options.quantize]
+                command += ["--layers", str(options.layers)] if options.layers else []
+                command += ["--starter"] if options.starter else []
                 env = {**os.environ, "TENSOR_GRAPHS_HOME": home}
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
-                *lines, last = done.stdout.strip().splitlines()
-                print("\n".join([*lines, last]), flush=True)
-                found[f"{name} {action} {n}"] = json.loads(last)
+                command += ["--limit", str(options.limit)] if options.limit is not None else []
+                found[f"{name} {action} {n}"] = json.loads(printed(command, env))
     if options.to:
         options.to.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -3,7 +3,8 @@ CASE]`.
 
 First, products of PyTorch's BLAS libraries: µs until a call returns, of the first call at a number of rows, of the
 second, and of the first where another number of rows with the same multiple of 64 was multiplied before. Then a program
-of every size: µs of its first and later calls, and of their parts.
+of every size: why some of its plans have no functions of sizes (`backends/program/size_calls.py`), µs of its first and
+later calls, with these functions and without, and of the parts of the latter.
 """
 
 from __future__ import annotations
@@ -96,12 +97,28 @@ def program(case: str, budget: float) -> None:
     given = [inputs(case, t, "cuda") for t in NEW]
     for x in given[::10]:
         found(x)
-    times: dict[str, list[float]] = {"first": [], "second": [], "third": []}
     fresh = [x for i, x in enumerate(given) if i % 10]
-    for name in times:
-        times[name] = [returned_us(lambda x=x: found(x)) for x in fresh[:40]]
-    for name, us in times.items():
-        shown(f"program, {name} call", us)
+    plans = {"all sizes": found, **found.plans}
+    functions = {name: plan._new_sizes for name, plan in plans.items()}
+    for name, plan in plans.items():
+        known = functions[name]
+        print(f"plan {name}: way {getattr(plan._run, 'way', '')!r}, "
+              f"{0 if known is None else len(known.made)} functions of sizes, "
+              f"sizes without: {[] if known is None else known.why}", flush=True)  # fmt: skip
+        for one in [] if known is None else known.made[:1]:
+            print(one.text, flush=True)
+    errors = []
+    for t in range(NEW[0] + 1, NEW[-1], 28):
+        x = inputs(case, t, "cuda")
+        with torch.no_grad():
+            got, want = found(x).float(), module(x).float()
+        errors.append(float((got - want).norm() / want.norm()))
+    print(f"largest relative error against the module at new lengths: {max(errors):.2g}", flush=True)
+    for label, used, lengths in (("", functions, fresh[:32]), (" of the emitted code", {}, fresh[32:48])):
+        for name, plan in plans.items():
+            plan._new_sizes = used.get(name)
+        for name in ("first", "second", "third", "fourth"):
+            shown(f"program, {name} call{label}", [returned_us(lambda x=x: found(x)) for x in lengths])
     parts, whole = Parts(), []
     for calls in [x for x in gc.get_objects() if type(x).__name__ == "CallsBySize"]:
         parts.wrap(calls, "at", "prepare a size")
@@ -111,9 +128,9 @@ def program(case: str, budget: float) -> None:
     for name in ("mm", "addmm", "bmm"):
         parts.wrap(torch, name, "products of libraries")
     parts.us.clear()
-    for x in fresh[40:]:
+    for x in fresh[48:]:
         whole.append(returned_us(lambda x=x: found(x)))
-    shown("program, first call, with clocks around its parts", whole)
+    shown("program, first call of the emitted code, with clocks around its parts", whole)
     print(json.dumps({name: round(us / len(whole), 1) for name, us in parts.us.items()}), flush=True)
 
 

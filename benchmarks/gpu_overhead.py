@@ -2,14 +2,16 @@
 [--out FILE]`.
 
 For each module: µs a call (wall clock, calls issued back to back, inputs at new addresses each call), medians of rounds
-in turn, for eager PyTorch, torch.compile (the modes of `--rivals`) and our program in each way to launch; and the
-kernels' own time, from a CUDA graph of many calls. `latency`: one call and the wait for its results. `host`: until a
-call returns, on an idle device.
+in turn, for eager PyTorch, torch.compile (the modes of `--rivals`) and our program in each way to launch, with its
+direct function (`backends/program/direct_calls.py`) and, as `flat emitted`, without; and the kernels' own time, from a
+CUDA graph of many calls. `driver`: µs of the host in the driver's launches of a call alone. `latency`: one call and the
+wait for its results. `host`: until a call returns, on an idle device.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import sys
 import time
@@ -182,6 +184,11 @@ def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[s
     import tensor_graphs as tg
     from tensor_graphs.backends.program.program import Program
 
+    class _Emitted(Program):  # type: ignore[misc]
+        """A program whose calls are all made by its emitted code."""
+
+        _tries = 0
+
     torch.manual_seed(0)
     torch._dynamo.reset()
     module, given = CASES[name]()
@@ -198,11 +205,12 @@ def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[s
         for mode in rivals:
             compiled = torch.compile(module, mode=mode, fullgraph=True)
             calls[mode] = lambda i, f=compiled: f(*sets[i % SETS])
-        for way in (*WAYS, ""):
-            manifest = replace(program.manifest, way=way)
-            own = Program.from_saved(manifest, program.source, program._weights, None, None)
-            calls[way or "chosen"] = lambda i, f=own: f.flat(*sets[i % SETS])
-            record.setdefault("own", {})[way or "chosen"] = own
+        for label, kind, way in (
+            *((f"{w} emitted", _Emitted, w) for w in WAYS[:2]), *((w, Program, w) for w in WAYS), ("chosen", Program, ""),
+        ):  # fmt: skip
+            own = kind.from_saved(replace(program.manifest, way=way), program.source, program._weights, None, None)
+            calls[label] = lambda i, f=own: f.flat(*sets[i % SETS])
+            record.setdefault("own", {})[label] = own
         for label, call in list(calls.items()):
             try:
                 for i in range(3):
@@ -217,16 +225,36 @@ def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[s
                 del calls[label]
         record["kernels_us"] = kernels_us({n: calls[n] for n in ("eager", "flat") if n in calls})
         record["forms"] = in_turn(calls)
+    direct = {n: p._direct is not None for n, p in record["own"].items()}
+    record["direct"] = [n for n, there in direct.items() if there]
     runs = {n: p._run for n, p in record.pop("own").items()}
+    record["driver_us"] = {n: launches_us(runs[n]) for n in WAYS[:2] if n in runs}
     record["ways"] = {n: getattr(r, "way", "") for n, r in runs.items()}
     record["timed_us"] = {n: round(1e6 * s, 1) for n, s in getattr(runs["chosen"], "times", {}).items()}
     return record
 
 
+def launches_us(run: Any, count: int = 200) -> float:
+    """µs of the driver's functions that launch the kernels of a call, or its CUDA graph, on addresses that stay; 0
+    without."""
+    run.stream_object.synchronize()
+    if run.way == "graph" and run.executable is not None:
+        calls = [(run.kernels.driver.library.cuGraphLaunch, (run.executable, ctypes.c_void_p(run.stream)))]
+    else:
+        calls = [(one.call, one.arguments) for one in run.kernels.table] if run.way == "flat" else []
+    begun = time.perf_counter()
+    for _ in range(count if calls else 0):
+        for call, given in calls:
+            call(*given)
+    took = time.perf_counter() - begun
+    run.stream_object.synchronize()
+    return 1e6 * took / count
+
+
 def shown(record: dict[str, Any]) -> str:
     """A record as lines of text."""
     kernels = ", ".join(f"{n} {us:.1f}" for n, us in record["kernels_us"].items())
-    head = f"{record['name']}: {record['kernels']} kernels {record['steps'][:6]}; kernels alone: {kernels} µs; chosen {record['ways'].get('chosen')}"
+    head = f"{record['name']}: {record['kernels']} kernels {record['steps'][:6]}; kernels alone: {kernels} µs; chosen {record['ways'].get('chosen')}; direct {record['direct']}; driver alone: {', '.join(f'{n} {us:.1f}' for n, us in record['driver_us'].items())} µs"
     forms = [
         f"  {n:16} {f['call_us']:8.1f} µs a call, {f['latency_us']:8.1f} with the wait, {f['host_us']:6.1f} until it returns"
         for n, f in record["forms"].items()

@@ -34,6 +34,7 @@ from tensor_graphs.generation import Generator
 from tensor_graphs.models.common.random_weights import RandomArray
 from tensor_graphs.models.huggingface.step import Folder
 from tensor_graphs.models.random_checkpoints import random_checkpoint
+from tensor_graphs.progress import Progress
 from tensor_graphs.report.report import Report
 
 from .common import WORK
@@ -116,6 +117,16 @@ def generator(name: str, budget: float, quantize: str = "", **options: Any) -> G
     )
 
 
+def stages_shown() -> Progress:
+    """Receiver of progress messages that prints stages to standard error, with seconds since it was made."""
+    begun = time.monotonic()
+
+    def say(stage: str, message: str) -> None:
+        print(f"{time.monotonic() - begun:7.1f} s {stage} {message}"[:160], file=sys.stderr, flush=True)
+
+    return Progress(say)
+
+
 def kernel_table(report: Report, bytes_per_us: float) -> list[dict[str, Any]]:
     """Kernels of a plan grouped by name and result type, the most expensive first.
 
@@ -164,7 +175,7 @@ def step(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
     from tensor_graphs.generation.bandwidth import memory_bandwidth
 
     begun = time.perf_counter()
-    made = generator(name, budget, quantize)
+    made = generator(name, budget, quantize, progress=stages_shown())
     loaded = time.perf_counter()
     decode = made._programs.decode()
     searched = time.perf_counter()
@@ -239,7 +250,8 @@ def in_process(name: str, part: str, budget: float, limit: float, quantize: str)
     except subprocess.TimeoutExpired as ended:
         lines = (ended.stdout or b"").decode(errors="replace").strip().splitlines()
         known = dict(json.loads(lines[-1])) if lines and lines[-1].startswith("{") else {}
-        return {**known, f"{part}_error": f"not done after {limit:.0f} s"}
+        stages = (ended.stderr or b"").decode(errors="replace").strip().splitlines()[-12:]
+        return {**known, f"{part}_error": f"not done after {limit:.0f} s", "stages": stages}
     except (IndexError, ValueError):
         return {f"{part}_error": done.stderr[-800:]}
 

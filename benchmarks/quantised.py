@@ -26,6 +26,7 @@ from tensor_graphs.models.common import quantization
 #: name -> (columns, K)
 SHAPES = {
     "8b-gate-up": (28672, 4096), "8b-down": (4096, 14336), "8b-qkv": (6144, 4096), "8b-o": (4096, 4096),
+    "8b-head": (128256, 4096),
     "qwen-q": (896, 896), "qwen-gate": (4864, 896), "qwen-down": (896, 4864), "qwen-head": (151936, 896),
 }  # fmt: skip
 FORMS = ("plain", "int4", "int8", "fp8")

@@ -1,7 +1,11 @@
 """A graph is compared with the caller's own function or module."""
 
 import dataclasses
+import functools
+import logging
+import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -11,9 +15,10 @@ import tensor_graphs as tg
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import ExportError, TraceError, UnsupportedError
 from tensor_graphs.pipeline import trace_check as caller_reference
-from tensor_graphs.pipeline import trace_check_large, trace_randomness
+from tensor_graphs.pipeline import trace_check_large, trace_check_torch, trace_randomness
 from tensor_graphs.pipeline.source import as_graph
 from tensor_graphs.pipeline.trace_agreement import Rounding
+from tensor_graphs.pipeline.trace_outside import outside_reads
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -29,6 +34,17 @@ def test_functions_that_are_their_graphs():
         lambda a, flag, s: {"y": a * s if flag else a, "rest": [None, a]}, X, True, np.float32(2)
     )
     assert "itself" in compared(lambda a: (a, a, 2.5), X)
+
+
+def test_functions_of_free_sizes_are_compared_at_other_sizes():
+    rows = tg.dim("T", max=64)
+    compare = lambda f: caller_reference.compare(
+        f, (((rows, 4), "float32"),), as_graph(f, (((rows, 4), "float32"),)), sizes={"T": 9}
+    )
+    assert compare(lambda a: a @ a.T).endswith("on 2 inputs, and at 2 other sizes")
+    assert compare(lambda a: a[5]).endswith("on 2 inputs, and at 1 other sizes")
+    with pytest.raises(TraceError, match="decided while tracing"):
+        compare(lambda a: a[: len(str(a.shape[0]))])  # 9 has one digit, 10 has two
 
 
 def test_what_tracing_decided_is_found():
@@ -134,6 +150,85 @@ def test_torch_random_states_are_kept_and_draws_without_effect_allowed():
     assert "itself" in compared(torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.ReLU()).eval(), x)
 
 
+class Counting(torch.nn.Module):
+    """A cache, and a counter in Python, which a program would have as a constant."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(3, 4))
+        self.calls, self.counts = 0, counts
+
+    def forward(self, a):
+        self.calls += self.counts
+        self.cache.mul_(0.5).add_(a)
+        return self.cache * (1 + self.calls), 3
+
+
+def test_modules_with_state_are_compared_in_calls_of_a_copy():
+    module = Counting(0).eval()
+    graph = as_graph(module, (torch.from_numpy(X),))
+    text = caller_reference.compare(module, (torch.from_numpy(X),), graph)
+    assert text == "compared with the module itself, in 2 calls on its examples"
+    assert not module.cache.any()
+    module = Counting(1).eval()
+    with pytest.raises(TraceError, match="differs from that of its graph"):
+        caller_reference.compare(module, (torch.from_numpy(X),), as_graph(module, (torch.from_numpy(X),)))
+
+
+def test_large_modules_are_compared_if_time_suffices(monkeypatch):
+    monkeypatch.setattr(trace_check_torch, "MODULE_FLOPS", 10)
+
+    class Noisy(torch.nn.Module):
+        def forward(self, a):
+            return a @ a.T + random.random()
+
+    module, examples = Noisy().eval(), (torch.from_numpy(X),)
+    graph = as_graph(module, examples)
+    with pytest.raises(TraceError, match="called twice"):
+        caller_reference.compare(module, examples, graph)
+    monkeypatch.setattr(trace_randomness, "LEAST_S", 0.0)
+    text = caller_reference.compare(module, examples, graph, spare=lambda: 0.0)
+    assert text.startswith("compared with its graph only: the module is large; left out for lack of time")
+
+
+SCALE = 2.0
+
+
+def _hours():
+    from datetime import datetime as date
+
+    return date.now().hour
+
+
+class Dated(torch.nn.Module):
+    def forward(self, a):
+        return a * (1 + (lambda: time.localtime().tm_year)())
+
+
+@pytest.mark.parametrize(("function", "read"), [
+    (lambda a: a * time.time(), "time.time()"), (lambda a: a + _hours(), "datetime.now()"), (Dated().eval(), "time.localtime()"),
+    (lambda a: a * float(os.getenv("SCALE", "2")), "os.environ"), (functools.partial(lambda k, a: a * k * len(os.environ), 2), "os.environ"),
+    (lambda a: a * sum(map(len, open(__file__))), "a file"),  # noqa: SIM115
+])  # fmt: skip
+def test_functions_that_read_outside_values_get_a_warning(function, read):
+    """Two calls agree where the value changes rarely: the program has that of the trace for ever."""
+    x = torch.from_numpy(X) if isinstance(function, torch.nn.Module) else X
+    program = tg.optimize(function, (x,), budget=1, effort=0, measure=False, backend="numpy")
+    assert [w for w in program.report.warnings if f"reads {read}:" in w]
+
+
+def test_functions_that_read_nothing_get_no_warning():
+    for function in (
+        lambda a: a * SCALE,
+        np.tanh,
+        torch.nn.Linear(2, 2),
+        lambda a: logging.info("called") or a,
+        object(),
+        len,
+    ):
+        assert not outside_reads(function)
+
+
 @pytest.mark.filterwarnings("ignore:you are shuffling")
 def test_random_numbers_in_large_functions_are_found(monkeypatch):
     monkeypatch.setattr(trace_check_large, "LARGE_BYTES", 8)
@@ -186,7 +281,7 @@ def test_modules_are_run_on_their_examples():
         caller_reference.compare(module, (x,), wrong)
     assert "itself" in caller_reference.compare(module.train(), (x,), graph)
     counting = torch.nn.BatchNorm1d(4)
-    assert "has state" in caller_reference.compare(counting, (x,), as_graph(counting, (x,)))
+    assert "itself, in 2 calls" in caller_reference.compare(counting, (x,), as_graph(counting, (x,)))
     assert "itself" in caller_reference.compare(lambda v: v @ v.T, (x,), as_graph(lambda v: v @ v.T, (x,)))
 
 

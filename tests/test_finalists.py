@@ -102,11 +102,13 @@ def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def timed(
-    choice: Choice, build: Callable[[Choice], Any], compile_s: float = 0.0, late: list[float] | None = None, **options: Any
+    choice: Choice, build: Callable[[Choice], Any], compile_s: float = 0.0, late: list[float] | None = None,
+    verification_s: float = 0.0, **options: Any
 ) -> tuple[Choice, SimulatedProgram, Session]:  # fmt: skip
     """The fastest finalist. `late`: seconds that passed on the session's clock; compilers add `compile_s`."""
     late = [] if late is None else late
     session = Session(Options(backend="gpu", **{"budget": 60.0, **options}), now=lambda: sum(late))
+    session.verification_s = verification_s
     task: Any = SimpleNamespace(on_gpu=True, symbolic=None, model=SimpleNamespace(graph=GRAPH))
 
     def compiled(calls: Any, seconds: float, programs: Any) -> bool:
@@ -227,6 +229,11 @@ def test_compilers_take_no_time_from_timing_and_leave_some_for_the_stages_after(
     assert after_search_s(session) > launching_s(session) + after_finalists_s(session) > 0.5 + launching_s(session)
     small = Session(Options(backend="gpu", budget=5.0))
     assert after_search_s(small) == after_finalists_s(small) == launching_s(small) == 0.0
+
+
+def test_ways_to_launch_take_the_time_of_further_inputs_of_the_verification(choice: Choice, results: list[Any]) -> None:
+    best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), 1.0, verification_s=6.0, budget=20.0)
+    assert best.launching == "held" and session.omitted == []
 
 
 def test_other_launches_are_not_tried_without_time_or_with_other_results(choice: Choice, results: list[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,7 +39,8 @@ from tensor_graphs.generation.text import TextStream, Tokenizer
 from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
-from tensor_graphs.models.random_checkpoints import write_checkpoint
+from tensor_graphs.models.huggingface.step import Folder
+from tensor_graphs.models.random_checkpoints import random_checkpoint, write_checkpoint
 from tensor_graphs.processes import forks
 
 VOCAB, LENGTH, LONG = 24, 48, 23
@@ -387,6 +389,60 @@ def test_text_that_is_no_unicode_is_refused(folder: Path, tmp_path: Path) -> Non
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     with pytest.raises(UsageError, match="not valid Unicode"):
         Tokenizer(tmp_path).encode("w1 \ud800")
+
+
+def test_a_prompt_is_the_whole_text(tmp_path: Path) -> None:
+    """Truncation and padding of tokenizer.json are meant for training; a padding of 10**9 tokens ended the process."""
+    pytest.importorskip("tokenizers")
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    padded = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+              "pad_token": "w0"}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**TOKENIZER, "truncation": cut, "padding": padded}))
+    assert Tokenizer(tmp_path).encode("w3 w7 w1") == [3, 7, 1]
+
+
+class FailingTokenizers:
+    """In place of the package `tokenizers`: every call fails, as a panic in the package does."""
+
+    class PanicException(BaseException):
+        pass
+
+    def __init__(self, failing: str) -> None:
+        self.Tokenizer, self.failing = self, failing
+
+    def from_file(self, _file: str) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: Any, **__: Any) -> Any:
+            if name == self.failing:
+                raise FailingTokenizers.PanicException("index out of bounds")
+            return type("Encoding", (), {"ids": [3]})
+
+        return call
+
+
+@pytest.mark.parametrize("failing", ["no_padding", "encode", "decode"])
+def test_a_tokenizer_that_fails_is_named(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", FailingTokenizers(failing))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadModelError, match="index out of bounds"):
+        Tokenizer(tmp_path).decode(Tokenizer(tmp_path).encode("w3"))
+
+
+def test_a_tokenizer_outside_the_folder_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", FailingTokenizers(""))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    with pytest.raises(BadModelError, match="outside the model's folder"):
+        Tokenizer(tmp_path / "model")
+    assert Tokenizer(tmp_path / "model", trust=True).encode("w3") == [3]
+    monkeypatch.chdir(tmp_path)  # a folder in memory has no tokenizer, whatever is in the current folder
+    made = Generator(Folder.of(CONFIG, random_checkpoint(CONFIG, seed=4)), **FAST)
+    assert not made.decodes()
+    with pytest.raises(BadModelError, match="in memory"):
+        made.tokenizer  # noqa: B018
 
 
 def test_characters_are_given_out_once_they_are_complete() -> None:

@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +25,10 @@ from tensor_graphs import settings
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends.cuda.backend import Cuda
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
+from tensor_graphs.backends.program import weights_on_device
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, select
+from tensor_graphs.backends.runtime import upload
 from tensor_graphs.backends.triton.backend import Triton
 from tensor_graphs.backends.tuning import single_kernel as single
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
@@ -42,12 +47,22 @@ from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.models import random_checkpoints, zoo
+from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.load import load
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import accept as accept_stage
-from tensor_graphs.pipeline import background_reference, exclusions, measuring, recall, time_finalists, time_program
+from tensor_graphs.pipeline import (
+    background_reference,
+    background_weights,
+    exclusions,
+    measuring,
+    recall,
+    time_finalists,
+    time_program,
+)
 from tensor_graphs.pipeline import choose as choosing
 from tensor_graphs.pipeline import optimize as pipeline
+from tensor_graphs.pipeline import search as searching
 from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.accept import unmeasured_kernels
 from tensor_graphs.pipeline.choose import choose
@@ -304,6 +319,51 @@ def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: 
         assert program.report.verification["passed"] and program.report.verification["seeds"] == 3
         assert len(seen) == left
         seen.clear()
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_quantized_weights_are_encoded_while_rewriting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each, on the device: the program, the references and the search take the tensors that are there."""
+    for module in (background_weights, upload, weights_on_device):
+        monkeypatch.setattr(module, "GPU_KIND", "cpu")
+    monkeypatch.setattr(background_weights, "gpu_facts", lambda: {"name": "rehearsal"})
+    monkeypatch.setattr(background_weights, "free_bytes", lambda: 1 << 40)
+    started, threads = background_weights.start_weights, list[str]()
+    real = quantized_graph.encoded_on
+    monkeypatch.setattr(
+        quantized_graph, "encoded_on", lambda *a: threads.append(threading.current_thread().name) or real(*a)
+    )
+
+    def start(*given: Any) -> Any:
+        end = started(*given)
+        wait_for(lambda: len(threads) == 2)
+        return end
+
+    monkeypatch.setattr(searching, "start_weights", start)
+    w, v = np.random.default_rng(0).standard_normal((2, 128, 256)).astype(np.float16)
+    x = tg.input("x", (3, 128), "float16")
+    graph = t.tanh(x @ tg.param("w", (128, 256), "float16")) @ t.transpose(tg.param("v", (128, 256), "float16"))
+    program = tg.optimize(graph, params={"w": w, "v": v}, backend="gpu", measure=False, budget=20, quantize="int4")
+    assert program.report.verification["passed"] and "int4: 2 weights" in program.report.quantization
+    assert threads == ["weights"] * 2
+
+
+def test_time_is_kept_for_weights_that_are_not_on_the_device() -> None:
+    """Quantized weights count with the bytes of the original ones, unless they are encoded meanwhile."""
+    w = np.zeros((128, 256), np.float16)
+    graph = Graph.of(tg.input("x", (3, 128), "float16") @ tg.param("w", (128, 256), "float16"), params={"w": w})
+    packed = quantized_graph.quantized(Graph.of(graph.outputs[0], params={"w": w + 1}), "int8")[0]
+    assert reference.weight_bytes(graph) == reference.weight_bytes(packed) == w.nbytes
+    assert reference.weight_bytes(packed, derived=False) == 0
+    assert reference.expected_seconds(packed, 0.0, True, derived=False) < reference.expected_seconds(packed, 0.0, True)
+    assert verify.planned_inputs(graph, 0.0) == 3 and verify.planned_inputs(graph, 1e12) == 1
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("before", "over", "kept"), [(5.0, False, True), (10.0, False, False), (5.0, True, True)])

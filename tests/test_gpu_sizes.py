@@ -114,6 +114,32 @@ def test_a_program_runs_at_every_size(build: Any, choice: str, tmp_path: Path) -
     check(loaded, graph, params, 7)
 
 
+@pytest.mark.usefixtures("rehearsal")
+def test_products_of_many_rows_have_a_multiple_of_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further rows are in the workspace, hold any values, and change nothing."""
+    names = {"w": (32, 64), "v": (64, 32)}
+    x, w, v = t.input("x", (T, 2, 32), "float16"), *(t.param(n, s, "float16") for n, s in names.items())
+    u, h = t.param("u", (64, 64), "float16"), tg.exp(tg.exp(x * 0.25) @ w * 0.25)
+    graph = Graph.of(tg.exp((h + h @ u) * 0.25) @ v, name="products")
+    params = {n: mlp()[1][n] for n in names} | {"u": np.eye(64, dtype=np.float16)}
+    program = tg.optimize(graph, params=params, dims={"T": 33}, backend="torch_cuda", measure=False, budget=20)
+    assert "product_rows = (2*T) + -(2*T) % 64 * min(1, (2*T) // 65)" in program.source
+    assert re.search(r"torch\.mm\(\w+_rows, \w+, out=\w+_rows\)", program.source)
+    assert re.search(r"torch\.addmm\((\w+_rows), \1, \w+, out=\w+_rows\)", program.source)
+    asked: list[int] = []
+    for size in (1, 64, 65, 96, 97, 200, 66, 3):
+        check(program, graph, params, size)
+        workspace = program._run.workspace
+        take = partial(type(workspace).take, workspace)
+        monkeypatch.setattr(workspace, "take", lambda n, take=take: (asked.append(n), take(n))[1])
+        workspace.views[torch.float16].fill_(float("nan"))
+    assert asked[0] < asked[1] == asked[2] < asked[3]  # 128, 192, 192, 256 rows
+    del params["u"]
+    narrow = Graph.of(tg.exp(t.input("x", (tg.dim("T", max=64), 32), "float16")) @ w @ v)
+    few = tg.optimize(narrow, params=params, dims={"T": 33}, backend="torch_cuda", measure=False)
+    assert "product_rows" not in few.source
+
+
 def column_sums() -> tuple[Graph, dict[str, Any]]:
     return Graph.of(tg.sum(tg.exp(t.input("x", (T, 8), "float16") * 0.25), 0), name="sums"), {}
 

@@ -28,7 +28,7 @@ from tensor_graphs.egraph.ir.size_conditions import conditions
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.lift import Numbers, generic_sizes, lifted
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.errors import BadModelError, ShapeError, UsageError
+from tensor_graphs.errors import BadModelError, ShapeError, UnsupportedError, UsageError
 from tensor_graphs.extract.model.sizes import bound_call
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.any_size import Symbolic
@@ -515,6 +515,19 @@ def test_sizes_that_meet_at_multiples_only_are_found_and_said() -> None:
     agrees_with(program, module, [(2, 3, 32, 24), (3, 3, 8, 20)])
     with pytest.raises(UsageError):
         program(torch.randn(1, 3, 30, 24))
+
+
+@pytest.mark.parametrize("decide", [lambda n: n % 2 == 1, lambda n: n != 5, lambda n: n * n < 100_000])
+def test_a_module_that_decides_by_a_free_size_is_refused(decide: Callable[[Any], Any]) -> None:
+    """With Dim.AUTO torch.export keeps such conditions as guards of the calls."""
+    torch = pytest.importorskip("torch")
+    from tensor_graphs.models.torch_export.export import load_module
+
+    auto, x = torch.export.Dim.AUTO, torch.randn(9, 4)
+    with pytest.raises(UnsupportedError, match=r"decides by a free size: .* holds for the examples, not at"):
+        load_module(lambda a: a * 2 if decide(a.shape[0]) else a * 3, (x,), dynamic_shapes=({0: auto},))
+    graph = load_module(lambda a: a[: a.shape[0] // 2] if a.shape[0] > 1 else a, (x,), dynamic_shapes=({0: auto},))
+    assert len(graph.free_dims) == 1
 
 
 @pytest.mark.parametrize(("example", "multiple"), [(56, 7), (16, 8)])

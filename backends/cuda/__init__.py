@@ -2,6 +2,7 @@
 
 In: kernels of the IR.
 Out: CUDA source and launches.
-Imports: backends, backends.cuda.emit, backends.cuda.tiled_fp32, backends.cuda.warp_specialized,
+Imports: backends, backends.cuda.clustered_attention, backends.cuda.emit, backends.cuda.tiled_fp32,
+    backends.cuda.warp_specialized,
     backends.cuda.windows, backends.generate, backends.ir, backends.lowering, backends.program, egraph.ir.
 """

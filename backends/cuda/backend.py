@@ -17,6 +17,9 @@ from ..ir.tiling import Shape, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
+from .clustered_attention.kernel import ClusteredAttentionSchedule, emit_clusters
+from .clustered_attention.schedules import applies as clusters_apply
+from .clustered_attention.schedules import clustered_fits, clustered_schedules
 from .emit.kernel import emit, emit_joined
 from .emit.sizes import sized_launch, with_sizes
 from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_schedules
@@ -127,6 +130,15 @@ SIMT = Strategy(
     masked=lambda s: True,
     sides=True,
 )
+CLUSTERS = Strategy(
+    "clustered attention",
+    "Decode steps on tensor cores: blocks of a cluster have slices of the positions, joined through distributed shared memory.",
+    ClusteredAttentionSchedule,
+    applies=clusters_apply,
+    ranked=lambda asked, count: clustered_schedules(asked.kernel, asked.shape, count),
+    legal=lambda kernel, shape, s, splits: clustered_fits(kernel, shape, s),
+    emit=lambda found, s, name: [emit_clusters(found.kernel, found.shape, s, name, found.constant)],
+)
 ATTENTION = Strategy(
     "attention of few rows",
     "Decode steps: threads along the head size share their registers between scores and results; split-KV over blocks.",
@@ -137,6 +149,7 @@ ATTENTION = Strategy(
         few_row_legal(kernel, shape, s, splits) and _emitted(kernel, shape, s, splits)
     ),
     emit=_emit_threads,
+    wanted=ask_if_none,
     masked=lambda s: True,
 )
 GEMM = Strategy(
@@ -174,7 +187,9 @@ class CudaEmitter(StrategyEmitter):
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
-    strategies: tuple[Strategy[Any], ...] = field(default=(WINDOWS, SIMT, SKINNY, ATTENTION, GEMM, TILED), kw_only=True)
+    strategies: tuple[Strategy[Any], ...] = field(
+        default=(WINDOWS, SIMT, SKINNY, CLUSTERS, ATTENTION, GEMM, TILED), kw_only=True
+    )
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
         """Version of the emitted code for the kernel that computes `roots`.

@@ -39,7 +39,7 @@ from ..machine import Machine, target
 from .any_size import sized_kernel
 from .emitter import Emitter, Lowered
 from .lowering_jobs import Job, Reply, flattened_terms
-from .lowering_pool import LowerPool
+from .lowering_pool import Batch, LowerPool
 from .lowering_requests import LoweringRequest, equal_values, reads_of, request_of, with_slices_given
 from .template import GeneratedKernel, family_of, is_right_strided, layout_key, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, is_unaligned
@@ -295,7 +295,10 @@ class Lowering:
         return found
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower the calls of `asked`, (template, call) pairs, in worker processes; yields after each template."""
+        """Lower the calls of `asked`, (template, call) pairs, in worker processes, which begin at once.
+
+        The result yields after each template.
+        """
         by_template: dict[GeneratedKernel, list[Call]] = {}
         for template, call in asked:
             assert isinstance(template, GeneratedKernel)  # a lowering's own
@@ -312,7 +315,10 @@ class Lowering:
                 machine=self._machine(),
             )
 
-        batch = self.owner.pool.batch([partial(job, t) for t in by_template])
+        return self._taken_in(by_template, self.owner.pool.batch([partial(job, t) for t in by_template]))
+
+    def _taken_in(self, by_template: Mapping[GeneratedKernel, Sequence[Call]], batch: Batch) -> Iterator[None]:
+        """Take in the replies of a batch with one job per template; yields after each template."""
         for template, calls in by_template.items():
             self.owner.take_in(tuple(template.roots), batch.take(), None)
             for call in calls:

@@ -1,8 +1,9 @@
 """Pool of worker processes that lower terms to kernels; the parent's side of generate/lowering_worker.py.
 
 The caller takes jobs from the beginning of a batch, workers from its end, until they meet. So the caller never waits
-for a worker to start, and nothing is lost on a machine without idle cores. While the batch still grows, workers take
-jobs in order.
+for a worker to start, and nothing is lost on a machine without idle cores. While the batch still grows, or once `WIDE`
+workers have started, workers take jobs in order; with so many, the caller waits for replies instead of doing jobs, and
+its other threads run meanwhile.
 
 A pool belongs to one optimization and is used by one thread at a time. That thread drives pipe I/O between its own
 jobs. All pools of a process share a limit on the number of workers (`_room`).
@@ -31,6 +32,7 @@ from .lowering_jobs import HEAD, Job, Reply, framed
 
 MOST = 16  # maximum workers of all pools together
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
+WIDE = 4  # workers that have started from which the caller does no jobs itself
 WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
 # Seconds between services of the pipes while replies are there. Each system call lets another thread run, such as
 # overlapped tuning, for up to Python's switch interval of 5 ms.
@@ -128,12 +130,14 @@ class Batch:
 
         Waits if a worker has the job in progress.
         """
-        number = self.numbers[self.taken]
+        place, number = self.taken, self.numbers[self.taken]
         self.taken += 1
         if number not in self.found or time.monotonic() >= self.pool.pumped + PUMPING_S:
             self.pool.pump(self)
         until = time.monotonic() + PATIENCE_S
-        while number not in self.found and self.pool.waits_for(number):
+        while number not in self.found and (
+            self.pool.waits_for(number) or (self.pool.wide and self.early <= place < self.given)
+        ):
             self.pool.pump(self, wait=True)
             if time.monotonic() > until:
                 self.pool.close()
@@ -142,13 +146,20 @@ class Batch:
     def next(self) -> list[tuple[int, Job]]:
         """Up to `PART` jobs for a worker, as (number, job).
 
-        They are taken from the end of a complete batch, without the job that the caller does next, and from the
-        beginning of a batch that still grows.
+        They are taken from the end of a complete batch, without the job that the caller does next; from the beginning
+        of a batch that still grows, or of any batch of a wide pool (there fewer at a time, so that all workers have
+        some, from the job that the caller waits for).
         """
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
             self.early += count
             return self._made(range(self.early - count, self.early))
+        if self.pool.wide:
+            first = max(self.taken - 1, self.early)
+            left = self.given - first
+            count = max(0, min(PART, left, 1 + left // (AHEAD * len(self.pool._processes))))
+            self.early = first + count
+            return self._made(range(first, self.early))
         count = max(0, min(PART, self.given - max(self.taken + 1, self.early)))
         self.given -= count
         return self._made(range(self.given, self.given + count))
@@ -216,6 +227,11 @@ class LowerPool:
     def growing(self) -> Batch:
         """An empty batch that jobs are added to one by one."""
         return Batch(self)
+
+    @property
+    def wide(self) -> bool:
+        """Whether at least `WIDE` workers have started."""
+        return sum(p.heard for p in self._processes) >= WIDE
 
     def waits_for(self, number: int) -> bool:
         """Whether a worker has the job in progress.

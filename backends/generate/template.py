@@ -61,6 +61,11 @@ def pattern_text(terms: Sequence[Tensor]) -> str:
 
     In large terms, shared and deeply nested nodes become named definitions.
     """
+    return _text(tuple(terms))
+
+
+@memo(4096)  # several emitters and forms of a kernel have the same terms
+def _text(terms: tuple[Tensor, ...]) -> str:
     order = topological(terms)
     sizes: dict[Tensor, int] = {}
     for t in order:
@@ -175,8 +180,10 @@ class GeneratedKernel(KernelBase):
         return self.emitter.warp_specialized(schedule)
 
     def applies(self, call: Call) -> bool:
-        """Whether the call can be lowered and emitted."""
-        return self.lower(self.written(call)) is not None
+        """Whether the call can be lowered and emitted. A kernel that a worker process lowered stays pickled."""
+        written = self.written(call)
+        key = layout_key(written)
+        return (self.lowered[key] if key in self.lowered else self.lower(written)) is not None
 
     def flops(self, call: Call) -> float:
         """Flops of a call, as `effort` (`Template.flops`)."""
@@ -443,13 +450,14 @@ def template_of(
     precision of float32 matrix products.
     """
     first, *others = [root] if isinstance(root, Tensor) else root
-    family = family_of([first, *others])
+    roots = (first, *others)
+    family = family_of(roots)
     bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
     suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
     return GeneratedKernel(
-        f"{emitter.name}.{family}{suffix}", emitter.name, pattern_text((first, *others)), first, emitter, tuple(others),
+        f"{emitter.name}.{family}{suffix}", emitter.name, pattern_text(roots), first, emitter, tuple(others),
         precision, last,
-        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of([first, *others]),
+        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of(roots),
         setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])),
         prep={name: (transposed_matrix if emitter.arrays else prepared)(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
@@ -458,6 +466,11 @@ def template_of(
 
 def family_of(roots: Sequence[Tensor]) -> str:
     """Family of a kernel in reports: attention, conv, contraction, reduction or pointwise."""
+    return _family(tuple(roots))
+
+
+@memo(4096)
+def _family(roots: tuple[Tensor, ...]) -> str:
     nodes = topological(roots)
     ops = {t.op for t in nodes}
     if ops & {"attention", "masked_attention"}:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...extract.model.kernel import Call, Operand
+from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from ..ir.tensor_maps import padded_row
@@ -96,6 +96,12 @@ def _even_products(applies: Applies) -> list[LibraryKernel]:
             scratch=_even_room, **more)
         for suffix, pattern, bias in PRODUCTS
     ]  # fmt: skip
+
+
+def rows_apart(template: Template) -> bool:
+    """Whether each row of a product's result depends on the same row of its operands `x` and `r` only, which are viewed
+    as matrices: it can be computed with further rows of any values."""
+    return template.name.startswith("cuda.mm") and "_even" not in template.name
 
 
 def _uneven(call: Call) -> bool:

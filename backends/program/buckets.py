@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...plain import Malformed
 from ..runtime.marshalling import Quick, Spec
+from .direct_calls import DirectCalls
 
 FOLDER = "plans"  # of a saved program: a folder for each plan, itself a saved program
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
@@ -91,13 +92,14 @@ class CallsAtSizes(NamedTuple):
     """Prepared calls at one choice of sizes.
 
     `specs`: types of the inputs at these sizes. `form` runs the calls whose arguments `quick` accepts; `program` runs
-    all others.
+    all others. `direct`: the function that makes calls without the emitted program's code, once there is one.
     """
 
     specs: Sequence[Spec]
     quick: Quick | None
     form: BucketForm
     program: Any
+    direct: DirectCalls
 
 
 __all__ = ["FOLDER", "Bucket", "BucketForm", "Buckets", "CallsAtSizes"]

@@ -150,13 +150,20 @@ class CudaKernel:
             self.modules[device, aligned] = self.compiled(f"sm_{major}{minor}", aligned)
         early = {"programmatic_stream_serialization": True} if self.early and major >= 9 else {}
         kernel = self.modules[device, aligned].get_kernel(self.name)
-        if self.room:
+        if self.room > 48 << 10:
             from cuda.bindings import driver
 
             what = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (failed, *_) = driver.cuKernelSetAttribute(what, self.room, kernel.handle, driver.CUdevice(device))
             if failed:
                 raise RuntimeError(f"{self.name} needs {self.room} bytes of shared memory: {failed.name}")
+        if "__cluster_dims__(16," in self.text:  # more than 8 blocks are allowed only if asked for
+            from cuda.bindings import driver
+
+            what = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            (failed, *_) = driver.cuKernelSetAttribute(what, 1, kernel.handle, driver.CUdevice(device))
+            if failed:
+                raise RuntimeError(f"{self.name} cannot have clusters of 16 blocks: {failed.name}")
         return kernel, LaunchConfig(grid=self.grid, block=self.block, shmem_size=self.room, **early)
 
     @classmethod
@@ -188,7 +195,7 @@ def cuda_text(source: str) -> str:
     For readers and compilers.
     """
     kernels = re.findall(r'= (?:Sized)?CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
-    beside = re.findall(r'^CUDA_(?:ROLES|TILES)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
+    beside = re.findall(r'^CUDA_(?:ROLES|TILES|CLUSTERS)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 
 

@@ -12,8 +12,9 @@ from ..runtime.threads import loops_shared
 from .emit_cpu import EmittedProgram
 
 Run = Callable[..., Sequence[Any]]
+Direct = Callable[..., "tuple[Any, ...] | None"]  # inputs -> results
 
-__all__ = ["DevicePrograms"]
+__all__ = ["DevicePrograms", "Direct", "Run"]
 
 
 class DevicePrograms:
@@ -23,6 +24,7 @@ class DevicePrograms:
     ("cuda:1"), by default the device's name.
     """
 
+    has_direct = False  # whether `direct` may give functions
     helpers: Mapping[str, str] = {}  # source of helper functions that emitted programs may call, by name
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
@@ -43,6 +45,11 @@ class DevicePrograms:
         """
         loops_shared()
         return bind(*([weights, states] if states else [weights]))
+
+    def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
+        """A faster function for calls of the bound program `run` with inputs like `given`, those of its last call; None
+        if there is none (yet). It holds `lock` meanwhile, and returns None where `run` itself has to make a call."""
+        return None
 
     def tensors(self, place: str) -> str:
         """Name of the Torch device whose tensors programs on the device `place` work on; "" for programs on NumPy

@@ -16,6 +16,10 @@
         return CallsBySize(at, workspace, device, graph, warm, way=way)
 
 The memory plan assigns values to slots by liveness, once; the bytes of a slot are the largest of its values' at a size.
+
+cuBLAS chooses an algorithm anew, which takes longer than several launches, at each number of rows that it meets. So
+products of values in the workspace have a multiple of 64 rows beyond 64: their slots have room for further rows, which
+hold any values and which nothing reads.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.dims import Dim, concrete, parse
+from ...egraph.ir.dims import Dim, DimExpr, bounds, concrete, parse, volume
 from ...egraph.ir.dtypes import itemsize
+from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError, UsageError
 from ...extract.model.kernel import Operand, contiguous
@@ -38,9 +43,11 @@ from . import memory_plan as memory
 from .emit_any_size import SizedEmitter, along_axis, atoms_of, plain_call
 from .emit_cpu import ProgramEmitter
 from .emit_gpu import GpuProgramEmitter, torch_dtype
+from .memory_plan import symbolic_bytes
 
 ALIGNMENT = 256  # bytes: alignment of CUDA's allocator, sufficient for tensor maps
 MOST_WARM = 24  # choices of sizes at which kernels are compiled ahead
+ROWS = 64  # products of more rows have a multiple of this number
 
 
 @dataclass
@@ -54,7 +61,64 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
     def _reserve(self) -> None:
         self.taken |= {"workspace", "spaces", "kernels", "inputs", "results", "warm"}
         super()._reserve()
-        self.slot_of, self.slot_sizes = slots(self.spans, self.plan.sizes)
+        self.row_counts: dict[Dim, str] = {}  # rows of products -> variable of the rounded number
+        self.rounded: dict[int, str] = {}  # output of a product -> the variable of its rows
+        rooms: dict[int, str] = {}
+        for step in self.plan.steps:
+            rows = self._free_rows(step)
+            if rows is None:
+                continue
+            if rows not in self.row_counts:
+                self.row_counts[rows] = identifier("product_rows", self.taken)
+            self.rounded[step.output] = name = self.row_counts[rows]
+            for v in self._matrices(step).values():
+                kind = self.plan.values[v].type
+                row_bytes = symbolic_bytes(Type(kind.shape[-1:], kind.dtype))
+                rooms[self._span(v)] = f"{name}*{literal(row_bytes) if type(row_bytes) is int else f'({row_bytes})'}"
+        self.slot_of, self.slot_sizes = slots(self.spans, self.plan.sizes, rooms)
+
+    # ------------------------------------------------------------ rows of products
+    def _span(self, value: int) -> int:
+        """Index in `spans` of the memory of a value in the workspace."""
+        return self.slots[self.layout.buffer[self.root[value]]]
+
+    def _matrices(self, step: Step) -> dict[str, int]:
+        """The result of a product and those operands that have as many rows, by name."""
+        return {o: v for o, v in (*step.inputs, ("out", step.output)) if o in ("x", "r", "out")}
+
+    def _free_rows(self, step: Step) -> Dim | None:
+        """Number of rows of a product that can be rounded up, because its matrices are in the workspace, dense; else
+        None."""
+        from ..library.torch_cuda_products import rows_apart
+
+        if step.is_view or not rows_apart(step.template):
+            return None
+        rows = volume(self.plan.values[step.output].type.shape[:-1])
+        if not isinstance(rows, DimExpr) or bounds(rows)[1] <= ROWS:
+            return None
+        for number in self._matrices(step).values():
+            value, root = self.plan.values[number], self.plan.values[self.root[number]]
+            dense = all(v.strides == contiguous(v.type.shape) for v in (value, root))  # type: ignore[arg-type]
+            whole = symbolic_bytes(value.type) == symbolic_bytes(root.type)
+            if root.id not in self.layout.buffer or not dense or not whole or volume(value.type.shape[:-1]) != rows:
+                return None
+        return rows
+
+    def _written(self, step: Step, names: Mapping[str, str]) -> str:
+        rows = self.rounded.get(step.output)
+        if rows is None:
+            return super()._written(step, names)
+        found, places = dict(names), dict(step.call.places)
+        for o, v in self._matrices(step).items():
+            kind = self.plan.values[v].type
+            width = kind.shape[-1]
+            start = self._start(self._span(v), kind.dtype)
+            text = f"spaces[{torch_dtype(kind.dtype)}].as_strided(({rows}, {literal(width)}), ({literal(width)}, 1), {start})"
+            found[o] = self._once(text, f"v{v}_rows")
+            shape = (volume(kind.shape[:-1]), width)
+            places[o] = Operand(Type(shape, kind.dtype), contiguous(shape))  # type: ignore[arg-type]
+        call = replace(step.call, operands={o: places[o] for o in step.call.operands}, output=places["out"])
+        return super()._written(replace(step, call=call), found)
 
     def _definition(self, value: int, kind: str) -> str:
         return SizedEmitter._definition(self, value, kind)
@@ -67,9 +131,13 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
     def _space(self, span: int, shape: Sequence[Dim], strides: Sequence[Dim], dtype: str) -> str:
         """Source of a tensor in the workspace, at the slot of `span`."""
         self._use("Workspace")
+        start = self._start(span, dtype)
+        return f"spaces[{torch_dtype(dtype)}].as_strided({literal(tuple(shape))}, {literal(tuple(strides))}, {start})"
+
+    def _start(self, span: int, dtype: str) -> str:
+        """Source of the offset of the slot of `span` in the workspace, in elements."""
         start = f"offset{self.slot_of[span]}"
-        offset = start if itemsize(dtype) == 1 else f"{start} // {itemsize(dtype)}"
-        return f"spaces[{torch_dtype(dtype)}].as_strided({literal(tuple(shape))}, {literal(tuple(strides))}, {offset})"
+        return start if itemsize(dtype) == 1 else f"{start} // {itemsize(dtype)}"
 
     def _scratch(self, step: Step, kind: str) -> str:
         span, _ = self.scratches[step.output]
@@ -192,10 +260,14 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return list(found)
 
     def _sized_names(self) -> set[str]:
-        return {*self.plan.sizes, "spaces", *(f"offset{i}" for i in range(len(self.slot_sizes))), *self.written}
+        offsets = (f"offset{i}" for i in range(len(self.slot_sizes)))
+        return {*self.plan.sizes, "spaces", *offsets, *self.row_counts.values(), *self.written}
 
     def _offsets(self) -> Iterator[str]:
-        """Lines of the memory plan: the offset of each slot, then the workspace."""
+        """Lines of the memory plan: rounded numbers of rows, the offset of each slot, then the workspace."""
+        for rows, name in self.row_counts.items():
+            text = f"{rows}" if f"{rows}".isidentifier() else f"({rows})"
+            yield f"{name} = {text} + -{text} % {ROWS} * min(1, {text} // {ROWS + 1})"
         end = "0"
         for i, texts in enumerate(self.slot_sizes):
             yield f"offset{i} = {end}"
@@ -205,12 +277,13 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
 
 
 def slots(
-    spans: Sequence[tuple[str, int, int]], sizes: Mapping[str, int]
+    spans: Sequence[tuple[str, int, int]], sizes: Mapping[str, int], rooms: Mapping[int, str] | None = None
 ) -> tuple[dict[int, int], list[list[str]]]:  # fmt: skip
     """Assignment of values to slots of the workspace, as (span -> slot, texts of the bytes of each slot's values).
 
     Values that are live at a common step have different slots. The largest values are placed first, each into the free
-    slot of the nearest size. `spans`: (bytes as an expression, first step, last step).
+    slot of the nearest size. `spans`: (bytes as an expression, first step, last step). `rooms`: texts of the bytes of
+    spans that need more.
     """
     bytes_of = [concrete((parse(text, sizes),))[0] for text, _, _ in spans]
     slot_of: dict[int, int] = {}
@@ -223,7 +296,8 @@ def slots(
             members.append([])
         members[slot].append(i)
         slot_of[i] = slot
-    return slot_of, [list(dict.fromkeys(spans[i][0] for i in own)) for own in members]
+    texts = [spans[i][0] if rooms is None else rooms.get(i, spans[i][0]) for i in range(len(spans))]
+    return slot_of, [list(dict.fromkeys(texts[i] for i in own)) for own in members]
 
 
 __all__ = ["SizedCudaEmitter", "slots"]

@@ -115,6 +115,10 @@ class StoredLaunch:
         driver("cuModuleGetFunction", ctypes.byref(self.function), module, stored["name"].encode())
         if stored["shared"] > 48 << 10:
             driver("cuFuncSetAttribute", self.function, ctypes.c_int(8), ctypes.c_int(stored["shared"]))
+        cluster = ctypes.c_int()
+        driver("cuFuncGetAttribute", ctypes.byref(cluster), ctypes.c_int(11), self.function)  # its blocks
+        if cluster.value > 8:  # allowed only if asked for
+            driver("cuFuncSetAttribute", self.function, ctypes.c_int(14), ctypes.c_int(1))
         spans = [(start, size) for start, size in stored["layout"]]
         self.memory, base, self.parameters = parameter_memory(spans)
         for (start, size), value in zip(spans, stored["values"]):

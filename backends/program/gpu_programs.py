@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import TensorGraphsError
@@ -11,7 +11,8 @@ from .. import gpu
 from ..runtime.marshalling import Marshalling, TensorMarshalling
 from .any_size_gpu_helpers import HELPERS as ANY_SIZE_HELPERS
 from .any_size_helpers import SIZED_HELPERS
-from .device_programs import DevicePrograms, Run
+from .device_programs import DevicePrograms, Direct, Run
+from .direct_calls import direct_call
 from .emit_any_size import renamed_sizes
 from .emit_cpu import EmittedProgram
 from .emit_gpu import emit_cuda
@@ -28,6 +29,7 @@ class GpuPrograms(DevicePrograms):
     A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors.
     """
 
+    has_direct = True
     helpers = {
         **HELPERS,
         **ANY_SIZE_HELPERS,
@@ -50,6 +52,10 @@ class GpuPrograms(DevicePrograms):
     ) -> Run:
         """Callable program, made by the emitted function `bind` (`DevicePrograms.bound`)."""
         return bind(weights, states, place, way=way) if way else bind(weights, states, place)
+
+    def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
+        """A call of the program as one C function (`DevicePrograms.direct`)."""
+        return direct_call(run, given, lock)
 
     def tensors(self, place: str) -> str:
         """Name of the Torch device whose tensors programs work on, which is `place` (`DevicePrograms.tensors`)."""

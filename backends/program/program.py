@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys import rates
+from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import filled
@@ -41,11 +43,14 @@ from ..runtime.marshalling import Quick, array_of, is_torch
 from .binaries import Binaries, collected, write_binaries
 from .buckets import FOLDER, BucketForm, Buckets, CallsAtSizes
 from .cuda_helpers import cuda_text
+from .device_programs import Direct
+from .direct_calls import DirectCalls
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
 from .emit_cpu import bind_sizes
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of
 from .memory_plan import Layout
+from .size_calls import SizeCalls, size_call
 from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of, write_weights
 
 KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
@@ -112,13 +117,16 @@ class Program(Unpicklable):
         self._pool: SharedWeights | None = None
         self._programs = programs_of(manifest.device)
         self._exchange = self._programs.exchange(self.device)
-        self._run: Callable[..., Sequence[Any]] | None = None
+        self._bound: Callable[..., Sequence[Any]] | None = None
         # whether the caller is in a mode of Torch that calls have to leave; None without such modes
         self._in_mode: Callable[[], bool] | None = None
         self._binaries: Binaries | None = None  # compiled kernels: saved ones, or those of the last calls
         self._space: Mapping[str, Any] = {}  # namespace of the executed source, while bound
         self._tensors: TensorCalls | None = None  # how the bound program takes tensors of the CPU
         self._quick: Quick | None = None  # set while bound, for programs without free sizes
+        self._direct: Direct | None = None  # function that makes calls like the last one, without the program's code
+        self._direct_calls = DirectCalls(0)  # the same for all calls of a program without free sizes
+        self._new_sizes: SizeCalls | None = None  # functions for calls at sizes that the program has not met
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
         self.plans: dict[str, Program] = {}  # plans for some buckets of sizes, by name
@@ -126,13 +134,29 @@ class Program(Unpicklable):
         self.input_names = [name for name, _, _ in manifest.inputs]
 
     # ------------------------------------------------------------ binding
+    @property
+    def _run(self) -> Callable[..., Sequence[Any]] | None:
+        """The bound program: what the emitted function `bind` returned; None while the program is not bound."""
+        return self._bound
+
+    @_run.setter
+    def _run(self, run: Callable[..., Sequence[Any]] | None) -> None:
+        self._bound, self._direct, self._direct_calls = run, None, DirectCalls(self._tries)
+        self._new_sizes = SizeCalls() if self._tries and self.manifest.sizes and run is not None else None
+        self._fitting.clear()
+
+    @property
+    def _tries(self) -> int:
+        """Calls until the first attempt to make a direct function (`DirectCalls`); 0 for none."""
+        return int(self._programs.has_direct and self.device != HOST.name)
+
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
         """Read and prepare the weights now, if not yet done; `params` replaces params by name.
 
         Resets states. Returns itself.
 
-        Raises UsageError for unknown params, params without data, and for `params` of a loaded program, which has only
-        its saved weights.
+        Raises UsageError for unknown params, params without data or of another shape or dtype, and for `params` of a
+        loaded program, which has only its saved weights. The program then keeps its weights.
         """
         with self._lock:
             if params is not None:
@@ -141,16 +165,15 @@ class Program(Unpicklable):
                         "a loaded program can only use its saved weights", hint="optimize again to use others"
                     )
                 assert self.plan is not None
-                leaves = [str(n.attr("name")) for op in ("param", "state") for n in self.plan.graph.leaves(op)]
+                leaves = {str(n.attr("name")): n.type for op in ("param", "state") for n in self.plan.graph.leaves(op)}
                 _known("param or state", params, {*leaves, *self._params})
-                self._params |= {n: array_of(v) if is_torch(v) else v for n, v in params.items()}
+                self._params |= {n: _data(n, v, leaves.get(n)) for n, v in params.items()}
                 self._weights = EvaluatedWeights(self._weights.terms, self._params, self._weights.plain)
                 states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
                 initial = initial_states(self.plan, states, self._params)
                 self.manifest = replace(self.manifest, initial=initial)
                 self._run = None
                 self._forms.clear()  # they have weights of their own
-                self._fitting.clear()
                 self._pool = SharedWeights() if self.plans else None  # the pool has the values of other weights
                 for plan in self.plans.values():
                     plan._pool = self._pool
@@ -178,7 +201,6 @@ class Program(Unpicklable):
                 plan._pool, plan._run = self._pool, None
                 if isinstance(plan._weights, EvaluatedWeights) and isinstance(self._weights, EvaluatedWeights):
                     plan.manifest = replace(plan.manifest, borrowed=plan._weights.borrowed(self._weights))
-            self._fitting.clear()
         return self
 
     def pooled(self, weights: SharedWeights) -> Program:
@@ -373,23 +395,87 @@ class Program(Unpicklable):
 
     def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         if not named:
-            quick, called = self._quick, self._called
+            if self._direct is not None and args and (results := self._launched(self._direct, args)) is not None:
+                return results
+            quick, called, program, direct = self._quick, self._called, self, self._direct_calls
             if quick is None and self.manifest.sizes and len(args) == len(self.input_names):
-                _, quick, form, _ = self._at(args)
+                if self._new_sizes is not None and (results := self._at_new_size(args)) is not None:
+                    return results
+                _, quick, form, program, direct = self._at(args)
                 called = form.called
+                if direct.call is not None and direct.call is not self._direct:
+                    self._direct = direct.call
+                    if (results := self._launched(self._direct, args)) is not None:
+                        return results
             if quick is not None and (found := quick(args)) is not None:
                 taken, converted = found
-                return called(taken) if converted is None else converted(called(taken))
+                results = called(taken)
+                direct.wait -= 1
+                if not direct.wait:
+                    self._direct = direct.learn(partial(program._make_direct, args))
+                    if program._new_sizes is not None and direct.call is None:
+                        program._learn_sizes(args)
+                return results if converted is None else converted(results)
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         return self._exchange.hand_out(self.flat_near(*given), given)
 
+    def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
+        """The results of a direct call; None where the emitted program has to make it."""
+        try:
+            return direct(*args)
+        except RuntimeError as error:
+            if (found := self._programs.fault(error, f"running {self.manifest.name}")) is None:
+                raise
+            raise found from error
+
     def flat_near(self, *given: Any) -> Sequence[Any]:
         """Flat outputs of a call, left on the program's device. `given`: all of the program's inputs."""
+        if self._direct is not None and (found := self._launched(self._direct, given)) is not None:
+            return found
         specs: Sequence[Any] = self.manifest.inputs
-        program = self
+        program, direct = self, self._direct_calls
         if self.manifest.sizes:
-            specs, _, _, program = self._at(given)
-        return program.called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
+            specs, _, _, program, direct = self._at(given)
+        results = program.called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
+        direct.wait -= 1
+        if not direct.wait:
+            self._direct = direct.learn(partial(program._make_direct, given))
+        return results
+
+    def _at_new_size(self, args: Sequence[Any]) -> Sequence[Any] | None:
+        """The results of a call at sizes that the program has not met, without the emitted code; None where that has to
+        make the call."""
+        try:
+            shapes = tuple([x.shape for x in args])
+        except AttributeError:
+            return None
+        if shapes in self._fitting:
+            return None
+        program, divided = self, self.manifest.buckets
+        if divided is not None:
+            sizes = sources([shape for _, shape, _ in self.manifest.inputs], [divided.dimension])
+            try:
+                size = sizes[0].of(shapes)
+            except IndexError:
+                return None
+            low, high, _ = self.manifest.sizes[divided.dimension]
+            if not low <= size <= high or (row := divided.of(size)).least in self._forms:
+                return None
+            program = self.plans.get(row.plan, self)
+        new = program._new_sizes
+        return None if new is None else self._launched(partial(new.call, shapes), args)
+
+    def _learn_sizes(self, given: Sequence[Any]) -> None:
+        """Make a function for calls at new sizes, after the emitted code made the first call with inputs of the shapes
+        of `given`."""
+        bound, new = self._bound, self._new_sizes
+        if new is not None and bound is not None and hasattr(bound, "known"):
+            mode = self._in_mode or (lambda: False)
+            new.learn(lambda: size_call(bound, given, self._lock, mode), bound, given)
+
+    def _make_direct(self, given: Sequence[Any]) -> Direct | None:
+        """The direct function of calls with inputs like `given`, after such a call (`DevicePrograms.direct`)."""
+        return None if self._bound is None else self._programs.direct(self._bound, given, self._lock)
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """Fast marshalling function for inputs of types `specs` (`BucketForm.quick`); None if there is none."""
@@ -415,10 +501,10 @@ class Program(Unpicklable):
         package."""
         try:
             with self._lock:
-                run = self._run
+                run = self._bound
                 if run is None:
                     self._bind()
-                    run = self._run
+                    run = self._bound
                     assert run is not None
                 if self._in_mode is not None and self._in_mode():
                     with in_plain_modes(self.tensors):
@@ -483,7 +569,8 @@ class Program(Unpicklable):
             row = divided.of(sizes[divided.dimension])
             program, form = self.plans.get(row.plan, self), self._forms.get(row.least)
         form = form or program
-        return CallsAtSizes(specs, form.quick(specs), form, program)
+        tries = program._tries if form is program else 0
+        return CallsAtSizes(specs, form.quick(specs), form, program, DirectCalls(tries))
 
     def near(self, values: Sequence[Any]) -> list[Any]:
         """The values as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no
@@ -629,6 +716,15 @@ def refuse_occupied(target: Path) -> None:
     recover(Path(os.path.realpath(target)))
     if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
+
+
+def _data(name: str, value: Any, wanted: Type | None) -> Data:
+    """Data of a param or state from an array, tensor, lazy source or nested list. Raises UsageError if its type is not
+    `wanted`."""
+    data: Data = array_of(value) if is_torch(value) else value if hasattr(value, "load") else np.asarray(value)
+    if wanted is not None and (tuple(data.shape) != wanted.shape or dtypes.name_of(data.dtype) != wanted.dtype):
+        raise UsageError(f"{name!r} is {wanted}, its data {data.dtype}{list(data.shape)}")
+    return data
 
 
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:

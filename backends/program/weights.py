@@ -23,6 +23,7 @@ from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadWeightsError
 from ...plain import file_identity
 from ..runtime.marshalling import Marshalling
+from ..runtime.upload import copied_bytes
 from .manifest import STATE, Spec
 from .weights_on_device import computed_weight, is_computed_on
 
@@ -93,9 +94,10 @@ class EvaluatedWeights(KeyedWeights):
         computation at its rates.
         """
         terms = [self.terms[k] for k in keys]
-        there = [t for t in terms if is_computed_on(device, t)]
-        here = [t for t in terms if not is_computed_on(device, t)]
-        copied = sum(n.type.nbytes for n in topological(there) if n.op == "param")
+        there = [t for t in terms if is_computed_on(device, t, self.params)]
+        here = [t for t in terms if not is_computed_on(device, t, self.params)]
+        names = [str(n.attr("name")) for n in topological(there) if n.op == "param"]
+        copied = copied_bytes(self.params[n] for n in names if n in self.params)
         written = sum(t.type.nbytes for t in here) + 4 * _computed_bytes(here)
         return (
             copied / rates.GPU.weight_bytes_per_s

@@ -9,7 +9,7 @@ from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.tensor import Tensor, topological
-from ...egraph.ir.weight_data import Data
+from ...egraph.ir.weight_data import Data, DerivedData
 from ..verification.torch_reference import evaluate_tensors
 
 LEAST_BYTES = 1 << 20  # a smaller weight is computed faster by NumPy than its parts are copied
@@ -18,24 +18,28 @@ EXACT_OPS = frozenset(
 )
 
 
-def is_computed_on(device: str, term: Tensor) -> bool:
+def is_computed_on(device: str, term: Tensor, params: Mapping[str, Data]) -> bool:
     """Whether `computed_weight` computes a weight on a Torch device, provided that the device's memory suffices."""
-    if not device.startswith(GPU_KIND) or term.type.nbytes < LEAST_BYTES:
+    if not device.startswith(GPU_KIND):
         return False
     nodes = topological(expand_all([term]))
+    derived = any(isinstance(params.get(str(n.attr("name"))), DerivedData) for n in nodes if n.op == "param")
+    if term.type.nbytes < LEAST_BYTES and not derived:
+        return False
     computed = [n for n in nodes if n.args and n.entry.kind != "view"]
     # Torch rounds float64 to 16 bits by way of float32
-    return bool(computed) and all(n.op in EXACT_OPS for n in computed) and all(n.dtype != "float64" for n in nodes)
+    exact = all(n.op in EXACT_OPS for n in computed) and all(n.dtype != "float64" for n in nodes)
+    return exact and (bool(computed) or derived)
 
 
 def computed_weight(term: Tensor, params: Mapping[str, Data], device: str) -> Any | None:
     """The value of a weight as a tensor on a GPU, computed there; None if NumPy has to compute it.
 
-    The result has the same bits as NumPy's, because only views and correctly rounded elementwise operations in at most
-    float32 are computed. None for terms with other operations or without any, small weights, devices other than GPUs,
-    and if the device's memory does not suffice.
+    The result has the same bits as NumPy's, because only views, derived data (`DerivedData`) and correctly rounded
+    elementwise operations in at most float32 are computed. None for terms with other operations, views of stored data,
+    small weights, devices other than GPUs, and if the device's memory does not suffice.
     """
-    if not is_computed_on(device, term):
+    if not is_computed_on(device, term, params):
         return None
     import torch
 

@@ -96,6 +96,16 @@ def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
     return check if check(*given) else None
 
 
+def any_size_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
+    """As `tensor_guard`, but for tensors of any sizes and strides with as many axes as those in `given`."""
+    guards = _dynamo_guards("TensorGuards")
+    if guards is None:
+        return None
+    free = [[None] * x.dim() for x in given]
+    check: Callable[..., bool] = guards.TensorGuards(*given, dynamic_dims_sizes=free, dynamic_dims_strides=free).check
+    return check if check(*given) else None
+
+
 def _dynamo_guards(wanted: str) -> Any:
     """PyTorch's C module with the functions of Dynamo's guards; None if it has no function named `wanted`."""
     found = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "guards", None)
@@ -146,6 +156,7 @@ __all__ = [
     "Spec",
     "Taken",
     "TensorCalls",
+    "any_size_guard",
     "array_of",
     "as_arrays",
     "as_tensors",

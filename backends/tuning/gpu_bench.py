@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -55,6 +55,8 @@ class LoadedKernel:
     """The kernel of a tuning trial, loaded from its text. `run`, `prepare`: functions of the text's module.
 
     `scratch`: scratch memory between guard zones. `us`: rough time of a call. Both are set when the kernel first runs.
+    `prepared`: operands in the kernel's own layouts, by set of operands; kept during one job, since large weights
+    take as long to rearrange as several calls of the kernel.
     """
 
     text: KernelText
@@ -62,6 +64,13 @@ class LoadedKernel:
     prepare: Mapping[str, Callable[..., Any]]
     scratch: Any = None
     us: float = float("nan")
+    prepared: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def arguments(self, where: Arguments) -> dict[str, Any]:
+        """The operands of a set by name, prepared for this kernel."""
+        if id(where) not in self.prepared:
+            self.prepared[id(where)] = {n: prepare(where.operands[n]) for n, prepare in self.prepare.items()}
+        return {**where.operands, **self.prepared[id(where)]}
 
 
 @dataclass(frozen=True)
@@ -91,17 +100,23 @@ class Bench:
     """Test bench of one kernel: operands, float64 reference, and the trials of its schedules.
 
     `pattern`: the kernel's meaning, as text. `call`: a call of it. `loss`: relative error that the kernel may add by
-    rounding its operands.
+    rounding its operands. `alone`: context manager that is held while the device works.
     """
 
-    def __init__(self, device: MeasuringDevice, pattern: str, call: Call, loss: float = 0.0) -> None:
+    def __init__(
+        self, device: MeasuringDevice, pattern: str, call: Call, loss: float = 0.0,
+        alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:  # fmt: skip
         self.device, self.call = device, call
         self.roots = pattern_terms(parse_terms(pattern), call)
+        self.roles = gpu_operands.operand_roles(self.roots)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
         self.sets: list[Arguments] = []
         self.tried: dict[int, LoadedKernel] = {}
         self.size = 1.0  # scale of the operand values, besides their roles
-        self._drawn()
+        with alone():
+            self._drawn()
+            device.synchronize()
         operands = self.sets[0].operands
         untouched = {*self.bases.values()}, {*self.bases}
         tensors = [x for n, x in operands.items() if n not in untouched[0]]
@@ -114,10 +129,9 @@ class Bench:
 
     def _drawn(self) -> None:
         """Draw the operands and compute the reference."""
-        roles = gpu_operands.operand_roles(self.roots)
         self.sets.clear()
         operands = {
-            n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.OperandRole()), self.device.name, self.size)
+            n: gpu_operands.draw(n, o, self.roles.get(n, gpu_operands.OperandRole()), self.device.name, self.size)
             for n, o in self.call.operands.items()
         }
         self.sets.append(self._set(operands))
@@ -177,6 +191,12 @@ class Bench:
         `index`: number of the trial. Reply: `accuracy` (norms), `cold` (samples in µs). Raises Wrong if the result is
         incorrect or varies between runs.
         """
+        try:
+            return self._attempt(index, tried)
+        finally:
+            tried.prepared.clear()
+
+    def _attempt(self, index: int, tried: LoadedKernel) -> dict[str, Any]:
         import torch
 
         size = tried.text.scratch + 2 * gpu_operands.ZONE
@@ -192,7 +212,8 @@ class Bench:
                 raise
             self.size /= 2
             self._drawn()
-            return self.attempt(index, tried)
+            tried.prepared.clear()
+            return self._attempt(index, tried)
         steady = tried.text.generated and not self.bases
         first = self._sums(self.sets[0].outputs) if steady else None
         self.tried[index] = tried
@@ -214,7 +235,7 @@ class Bench:
         `scratch`: scratch memory to use; None for that of the trial. `inplace`: operands that are updated in
         place are the outputs themselves, as states are in programs.
         """
-        operands = {**where.operands, **{n: p(where.operands[n]) for n, p in tried.prepare.items()}}
+        operands = tried.arguments(where)
         if inplace:
             operands |= {o: where.outputs[n] for n, o in self.bases.items()}
         if scratch is None:
@@ -327,7 +348,14 @@ class Bench:
         Reply: `cold` and `hot` (samples in µs), `accuracy` (norms), `reference` (µs of a fixed kernel, to recognize a
         slow device) and `clock_mhz`.
         """
-        tried, longest = self.tried[index], self.device.longest_us
+        tried = self.tried[index]
+        try:
+            return self._measured(tried)
+        finally:
+            tried.prepared.clear()
+
+    def _measured(self, tried: LoadedKernel) -> dict[str, Any]:
+        longest = self.device.longest_us
         calls = self._call_count(_within(longest / tried.us, 1, MOST_CALLS))
         compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
         cold = self._sampled(self._recorded(tried, calls), self.device.rounds)

@@ -2,7 +2,8 @@
 
 Values are normal numbers, never zeros (zeros hide unwritten outputs and run faster). Divisors and arguments of roots
 and logarithms are positive. Weights of products are scaled so that sums stay near one. Broadcast factors and divisors
-(gains, row statistics) are drawn such that the resulting factors are near one. Indices are in range.
+(gains, row statistics) are drawn such that the resulting factors are near one. Indices are in range. Codes of quantized
+weights cover all their values but NaN and are drawn on the device: the largest have 10^8 bytes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ POISON = 0xFF  # byte pattern that is NaN in every float dtype
 ZONE = 4096  # bytes of guard zone before and after a tensor
 
 _HUGE = 1e30  # a factor this large marks a mask, as in attention
+#: Ops between the codes of a quantized weight and the operand that holds them.
+_DECODING = ("from_float8", "unpack", "and", "xor", "concat")
+_NORM_OF_BYTES = {4: 4.6, 2: 1.1}  # root mean square of evenly distributed signed numbers, by bits; others 74 (8 bits)
 
 
 @dataclass
@@ -45,6 +49,7 @@ class OperandRole:
     bound: int = 100  # exclusive upper bound of indices
     distinct: bool = False  # indices without duplicates (scatter)
     last: bool = False  # each value is `bound` - 1: visible lengths of masks
+    codes: str = ""  # of a quantized weight: "bytes" (of whole numbers) or "float8"; "" for other operands
     free: drawing.InputDistribution | None = None  # role of integers that no other field restricts
 
 
@@ -93,10 +98,42 @@ def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
                 if counted.op == "iota":
                     for leaf in _below(other, lambda n: _is_view(n) or n.op in ("add", "sub")):
                         found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
+    _set_codes(roots, found)
     for name, role in drawing.input_distributions(Graph.of(list(roots)), ("param",)).items():
         if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
             found[name].free = role
     return found
+
+
+def _set_codes(roots: Sequence[Tensor], found: dict[str, OperandRole]) -> None:
+    """Set the roles of codes of quantized weights, and of scales: products with these weights stay near one."""
+    order, through = topological(list(roots)), _views_and(*_DECODING)
+    fans = {
+        id(below): _fan_in(node)
+        for node in order
+        if node.op == "matmul"
+        for below in _nodes_below(node.args[1], _views_and("concat"))
+    }
+    for node in order:
+        if node.op in ("from_float8", "unpack"):
+            for leaf in _below(node.args[0], through):
+                found[leaf].codes = "float8" if node.op == "from_float8" else "bytes"
+    for node in order:
+        if node.op == "dequantize":
+            number, scale = node.args[0], node.args[1]
+            names = [n for n in _below(number, through) if n in found]
+            for leaf in names if number.op == "param" and number.dtype == "int8" else ():
+                found[leaf].codes = "bytes"
+            for leaf in _below(scale, _is_view):
+                found[leaf].near = fans.get(id(node), 1) ** -0.5 / _norm(number)
+
+
+def _norm(number: Tensor) -> float:
+    """Root mean square of the decoded codes of a quantized weight, if all codes are equally frequent."""
+    decoded = list(_nodes_below(number, _is_view))
+    if any(n.op == "from_float8" for n in decoded):
+        return 1.0
+    return next((_NORM_OF_BYTES[n.attr("bits")] for n in decoded if n.op == "unpack"), 74.0)
 
 
 def _unscaled(order: list[Tensor]) -> Iterator[int]:
@@ -132,8 +169,8 @@ def _fan_in(node: Tensor) -> int:
     return max(1, prod(shape[1:]) if node.op == "conv" else shape[-2])
 
 
-def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[str]:
-    """Names of the params reachable from a node.
+def _reached(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
+    """The nodes reachable from a node, itself included.
 
     `into` gives the operands of a node to continue with; each node is visited once.
     """
@@ -144,9 +181,18 @@ def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op == "param":
-            yield node.attr("name")
+        yield node
         todo += into(node)
+
+
+def _nodes_below(top: Tensor, through: Callable[[Tensor], bool]) -> Iterator[Tensor]:
+    """A node and all nodes that it is computed from through nodes for which `through` holds."""
+    return _reached(top, lambda n: n.args if through(n) else ())
+
+
+def _params(top: Tensor, into: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[str]:
+    """Names of the params reachable from a node; `into` as for `_reached`."""
+    return (str(node.attr("name")) for node in _reached(top, into) if node.op == "param")
 
 
 def _below(top: Tensor, through: Callable[[Tensor], bool]) -> Iterator[str]:
@@ -251,6 +297,8 @@ def draw(name: str, operand: Operand, role: OperandRole, device: str, size: floa
     generator = torch.Generator(device=device).manual_seed(crc32(name.encode()))
     if dtype == "bool":
         values = torch.rand(shape, generator=generator, device=device) < 0.5
+    elif role.codes:
+        values = _codes(shape, dtype, role.codes, generator, device)
     elif not dtypes.is_float(dtype):
         if role.free is not None:
             drawn = drawing.whole_numbers(shape, dtype, role.free, np.random.default_rng(crc32(name.encode())), 0)
@@ -264,6 +312,18 @@ def draw(name: str, operand: Operand, role: OperandRole, device: str, size: floa
         values = values.add_(0.5).mul_(role.near) if role.near else values.abs_().add_(0.1) if role.positive else values
         values = values.mul_(role.scale * (1.0 if role.near else size)).to(torch_dtype(dtype))
     return place(values, operand, device)
+
+
+def _codes(shape: tuple[int, ...], dtype: str, kind: str, generator: torch.Generator, device: str) -> torch.Tensor:
+    """Codes of a quantized weight, drawn on the device: normal numbers in e4m3, or all values of a byte but -128."""
+    import torch
+
+    if kind == "float8":
+        drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        return drawn.to(torch.float8_e4m3fn).view(torch.uint8)
+    low = max(int(dtypes.least(dtype)), -127)
+    high = int(dtypes.greatest(dtype)) + 1
+    return torch.randint(low, high, shape, generator=generator, device=device, dtype=torch_dtype(dtype))
 
 
 def _integers(shape: tuple[int, ...], role: OperandRole, generator: Any, device: str) -> Any:

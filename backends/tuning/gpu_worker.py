@@ -61,11 +61,9 @@ def _device() -> MeasuringDevice:
 
 
 def _open(job: Mapping[str, Any]) -> dict[str, Any]:
-    with with_gpu_lock():
-        bench = _benches[int(job["kernel"])] = Bench(
-            _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0))
-        )
-        _device().synchronize()
+    bench = _benches[int(job["kernel"])] = Bench(
+        _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0)), with_gpu_lock
+    )
     return {"bytes": sum(x.numel() * x.itemsize for x in bench.sets[0].operands.values())}
 
 

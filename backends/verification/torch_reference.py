@@ -65,7 +65,8 @@ def evaluate_tensors(
     """
     import torch
 
-    from ..runtime.marshalling import is_torch, tensor_of
+    from ..runtime.marshalling import is_torch
+    from ..runtime.upload import uploaded
 
     def given(leaf: Tensor) -> torch.Tensor | None:
         name, weight = str(leaf.attr("name")), leaf.op == "param"
@@ -74,7 +75,7 @@ def evaluate_tensors(
         data = (graph.params if weight else values).get(name)  # params may also hold initial states
         if data is None or is_torch(data):
             return data
-        there = tensor_of(np.array(load_data(data))).to(device)
+        there = uploaded(data, device)
         if weight and kept is not None:
             kept[name] = there
         return there

@@ -162,6 +162,10 @@ class DimExpr:
     __repr__ = __str__
 
     def __bool__(self) -> bool:
+        low, high = bounds(self)
+        if low <= 0 <= high:
+            raise ShapeError(f"whether the dimension {self} is 0 is not the same for all sizes",
+                             where=f"{self} is from {low:g} to {high:g}", hint="bind it, or do not decide by it")  # fmt: skip
         return True
 
 

@@ -300,7 +300,7 @@ def _canonical_dim(value: Any) -> Dim:
     from .dims import DimExpr
 
     if isinstance(value, DimExpr):
-        return value
+        return value if type(value) is DimExpr else DimExpr(value.terms)
     try:
         return index(value)
     except TypeError:
@@ -317,7 +317,9 @@ def _canonical_number(value: Any) -> Any:
     """A number, or a dimension expression used as a number (value of a fill)."""
     from .dims import DimExpr
 
-    if isinstance(value, bool | int | DimExpr):
+    if isinstance(value, DimExpr):
+        return _canonical_dim(value)
+    if isinstance(value, bool | int):
         return value
     return math.nan if value != value else float(value)  # math.nan is one object, so that NaN works as a dictionary key
 

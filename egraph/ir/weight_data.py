@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +26,22 @@ class ArraySource(Protocol):
     def load(self) -> np.ndarray[Any, Any]:
         """Read and return the array."""
         ...
+
+
+class DerivedData(ABC):
+    """Base of lazily computed weight data: a function of other weight data, such as codes of a quantized weight."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> Sequence[Data]:
+        """The data that it is computed from."""
+
+    @abstractmethod
+    def load_on(self, device: str) -> Any | None:
+        """The data as a row-major tensor on a Torch device, computed there; None if that is not possible.
+
+        Equal to what `load` of the data gives, bit for bit. Callers share the tensor and must not write to it.
+        """
 
 
 Data = np.ndarray[Any, Any] | ArraySource

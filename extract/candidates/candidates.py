@@ -57,14 +57,15 @@ def candidate_hypergraph(
     returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are bound in no further
     layouts; `stats["left_out"]` is then 1.
     """
-    backends = [b.opened() for b in backends]
-    if any(b.generates and b.several for b in backends):
-        view = without_rewrites_in_large_parts(view, given_classes(view))
+    backends, whole = [b.opened() for b in backends], view
     try:
+        if any(b.generates and b.several for b in backends):
+            view = without_rewrites_in_large_parts(whole, given_classes(whole))
         with gc_paused():
             return _HypergraphBuilder(view, backends, view_strides, types, stop, enough).build()
     finally:
-        view.__dict__.pop(GROUPS_CACHE_ATTRIBUTE, None)
+        for one in (whole, view):
+            one.__dict__.pop(GROUPS_CACHE_ATTRIBUTE, None)
 
 
 def given_classes(view: EGraphView) -> frozenset[int]:
@@ -131,6 +132,7 @@ class _HypergraphBuilder:
         # (operand, class) -> inputs shared between candidates
         self._inputs: dict[tuple[str, int], list[tuple[str, Vertex]]] = {}
         self._kinds: dict[int, int] = {}
+        self._made_kinds: dict[int, tuple[int, bool, bool]] = {}
         self._kind_numbers: dict[tuple[Any, ...], int] = {}
 
     def _given(self) -> dict[int, Strides]:
@@ -167,10 +169,11 @@ class _HypergraphBuilder:
         copies = [c for cls, layouts in self.layouts.items() for s in layouts[1:] for c in self._copies(cls, s)]
         found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
-        kept = reachable(Hypergraph(self.view, found, self.given, roots))
-        if any(c.more for c in kept):
-            ordered = in_value_order(Hypergraph(self.view, kept, self.given, roots))
-            kept = reachable(Hypergraph(self.view, ordered, self.given, roots))
+        every = Hypergraph(self.view, found, self.given, roots)
+        chosen = reachable(every, range(len(found)))
+        if any(found[i].more for i in chosen):
+            chosen = reachable(every, in_value_order(every, chosen))
+        kept = [found[i] for i in chosen]
         vertices = {v for c in kept for v in c.outputs}
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         stats |= {"left_out": int(self.left_out)}
@@ -395,9 +398,19 @@ class _HypergraphBuilder:
 
     def _form_key(self, match: _Match) -> tuple[Any, ...]:
         """Cache key of a match's bindings: matches with equal keys have the same bindings."""
-        made = (match.cls, *match.more)
-        places = tuple([(self._layout_id(self._row_major(c))[0], c in self.turned, c in self.asked_for) for c in made])
-        return (id(match.template), match.attrs, places, *[self._kind(c) for c in match.operands])
+        made = map(self._made_kind, (match.cls, *match.more))
+        return (id(match.template), match.attrs, *made, *map(self._kind, match.operands))
+
+    def _made_kind(self, cls: int) -> tuple[int, bool, bool]:
+        """What affects the bindings of a class as an output: (id of type and row-major layout, whether
+        generated kernels may write another layout, whether it is a root). Cached, since the layouts of outputs
+        are known before any
+        kernel is bound."""
+        found = self._made_kinds.get(cls)
+        if found is None:
+            number, _ = self._layout_id(self._row_major(cls))
+            found = self._made_kinds[cls] = number, cls in self.turned, cls in self.asked_for
+        return found
 
     def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
         """The class's vertices as inputs of an operand.
@@ -431,8 +444,10 @@ class _HypergraphBuilder:
         for cls in [c for c in self.layouts if c not in known]:  # class order is binding order: undo insertions
             del self.layouts[cls]
             self._vertices.pop(cls, None)
-        for name, calls in asked.items():
-            for _ in self._until_binding_ends(self.preparing[name](calls)):
+        for prepared in [
+            self.preparing[name](calls) for name, calls in asked.items()
+        ]:  # all at once: they share workers
+            for _ in self._until_binding_ends(prepared):
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:

@@ -143,8 +143,8 @@ class Hypergraph:
         return found, which
 
 
-def in_value_order(graph: Hypergraph) -> list[Candidate]:
-    """The candidates without multi-output ones that contradict the value order.
+def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
+    """The chosen candidates (indices) without multi-output ones that contradict the value order.
 
     All inputs of such a kernel must precede all its outputs, in the order given by the single-output kernels. A kernel
     that makes a table read by every layer together with a value of the last layer would put all layers into one cycle,
@@ -152,30 +152,31 @@ def in_value_order(graph: Hypergraph) -> list[Candidate]:
     """
     numbered = graph.numbered
     below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
-    for made, needs in zip(numbered.made, numbered.needs):
-        if made < len(below):
-            below[made] += needs
+    for i in chosen:
+        if (made := numbered.made[i]) < len(below):
+            below[made] += numbered.needs[i]
     of, members = strongly_connected_components(below)
     level = [0] * len(members)
     for n, member in enumerate(members):  # components come children first
         level[n] = 1 + max([level[of[k]] for v in member for k in below[v] if of[k] != n], default=0)
     return [
-        c for i, c in enumerate(graph.candidates)
-        if not c.more or min(level[of[v]] for v in numbered.outputs(i)) > max([level[of[k]] for k in numbered.needs[i]], default=0)
+        i for i in chosen
+        if not graph.candidates[i].more or min(level[of[v]] for v in numbered.outputs(i)) > max([level[of[k]] for k in numbered.needs[i]], default=0)
     ]  # fmt: skip
 
 
-def reachable(graph: Hypergraph) -> list[Candidate]:
-    """Candidates that some root may use and whose inputs can all be produced."""
+def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
+    """The chosen candidates (indices, rising) that some root may use and whose inputs the chosen ones can all
+    produce."""
     numbered, needs = graph.numbered, graph.numbered.needs
     size, count = len(numbered.vertices), len(needs)
     waiting: list[list[int]] = [[] for _ in range(size)]
     makers: list[list[int]] = [[] for _ in range(size)]
-    for i, kids in enumerate(needs):
-        for v in kids:
+    for i in chosen:
+        for v in needs[i]:
             waiting[v].append(i)
     missing = [len(kids) for kids in needs]
-    ready = [i for i, n in enumerate(missing) if not n]
+    ready = [i for i in chosen if not missing[i]]
     while ready:
         i = ready.pop()
         for v in numbered.outputs(i):
@@ -195,6 +196,5 @@ def reachable(graph: Hypergraph) -> list[Candidate]:
                 if not seen[v]:
                     seen[v] = 1
                     wanted.append(v)
-    for i in range(count):  # drop kernels with an output that nothing can read: a smaller kernel omits it
-        keep[i] = keep[i] and all(seen[v] for v in numbered.outputs(i))
-    return [c for c, kept in zip(graph.candidates, keep) if kept]
+    # without kernels with an output that nothing can read: a smaller kernel omits it
+    return [i for i in chosen if keep[i] and all(seen[v] for v in numbered.outputs(i))]

@@ -25,7 +25,7 @@ from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.ops import OPS
 from ...egraph.ir.tensor import Tensor, make, topological
 from ...egraph.view.view import EGraphView
-from .groups import FusionGroups
+from .groups import GROUPS_CACHE_ATTRIBUTE, FusionGroups
 from .growth import MAX_GROUP_NODES
 from .multi_output import MultiOutputGroup
 from .values import MaximalFusionValues, is_view
@@ -240,13 +240,23 @@ class MaximalFusion:
 
     @cached_property
     def values(self) -> MaximalFusionValues:
-        """The view's values, classified for maximal fusion."""
-        return MaximalFusionValues(self.groups, self.rows, self.unrolled)
+        """The view's values, classified for maximal fusion.
 
-    @cached_property
+        Cached on the view while candidates are built, with their partition: generators of one view share both.
+        """
+        kept: dict[object, MaximalFusionValues] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
+        key = "maximal", self.groups.given, self.rows, self.unrolled
+        if key not in kept:
+            kept[key] = MaximalFusionValues(self.groups, self.rows, self.unrolled)
+        return kept[key]
+
+    @property
     def partition(self) -> MaximalPartition:
         """The values assigned to parts; values of other kernels are parts of their own."""
-        return MaximalPartition(self.values)
+        known: MaximalPartition | None = self.values.__dict__.get("partition")
+        if known is None:
+            known = self.values.__dict__["partition"] = MaximalPartition(self.values)
+        return known
 
     @cached_property
     def parts(self) -> list[MaximalPart]:

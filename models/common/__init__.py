@@ -2,5 +2,5 @@
 
 In: builder arguments.
 Out: graph nodes.
-Imports: egraph.ir, errors.
+Imports: backends.runtime, egraph.ir, errors, processes.
 """

@@ -8,25 +8,30 @@ first half of a unit's numbers are low bits, the second half high bits (`egraph/
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ...backends.runtime.cpu_tensors import is_torch, tensor_of
 from ...egraph.ir import dtypes
 from ...egraph.ir import quantized_ops as q
 from ...egraph.ir.builders import full, param
 from ...egraph.ir.tensor import Tensor, make
 from ...errors import UnsupportedError, UsageError
+from .array_library import NumPyLibrary, TorchLibrary
 
 Array = np.ndarray[Any, Any]
 
 FORMS = ("int8", "int4", "fp8", "mxfp4")
 GROUP, MX_GROUP = 128, 32  # numbers that share a scale
 ENCODED = 1 << 18  # numbers that are encoded at once, so that intermediates stay in the processor's cache
+ENCODED_ON_DEVICE = 1 << 24  # the same on a device, so that they take little of its memory
 BLOCK = 16  # bytes of a unit of packed numbers: a vector register on most processors
 FLOAT8_MAX = 448.0
+Library = NumPyLibrary | TorchLibrary
+NUMPY, TORCH = NumPyLibrary(), TorchLibrary()
 LARGEST_CODE = {"int8": np.float32(127), "int4": np.float32(8), "fp8": np.float32(FLOAT8_MAX), "mxfp4": np.float32(6)}
 #: Magnitudes of the float e2m1; the lower three bits of a code are the index.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -60,14 +65,22 @@ def block_of(size: int) -> int:
     return next(n for n in (BLOCK, 8, 4, 2, 1) if size % (2 * n) == 0)
 
 
-def packed(codes: Array, axis: int = -1) -> Array:
-    """Codes 0..15 (uint8) packed along an axis in units of `block_of` bytes; uint8, half as long."""
+A = TypeVar("A")
+
+
+def packed(codes: A, axis: int = -1) -> A:
+    """Codes 0..15 (uint8, an array or tensor) packed along an axis in units of `block_of` bytes; uint8, half as
+    long."""
+    return cast("A", _packed(codes, axis))
+
+
+def _packed(codes: Any, axis: int) -> Any:
     axis %= codes.ndim
     block = block_of(codes.shape[axis])
     units = codes.reshape(*codes.shape[:axis], -1, 2, block, *codes.shape[axis + 1 :])
-    low, high = np.moveaxis(units, axis + 1, 0)
+    before = (slice(None),) * (axis + 1)
     shape = (*codes.shape[:axis], codes.shape[axis] // 2, *codes.shape[axis + 1 :])
-    return np.ascontiguousarray(low | high << 4).reshape(shape)
+    return (units[(*before, 0)] | units[(*before, 1)] << 4).reshape(shape)
 
 
 def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", "scale")) -> dict[str, Array]:
@@ -85,52 +98,78 @@ def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", 
     return {n: np.concatenate([p[n] for p in parts]) for n in wanted}
 
 
-def _encoded_rows(weight: Array, form: str, dtype: str, wanted: Sequence[str]) -> dict[str, Array]:
+def encoded_on(
+    weight: Array, form: str, dtype: str, by_rows: bool, device: str, wanted: Sequence[str] = ("q", "scale")
+) -> dict[str, Any]:  # fmt: skip
+    """As `encoded`, computed on a Torch device: tensors there, with the same bits.
+
+    `by_rows`: whether the weight is [rows, K], else [K, rows]. At most `ENCODED_ON_DEVICE` numbers are encoded at once,
+    so that intermediates need little memory. Raises torch.OutOfMemoryError if they do not fit.
+    """
+    import torch
+
+    whole = weight if by_rows else tensor_of(weight).to(device).T
+    rows, size = whole.shape
+    count = max(1, ENCODED_ON_DEVICE // max(1, size))
+    near: Callable[[Any], Any] = lambda x: x if is_torch(x) else tensor_of(x).to(device)
+    blocks = (whole[i : i + count] for i in range(0, max(1, rows), count))
+    with torch.no_grad():
+        parts = [_encoded_rows(near(block), form, dtype, wanted, TORCH) for block in blocks]
+        return {n: parts[0][n] if len(parts) == 1 else torch.cat([p[n] for p in parts]) for n in wanted}
+
+
+def _encoded_rows(
+    weight: Any, form: str, dtype: str, wanted: Sequence[str], lib: Library = NUMPY
+) -> dict[str, Any]:  # fmt: skip
+    """`encoded` of some rows, an array or tensor of the library."""
     rows, size = weight.shape
-    groups = np.asarray(weight, np.float32).reshape(rows, -1, group_of(form, size))
-    if not np.isfinite(groups).all():
+    groups = lib.contiguous(lib.cast(weight, "float32")).reshape(rows, -1, group_of(form, size))
+    if not bool(lib.names.isfinite(groups).all()):
         raise UsageError("a weight that is not finite cannot be quantized")
-    largest = np.abs(groups).max(-1, keepdims=True)
-    scale = _without_overflow(_scales(groups, largest, form).astype(dtypes.numpy_dtype(dtype)), form)
+    scale = _without_overflow(lib.cast(_scales(groups, form, lib), dtype), form, dtype, lib)
     found = {"scale": scale.reshape(rows, -1)}
     if "q" in wanted:
-        wide = scale.astype(np.float32)
-        ratio = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
-        found["q"] = _codes(ratio.reshape(rows, size), form)
+        wide = lib.cast(scale, "float32")
+        ratio = groups / lib.names.where(wide != 0, wide, lib.constant(np.inf, wide))
+        found["q"] = _codes(ratio.reshape(rows, size), form, lib)
     return found
 
 
-def _scales(groups: Array, largest: Array, form: str) -> Array:
+def _scales(groups: Any, form: str, lib: Library) -> Any:
+    """Scales [rows, groups, 1] in float32."""
+    size = abs(groups)
+    at = size.argmax(-1)[..., None]
     if form == "int4":  # the number of largest magnitude becomes -8
-        at = np.abs(groups).argmax(-1)[..., None]
-        return np.take_along_axis(groups, at, -1) / np.float32(-8)
-    if form == "mxfp4":
-        _, exponent = np.frexp(largest)
-        return np.where(largest > 0, np.ldexp(np.float32(1), np.clip(exponent - 3, -126, 127)), np.float32(0))
-    return np.asarray(largest / np.float32(127 if form == "int8" else FLOAT8_MAX))
+        return lib.taken(groups, at) / lib.constant(-8, groups)
+    largest = lib.taken(size, at)
+    if form == "mxfp4":  # 2**(exponent - 3) by its bits
+        _, exponent = lib.names.frexp(largest)
+        power = lib.of_bits((exponent - 3).clip(-126, 127) + 127 << 23, "float32")
+        return lib.names.where(largest > 0, power, lib.constant(0, groups))
+    return largest / lib.constant(127 if form == "int8" else FLOAT8_MAX, groups)
 
 
-def _without_overflow(scale: Array, form: str) -> Array:
+def _without_overflow(scale: Any, form: str, dtype: str, lib: Library) -> Any:
     """Scales, each replaced by the next smaller number if the largest code times the scale is infinite."""
     with np.errstate(over="ignore"):
-        infinite = np.isinf((scale.astype(np.float32) * LARGEST_CODE[form]).astype(scale.dtype))
-    words = scale.view(f"u{scale.dtype.itemsize}")
-    return np.asarray((words - infinite.astype(words.dtype)).view(scale.dtype))
+        top = lib.cast(scale, "float32") * lib.constant(LARGEST_CODE[form], scale)
+        infinite = lib.names.isinf(lib.cast(top, dtype))
+    words = lib.bits(scale)
+    return lib.of_bits(lib.names.where(infinite, words - 1, words), dtype)
 
 
-def _codes(ratio: Array, form: str) -> Array:
+def _codes(ratio: Any, form: str, lib: Library) -> Any:
     if form == "int8":
-        return np.clip(np.rint(ratio), -127, 127).astype(np.int8)
+        return lib.cast(ratio.round().clip(-127, 127), "int8")
     if form == "int4":
-        return packed((np.clip(np.rint(ratio), -8, 7) + 8).astype(np.uint8))
+        return packed(lib.cast(ratio.round().clip(-8, 7) + 8, "uint8"))
     if form == "fp8":
-        import ml_dtypes
-
-        return np.clip(ratio, -FLOAT8_MAX, FLOAT8_MAX).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        return lib.float8(ratio.clip(-FLOAT8_MAX, FLOAT8_MAX))
     between = (E2M1[1:] + E2M1[:-1]) / 2  # ties go to the even code
-    size = np.abs(ratio)
-    code = np.searchsorted(between, size, side="left") + np.isin(size, between[1::2])
-    return packed((code + 8 * (ratio < 0)).astype(np.uint8))
+    size = abs(ratio)
+    code = lib.names.searchsorted(lib.constant(between, ratio), size)
+    ties = lib.names.isin(size, lib.constant(between[1::2], ratio))
+    return packed(lib.cast(code, "uint8") + lib.cast(ties, "uint8") + (lib.cast(ratio < 0, "uint8") << 3))
 
 
 def dequantized(form: str, codes: Tensor, scale: Tensor) -> Tensor:
@@ -164,6 +203,7 @@ __all__ = [
     "check_form",
     "dequantized",
     "encoded",
+    "encoded_on",
     "group_of",
     "numbers",
     "packed",

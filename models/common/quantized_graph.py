@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod, sqrt
 from typing import Any
@@ -12,17 +12,19 @@ from weakref import ref
 
 import numpy as np
 
+from ...backends.runtime.cpu_tensors import array_of, tensor_of
 from ...egraph.ir import dtypes
 from ...egraph.ir.builders import cast, transpose
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor, make, rebuild
-from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.ir.weight_data import Data, DerivedData, load_data
 from ...errors import UnsupportedError, UsageError
+from ...processes.forks import Lock
 from .packed_weight import LazyPart, PackedWeight
-from .quantization import check_form, dequantized, encoded, group_of
+from .quantization import check_form, dequantized, encoded, encoded_on, group_of
 
 Array = np.ndarray[Any, Any]
-SAMPLE = 1 << 20  # numbers of a weight by which its error is judged
+SAMPLE = 1 << 17  # numbers of a weight by which its error is judged
 SMALLEST = 1 << 12  # numbers from which a weight is quantized
 DESTROYED = 0.5  # relative error from which a weight stays as it is: its scales underflow in its dtype
 
@@ -176,7 +178,7 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
     codes = (outputs, inputs // 2 if form in ("int4", "mxfp4") else inputs)
     encoding = _Encoding(form, dtype, by_rows)
     parts: dict[str, Data] = {
-        name: _EncodedPart(own, kind, (data,), partial(encoding.part, name), encoding)
+        name: _EncodedPart(own, kind, (data,), partial(encoding.part, name), encoding, name)
         for name, own, kind in (("q", codes, "int8" if form == "int8" else "uint8"), ("scale", scales, dtype))
     }
 
@@ -189,46 +191,108 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
 
 @dataclass
 class _Encoding:
-    """Computes the codes and scales of a quantized weight; keeps the scales, and a weak reference to the codes."""
+    """Computes the codes and scales of a quantized weight, on the host or on a Torch device.
+
+    It keeps the scales, and weak references to codes on the host and to codes and scales on devices.
+    """
 
     form: str
     dtype: str
     by_rows: bool
     keeps_codes: bool = False  # whether it keeps the codes, too
-    _scale: Array | None = None
-    _codes: ref[Array] | None = None
-    _kept: Array | None = None
+    _scale: Array | None = field(default=None, compare=False)
+    _codes: ref[Array] | None = field(default=None, compare=False)
+    _near: dict[tuple[str, str], ref[Any]] = field(default_factory=dict, compare=False)  # of (part, device)
+    _kept: list[Any] = field(default_factory=list, compare=False)  # what `keeps_codes` keeps
+    _lock: Lock = field(default_factory=Lock, compare=False)  # one encoding at a time
 
     def part(self, name: str, weight: Array) -> Array:
         """Codes ("q") or scales ("scale") of the weight, which is the same in every call, in any shape."""
-        codes = self._codes() if name == "q" and self._codes is not None else None
-        if codes is not None:
-            return codes
-        if name == "scale" and self._scale is not None:
-            return self._scale.copy()
-        wanted = ("q", "scale") if name == "q" or self.keeps_codes else ("scale",)
-        found = encoded(weight if self.by_rows else weight.T, self.form, self.dtype, wanted)
-        self._scale = found["scale"].copy()
-        if "q" in found:
-            owner = found["q"] if found["q"].base is None else found["q"].base  # lives as long as some view of it
-            self._codes = ref(owner)
-            self._kept = owner if self.keeps_codes else None
-        return found[name]
+        with self._lock:
+            codes = self._codes() if name == "q" and self._codes is not None else None
+            if codes is not None:
+                return codes
+            if name == "scale" and self._scale is not None:
+                return self._scale.copy()
+            if (near := self._on_some_device(name)) is not None:
+                return array_of(near)
+            wanted = ("q", "scale") if name == "q" or self.keeps_codes else ("scale",)
+            found = encoded(weight if self.by_rows else weight.T, self.form, self.dtype, wanted)
+            self._scale = found["scale"].copy()
+            if "q" in found:
+                owner = found["q"] if found["q"].base is None else found["q"].base  # lives as long as some view of it
+                self._codes = ref(owner)
+                self._kept += [owner] if self.keeps_codes else []
+            return found[name]
+
+    def part_on(self, name: str, load: Callable[[], Array], device: str) -> Any:
+        """Codes or scales of the weight as a tensor on a Torch device; `load` gives the weight.
+
+        Raises torch.OutOfMemoryError if the device has too little memory for the encoder.
+        """
+        with self._lock:
+            found = self._on_device(name, device)
+            if found is not None:
+                return found
+            codes = self._codes() if self._codes is not None else None
+            if codes is not None and self._scale is not None:  # encoded on the host already
+                rows = len(self._scale)
+                made = {n: tensor_of(x.reshape(rows, -1)).to(device) for n, x in (("q", codes), ("scale", self._scale))}
+            else:
+                made = encoded_on(load(), self.form, self.dtype, self.by_rows, device)
+            for part, tensor in made.items():
+                self._near[part, device] = ref(tensor)
+            self._kept += [*made.values()] if self.keeps_codes else []
+            return made[name]
+
+    def is_on(self, device: str) -> bool:
+        """Whether a device has the codes."""
+        return self._on_device("q", device) is not None
+
+    def _on_device(self, name: str, device: str) -> Any | None:
+        known = self._near.get((name, device))
+        return None if known is None else known()
+
+    def _on_some_device(self, name: str) -> Any | None:
+        """Codes or scales on any device that has them."""
+        return next((x for (part, _), known in self._near.items() if part == name and (x := known()) is not None), None)
 
     def keep_codes(self, keeps: bool) -> None:
         """Keep codes in memory from the next encoding on, or let go of them."""
-        self.keeps_codes, self._kept = keeps, None
+        with self._lock:
+            self.keeps_codes = keeps
+            self._kept.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickling: what the parts are computed from, without cached codes and scales."""
-        return {**vars(self), "_scale": None, "_codes": None, "_kept": None}
+        return {"form": self.form, "dtype": self.dtype, "by_rows": self.by_rows, "keeps_codes": self.keeps_codes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore an encoding without cached codes and scales."""
+        self.__init__(**state)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class _EncodedPart(LazyPart):
-    """The codes or the scales of a weight."""
+class _EncodedPart(LazyPart, DerivedData):
+    """The codes ("q") or the scales ("scale") of a weight."""
 
     encoding: _Encoding
+    name: str
+
+    @property
+    def sources(self) -> Sequence[Data]:
+        """The weight."""
+        return self.stored
+
+    def load_on(self, device: str) -> Any | None:
+        """The part on a Torch device, encoded there; None if the device has too little memory."""
+        import torch
+
+        try:
+            found = self.encoding.part_on(self.name, lambda: load_data(self.stored[0]), device)
+        except torch.OutOfMemoryError:
+            return None
+        return found if found.shape == self.shape else found.reshape(self.shape)
 
 
 @contextmanager
@@ -237,7 +301,8 @@ def codes_kept(params: Mapping[str, Data]) -> Iterator[None]:
 
     `params`: those of a graph of `quantized`; others than quantized weights are left as they are.
     """
-    encodings = {id(d.encoding): d.encoding for d in params.values() if isinstance(d, _EncodedPart)}.values()
+    found = {id(d.encoding): d.encoding for d in params.values() if isinstance(d, _EncodedPart)}
+    encodings = [e for e in found.values() if not e.keeps_codes]  # contexts around this one keep the others
     for encoding in encodings:
         encoding.keep_codes(True)
     try:

@@ -20,6 +20,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
+from .free_size import free, free_shape, known
 from .numpy_indices import assigned, picked, static
 
 #: Ops whose result NumPy may return as a view of the operand.
@@ -75,8 +76,8 @@ class TracedArray:
     # ------------------------------------------------------------ properties
     @property
     def shape(self) -> tuple[Dim, ...]:
-        """Sizes of the axes, as ints or dimension expressions."""
-        return self._node.shape
+        """Sizes of the axes, as ints or `FreeSize`s."""
+        return free_shape(self._node.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -93,7 +94,7 @@ class TracedArray:
     @property
     def size(self) -> Dim:
         """Number of elements."""
-        return volume(self._node.shape)
+        return free(volume(self._node.shape))
 
     @property
     def itemsize(self) -> int:
@@ -332,8 +333,8 @@ def deep(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def expression(value: Any) -> Any:
-    """Return the expression of a traced array; other values unchanged."""
-    return value._node if is_traced(value) else value
+    """Return the expression of a traced array, a free size as a plain dimension; other values unchanged."""
+    return value._node if is_traced(value) else known(value)
 
 
 def arrays_in(*values: Any) -> list[TracedArray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any
 
@@ -45,20 +45,49 @@ def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: floa
     return scores + t.with_rank(t.cast(mask, scores.dtype), scores.rank)
 
 
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return (attention, logsumexp of the scores over the keys; 0 for queries that see no key)."""
+    out = aten_attention.attention(q, k, v, mask, dropout, causal, scale=scale)
+    scores = _scores(q, k, causal, mask, _scale_of(q, scale))
+    top = t.max(scores, -1, True)
+    if mask is None or aten_attention.some_visible(mask):
+        return out, t.squeeze(top + t.log(t.sum(t.exp(scores - top), -1, True)), -1)
+    hidden = t.eq(top, float("-inf"))
+    top = t.where(hidden, 0.0, top)
+    total = t.log(t.where(hidden, 1.0, t.sum(t.exp(scores - top), -1, True)))
+    return out, t.squeeze(top + total, -1)
+
+
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None, dropout: float,
+    causal: bool, scale: float | None,
+) -> tuple[list[Tensor], Tensor]:  # fmt: skip
+    """Return ([gradients of query, key and value], gradient of the scaled scores).
+
+    Raises UnsupportedError for dropout.
+    """
+    if dropout:
+        raise UnsupportedError("attention with dropout is random")
+    factor, dtype = _scale_of(q, scale), q.dtype
+    grad, out, wide_q, wide_k, wide_v = (_accumulated(x) for x in (grad, out, q, k, v))
+    weights = t.exp(_scores(q, k, causal, mask, factor) - t.expand_dims(_accumulated(logsumexp), -1))
+    scores = weights * (t.matmul(grad, t.swapaxes(wide_v, -1, -2)) - t.sum(grad * out, -1, True))
+    grads = (
+        t.matmul(scores * factor, wide_k),
+        t.matmul(t.swapaxes(scores * factor, -1, -2), wide_q),
+        t.matmul(t.swapaxes(weights, -1, -2), grad),
+    )
+    return [t.cast(g, dtype) for g in grads], scores
+
+
 def flash_cpu(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp of the scores over the keys; 0 for queries that see no key]."""
-    out = aten_attention.attention(q, k, v, attn_mask, dropout, causal, scale=scale)
-    scores = _scores(q, k, causal, attn_mask, _scale_of(q, scale))
-    top = t.max(scores, -1, True)
-    if attn_mask is None or aten_attention.some_visible(attn_mask):
-        return [out, t.squeeze(top + t.log(t.sum(t.exp(scores - top), -1, True)), -1)]
-    hidden = t.eq(top, float("-inf"))
-    top = t.where(hidden, 0.0, top)
-    total = t.log(t.where(hidden, 1.0, t.sum(t.exp(scores - top), -1, True)))
-    return [out, t.squeeze(top + total, -1)]
+    """Return [attention, logsumexp]."""
+    return [*_attention(q, k, v, attn_mask, dropout, causal, scale)]
 
 
 def flash_cpu_backward(
@@ -66,19 +95,87 @@ def flash_cpu_backward(
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
     """Return the gradients of query, key and value. Raises UnsupportedError for dropout."""
-    if dropout:
-        raise UnsupportedError("attention with dropout is random")
-    factor, dtype = _scale_of(q, scale), q.dtype
-    grad, out, wide_q, wide_k, wide_v = (_accumulated(x) for x in (grad, out, q, k, v))
-    weights = t.exp(_scores(q, k, causal, attn_mask, factor) - t.expand_dims(_accumulated(logsumexp), -1))
-    inner = t.matmul(grad, t.swapaxes(wide_v, -1, -2)) - t.sum(grad * out, -1, True)
-    scores = weights * inner * factor
-    grads = (
-        t.matmul(scores, wide_k),
-        t.matmul(t.swapaxes(scores, -1, -2), wide_q),
-        t.matmul(t.swapaxes(weights, -1, -2), grad),
-    )
-    return [t.cast(g, dtype) for g in grads]
+    return [*_gradients(grad, q, k, v, out, logsumexp, attn_mask, dropout, causal, scale)[0]]
+
+
+_LSE_ROWS = 32  # memory-efficient attention stores its logsumexp for a multiple of as many queries
+
+
+def efficient(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, statistics: bool, dropout: float = 0.0, causal: bool = False, *,
+    scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return [attention, logsumexp, seed, offset]; seed and offset of the random numbers of no dropout are 0.
+
+    The logsumexp is infinite for the queries that PyTorch adds to make their number a multiple of 32.
+    """
+    out, logsumexp = _attention(q, k, v, bias, dropout, causal, scale)
+    (queries,) = whole_sizes(q.shape[-2:-1], "the statistics of attention")
+    rows = ((0, 0),) * (logsumexp.rank - 1)
+    padded = t.pad(logsumexp, (*rows, (0, -queries % _LSE_ROWS)), float("inf"))
+    zero = t.full((), 0, "int64")
+    return [out, padded if statistics else Missing(_STATISTICS), zero, zero]
+
+
+def efficient_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, logsumexp: Tensor, seed: Tensor,
+    offset: Tensor, dropout: float, wanted: Sequence[bool], causal: bool = False, *, scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return the gradients of query, key, value and bias (None unless `wanted`).
+
+    Raises UnsupportedError for dropout.
+    """
+    known = t.slice_axis(logsumexp, logsumexp.rank - 1, 0, q.shape[-2])
+    grads, scores = _gradients(grad, q, k, v, out, known, bias, dropout, causal, scale)
+    if bias is None or not wanted[3]:
+        return [*grads, None]
+    return [*grads, t.cast(_summed_to(scores, bias), bias.dtype)]
+
+
+def _summed_to(x: Tensor, like: Tensor) -> Tensor:
+    """Return x summed over the axes along which `like` is broadcast to it."""
+    for axis, size in enumerate(t.with_rank(like, x.rank).shape):
+        if isinstance(size, int) and size == 1:
+            x = t.sum(x, axis, True)
+    return t.reshape(x, like.shape)
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, debug: bool = False, *,
+    scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return [attention, logsumexp, None, None, queries, keys, state of the random numbers (zeros), 0, missing]."""
+    out, logsumexp = _attention(q, k, v, None, dropout, causal, scale)
+    state, unused = t.full((2,), 0, "uint64"), t.full((), 0, "uint64")
+    return [out, logsumexp, None, None, q.shape[-2], k.shape[-2], state, unused, Missing(_STATISTICS)]
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, first_q: Any, first_k: Any,
+    queries: Any, keys: Any, dropout: float, causal: bool, seed: Tensor, offset: Tensor, *, scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return the gradients of query, key and value. Raises UnsupportedError for dropout."""
+    return [*_gradients(grad, q, k, v, out, logsumexp, None, dropout, causal, scale)[0]]
+
+
+def cudnn(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, statistics: bool, dropout: float = 0.0, causal: bool = False,
+    debug: bool = False, *, scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return [attention, logsumexp [..., queries, 1], None, None, queries, keys, seed, offset, missing]."""
+    out, logsumexp = _attention(q, k, v, bias, dropout, causal, scale)
+    found = t.expand_dims(logsumexp, -1) if statistics else Missing(_STATISTICS)
+    zero = t.full((), 0, "int64")
+    return [out, found, None, None, q.shape[-2], k.shape[-2], zero, zero, Missing(_STATISTICS)]
+
+
+def cudnn_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, seed: Tensor, offset: Tensor,
+    bias: Tensor | None, first_q: Any, first_k: Any, queries: Any, keys: Any, dropout: float, causal: bool, *,
+    scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return the gradients of query, key and value. Raises UnsupportedError for dropout."""
+    return [*_gradients(grad, q, k, v, out, t.squeeze(logsumexp, -1), bias, dropout, causal, scale)[0]]
 
 
 def multi_head_attention(
@@ -127,28 +224,25 @@ def encoder_layer(
     return norm_2(x + feed(x))
 
 
-def fused_attention(results: int, biased: bool) -> Callable[..., list[Any]]:
-    """Return a builder of a GPU's fused attention with `results` results, of which only the first is computed.
-
-    `biased`: its fourth operand is a bias or None, and a flag follows.
-    """
-
-    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float | None = None) -> list[Any]:
-        bias, rest = (rest[0], rest[2:]) if biased else (None, rest)
-        dropout, causal = ([*rest, 0.0, False][i] for i in (0, 1)) if len(rest) > 1 else ((*rest, 0.0)[0], False)
-        out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale)
-        return [out, *[Missing(_STATISTICS)] * (results - 1)]
-
-    return run
+def overrideable(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
+    debug: bool = False, *, scale: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return [attention, ...] of another device's fused attention, of which only the first result is computed."""
+    out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale)
+    return [out, *[Missing(_STATISTICS)] * 8]
 
 
 TRAINING: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention_for_cpu.default": flash_cpu,
     "_scaled_dot_product_flash_attention_for_cpu_backward.default": flash_cpu_backward,
-    "_scaled_dot_product_flash_attention.default": fused_attention(9, False),
-    "_scaled_dot_product_efficient_attention.default": fused_attention(4, True),
-    "_scaled_dot_product_cudnn_attention.default": fused_attention(9, True),
-    "_scaled_dot_product_fused_attention_overrideable.default": fused_attention(9, False),
+    "_scaled_dot_product_flash_attention.default": flash,
+    "_scaled_dot_product_flash_attention_backward.default": flash_backward,
+    "_scaled_dot_product_efficient_attention.default": efficient,
+    "_scaled_dot_product_efficient_attention_backward.default": efficient_backward,
+    "_scaled_dot_product_cudnn_attention.default": cudnn,
+    "_scaled_dot_product_cudnn_attention_backward.default": cudnn_backward,
+    "_scaled_dot_product_fused_attention_overrideable.default": overrideable,
     "_native_multi_head_attention.default": multi_head_attention,
     "_transformer_encoder_layer_fwd.default": encoder_layer,
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...egraph.ir import dims as dims_
 from ...egraph.ir.dims import Dim
 from ...egraph.ir.graph import Graph
-from ...errors import ShapeError, warned
+from ...errors import ShapeError, UnsupportedError, warned
 from .graph import ExportReader
+from .symbolic_sizes import SymbolicSizes
 from .writes import Writes
 
 #: Largest divisor that is tried.
@@ -49,7 +50,19 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, w
             return loose
     for title in parts:
         warned(f"the model's sizes meet at multiples only: {title} is {reader.sizes.examples[title][0]}")
+    _refuse_decisions(reader.sizes, name)
     return graph
+
+
+def _refuse_decisions(free: SymbolicSizes, name: str) -> None:
+    """Raise UnsupportedError if the module has decided something by a free size that other sizes decide otherwise."""
+    for text, relation, left, right in free.assumed():
+        for sizes in _sampled(left, right):
+            if not relation(dims_.bind(left, sizes), dims_.bind(right, sizes)):
+                raise UnsupportedError(
+                    f"the module decides by a free size: {text} holds for the examples, not at {sizes}", where=name,
+                    hint="leave that size out of dynamic_shapes, or give examples of that size",
+                )  # fmt: skip
 
 
 def _reshapes_apart(graph: Graph) -> tuple[Dim, ...]:
@@ -67,9 +80,14 @@ def _reshapes_apart(graph: Graph) -> tuple[Dim, ...]:
 
 def _differ(a: Dim, b: Dim) -> bool:
     """Return whether two dimensions differ at any of a sample of small sizes."""
+    return any(dims_.bind(a, sizes) != dims_.bind(b, sizes) for sizes in _sampled(a, b))
+
+
+def _sampled(a: Dim, b: Dim) -> Iterator[dict[str, int]]:
+    """Yields sizes of the names in two dimensions, different for each name: small ones, and powers of 2."""
     atoms = {**dims_.symbols(a), **dims_.symbols(b)}
-    tried = ({n: min(s.min + k + i, s.max) for i, (n, s) in enumerate(atoms.items())} for k in range(2 * MAX_PART))
-    return any(dims_.bind(a, sizes) != dims_.bind(b, sizes) for sizes in tried)
+    for k in (*range(2 * MAX_PART), *(1 << power for power in range(7, 17))):
+        yield {n: min(s.min + k + i, s.max) for i, (n, s) in enumerate(atoms.items())}
 
 
 def _step(parts: dict[str, int], examples: Mapping[str, int]) -> bool:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...egraph.ir import dims as dims_
 from ...egraph.ir.dims import Dim
 from ...errors import UnsupportedError
+
+#: SymPy's class of a relation -> its operator in Python, as text and as function.
+_RELATIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "Equality": ("==", operator.eq), "Unequality": ("!=", operator.ne), "StrictLessThan": ("<", operator.lt),
+    "LessThan": ("<=", operator.le), "StrictGreaterThan": (">", operator.gt), "GreaterThan": (">=", operator.ge),
+}  # fmt: skip
 
 
 class SymbolicSizes:
@@ -22,6 +30,7 @@ class SymbolicSizes:
         self.ranges, self.parts = ranges, parts
         self.symbols: dict[str, Dim] = {}
         self.examples: dict[str, tuple[Dim, int]] = {}
+        self._guards: Sequence[Any] = ()  # what torch.export has assumed about sizes
 
     def bind(self, name: str, shape: Sequence[Any], hints: Mapping[int, str]) -> None:
         """Make a dimension of each size symbol in the shape of the input `name` that has none yet.
@@ -33,6 +42,7 @@ class SymbolicSizes:
             for symbol in sorted(getattr(expression, "free_symbols", ()), key=str):
                 if str(symbol) in self.symbols:
                     continue
+                self._guards = getattr(getattr(size.node, "shape_env", None), "guards", ())
                 limits = self.ranges.get(symbol)
                 low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
                 top = int(high) if high is not None and high.is_finite and high < 1 << 31 else 1 << 31
@@ -40,6 +50,20 @@ class SymbolicSizes:
                 self.symbols[str(symbol)] = self._free(title, max(low, 1), top)
                 if axis not in hints and expression == symbol:  # torch.export has verified all sizes of named ranges
                     self.examples[title] = self.symbols[str(symbol)], getattr(size.node, "hint", None) or 0
+
+    def assumed(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], Dim, Dim]]:
+        """Relations between sizes that the module's Python code has decided by, as (text, relation, left, right).
+
+        Left out are those that are no relation of polynomials, quotients and remainders, and those that Torch's private
+        modules have asked for, where an operator's result gets its shape and strides.
+        """
+        asked = (guard.expr for guard in self._guards if not str(getattr(guard, "sloc", "(_")).startswith("(_"))
+        for expression in dict.fromkeys(asked):
+            relation = _RELATIONS.get(type(expression).__name__)
+            if relation is not None:
+                with suppress(UnsupportedError):
+                    left, right = (dimension(a, self.symbols) for a in expression.args)
+                    yield f"{left} {relation[0]} {right}", relation[1], left, right
 
     def _free(self, title: str, low: int, high: int) -> Dim:
         """The dimension of a free size; a multiple of its divisor if it has one."""

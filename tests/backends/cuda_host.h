@@ -1,5 +1,5 @@
-// A block of CUDA threads on a CPU: one fiber for each, all of them brought to the same point wherever they exchange. What the
-// generated kernels need of the hardware (cuda_intrinsics.cuh), in plain C++; everything else is the text that a GPU runs.
+// Blocks of CUDA threads on a CPU: one fiber for each thread of a block, or of all blocks of a cluster. Fibers wait where the threads of
+// their warp or block exchange. What the generated kernels need of the hardware (cuda_intrinsics.cuh), in plain C++; everything else is the text that a GPU runs.
 #include <cmath>
 #include <csetjmp>
 #include <cstring>
@@ -13,16 +13,21 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 #define DEVICE inline
-#define ROOM(T, name) alignas(128) static T name[1 << 16]
+#define __cluster_dims__(...)
+#define ROOM(T, name) T* const name = reinterpret_cast<T*>(host::room())
 
 struct Place { int x; };
 static Place threadIdx, blockIdx;
 
 namespace host {
 struct Fiber { ucontext_t context; jmp_buf left; std::vector<char> stack; bool begun, done; int points; };
+struct Meeting { int here = 0, turn = 0; };
 static std::vector<Fiber> fibers;
+static std::vector<Meeting> warp_meetings, block_meetings;
+static std::vector<std::vector<unsigned char>> rooms;  // dynamic shared memory of each block
 static jmp_buf scheduler;
-static int count;
+static int current, size_of_block, begun;  // `begun`: threads that have arrived at the barrier of their cluster
+static bool moved;  // whether a fiber did anything but wait
 static std::vector<double> slots[2];
 
 // Prepare a fiber for a function of the address of a body, in two halves.
@@ -45,34 +50,47 @@ inline void leave(Fiber& f) {
     if (!_setjmp(f.left)) _longjmp(scheduler, 1);
 }
 
-// Wait until every thread of the block is here.
-inline void meet() {
-    Fiber& own = fibers[threadIdx.x];
-    ++own.points;
-    leave(own);
+// Wait until all `size` threads of a warp or block are here.
+inline void meet(Meeting& there, int size) {
+    const int turn = there.turn;
+    ++fibers[current].points, moved = true;
+    if (++there.here == size) there.here = 0, ++there.turn;
+    else while (there.turn == turn) leave(fibers[current]);
+}
+inline void meet() { meet(block_meetings[current / size_of_block], size_of_block); }
+inline void meet_warp() { meet(warp_meetings[current / 32], size_of_block < 32 ? size_of_block : 32); }
+inline unsigned char* room(int block = -1) {
+    if (rooms.empty()) return nullptr;  // where shared memory is known by addresses only (cuda_roles_host.h)
+    unsigned char* at = rooms[block < 0 ? current / size_of_block : block].data();
+    return at + (128 - reinterpret_cast<size_t>(at) % 128) % 128;
 }
 
 template <class F> void enter(unsigned low, unsigned high) {
     F* body = reinterpret_cast<F*>((size_t(high) << 32) | low);
     (*body)();
-    fibers[threadIdx.x].done = true;
-    leave(fibers[threadIdx.x]);
+    fibers[current].done = moved = true;
+    leave(fibers[current]);
 }
 
-// One block: every thread runs to the next meeting point in turn; whether they all came to the same ones.
-template <class F> bool block(int threads, F body) {
-    count = threads;
-    if ((int)fibers.size() < threads) fibers.resize(threads);
-    for (auto& s : slots) s.assign(threads, 0.0);
-    for (int t = 0; t < threads; ++t) prepare(fibers[t], enter<F>, body);
+// All blocks of a cluster, from block `first` on; whether all threads ended, and none waits for ever. Shared memory begins as NaN.
+template <class F> bool run_blocks(int first, int cluster, int threads, F body) {
+    const int count = cluster * threads;
+    size_of_block = threads, begun = 0;
+    if ((int)fibers.size() < count) fibers.resize(count);
+    warp_meetings.assign(count / 32 + 1, Meeting()), block_meetings.assign(cluster, Meeting());
+    rooms.resize(cluster);
+    for (auto& r : rooms) r.assign((256 << 10) + 128, 255);
+    for (auto& s : slots) s.assign(count, 0.0);
+    for (int t = 0; t < count; ++t) prepare(fibers[t], enter<F>, body);
     for (bool more = true; more;) {
-        for (int t = 0; t < threads; ++t) {
-            threadIdx.x = t;
-            resume(fibers[t]);
+        more = moved = false;
+        for (current = 0; current < count; ++current) {
+            if (fibers[current].done) continue;
+            threadIdx.x = current % threads, blockIdx.x = first + current / threads;
+            resume(fibers[current]);
+            more |= !fibers[current].done;
         }
-        for (int t = 1; t < threads; ++t)
-            if (fibers[t].done != fibers[0].done || fibers[t].points != fibers[0].points) return false;
-        more = !fibers[0].done;
+        if (more && !moved) return false;
     }
     return true;
 }
@@ -82,15 +100,14 @@ template <class A> A argument(void* x) {
     if constexpr (std::is_pointer_v<A>) return static_cast<A>(x);
     else return static_cast<A>(reinterpret_cast<size_t>(x));
 }
-template <class... A, size_t... I> bool grid(void (*kernel)(A...), void** args, int blocks, int threads, std::index_sequence<I...>) {
-    for (int b = 0; b < blocks; ++b) {
-        blockIdx.x = b;
-        if (!block(threads, [&] { kernel(argument<A>(args[I])...); })) return false;
-    }
+template <class... A, size_t... I>
+bool grid(void (*kernel)(A...), void** args, int blocks, int threads, int cluster, std::index_sequence<I...>) {
+    for (int b = 0; b < blocks; b += cluster)
+        if (!run_blocks(b, cluster, threads, [&] { kernel(argument<A>(args[I])...); })) return false;
     return true;
 }
-template <class... A> bool run(void (*kernel)(A...), void** args, int blocks, int threads) {
-    return grid(kernel, args, blocks, threads, std::index_sequence_for<A...>{});
+template <class... A> bool run(void (*kernel)(A...), void** args, int blocks, int threads, int cluster) {
+    return grid(kernel, args, blocks, threads, cluster, std::index_sequence_for<A...>{});
 }
 }  // namespace host
 
@@ -107,11 +124,11 @@ template <int N> void await_round() {}
 inline int atomicAdd(int* x, int n) { int before = *x; *x += n; return before; }
 
 template <class T> T across_lanes(T x, int step) {
-    int parity = host::fibers[threadIdx.x].points % 2;
-    std::memcpy(&host::slots[parity][threadIdx.x], &x, sizeof x);
-    host::meet();
+    const int own = host::current, parity = host::fibers[own].points % 2;
+    std::memcpy(&host::slots[parity][own], &x, sizeof x);
+    host::meet_warp();
     T y;
-    std::memcpy(&y, &host::slots[parity][threadIdx.x ^ step], sizeof y);
+    std::memcpy(&y, &host::slots[parity][own ^ step], sizeof y);
     return y;
 }
 
@@ -165,11 +182,11 @@ template <class T> void pairs_of_float8(unsigned& low, unsigned& high, unsigned 
 
 // 16 rows times 8 columns, 16 elements of the sum: every thread of a warp shows what it holds, and adds what is its own.
 template <class T> void matrix_step(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, T) {
-    static unsigned held[2][1024][6];
-    const int thread = threadIdx.x, first = thread / 32 * 32, parity = host::fibers[thread].points % 2;
+    static unsigned held[2][1 << 14][6];
+    const int thread = host::current, first = thread / 32 * 32, parity = host::fibers[thread].points % 2;
     const unsigned own[6] = {a0, a1, a2, a3, b0, b1};
     std::memcpy(held[parity][thread], own, sizeof own);
-    host::meet();
+    host::meet_warp();
     auto at = [&](int lane, int word, int half) {
         T x;
         x.bits = held[parity][first + lane][word] >> 16 * half & 0xffff;

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensor_graphs.backends.cuda.clustered_attention.kernel import CLUSTER_INTRINSICS
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.cuda.tiled_fp32.kernel import TILE_INTRINSICS
 from tensor_graphs.backends.program import cuda_helpers
@@ -27,7 +28,10 @@ from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 
 HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
 INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")
-NAME = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+(?:, 1)?\)\n(\w+)\(')
+NAME = re.compile(
+    r'extern "C" __global__ void __launch_bounds__\(\d+(?:, 1)?\)(?: __cluster_dims__\(\d+, 1, 1\))?\n(\w+)\('
+)
+CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)\n(\w+)\(")
 GUARD = 256  # bytes of poison before and after each array
 
 Kernel = Callable[[Sequence[int], int, int], None]
@@ -79,9 +83,10 @@ def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str,
     text = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
     assert text != source
     text = text.replace(TILE_INTRINSICS, (HERE / "cuda_tiles_host.h").read_text(encoding="utf-8"))
-    names = NAME.findall(text)
+    text = text.replace(CLUSTER_INTRINSICS, (HERE / "cuda_clusters_host.h").read_text(encoding="utf-8"))
+    names, clusters = NAME.findall(text), {n: size for size, n in CLUSTER.findall(text)}
     text += "".join(
-        f'extern "C" bool run_{n}(void** args, int blocks, int threads) {{ return host::run({n}, args, blocks, threads); }}\n'
+        f'extern "C" bool run_{n}(void** args, int blocks, int threads) {{ return host::run({n}, args, blocks, threads, {clusters.get(n, 1)}); }}\n'
         for n in names
     )
     stem = sha256((text + repr(macros)).encode()).hexdigest()[:16]

@@ -16,9 +16,9 @@ inline float rounded(float x) { return x != x ? x : digits(x, 0x1000); }
 // Every thread of a warp shows what it holds, of which the unit reads 11 digits, and adds what is its own.
 inline void single_step(float& c0, float& c1, float& c2, float& c3, const float (&a)[4], const float (&b)[2]) {
     static float held[2][1024][6];
-    const int thread = threadIdx.x, first = thread / 32 * 32, parity = host::fibers[thread].points % 2;
+    const int thread = host::current, first = thread / 32 * 32, parity = host::fibers[thread].points % 2;
     for (int i = 0; i < 6; ++i) held[parity][thread][i] = truncated(i < 4 ? a[i] : b[i - 4]);
-    host::meet();
+    host::meet_warp();
     float* c[4] = {&c0, &c1, &c2, &c3};
     for (int i = 0; i < 4; ++i) {
         const int row = thread % 32 / 4 + i / 2 * 8, column = thread % 4 * 2 + i % 2;

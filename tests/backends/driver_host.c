@@ -38,7 +38,9 @@ Function add = {add_run, 4, {0, 8, 16, 24}, {8, 8, 8, 4}}, twice = {twice_run, 3
 
 void begin_capture(void) { captured = calloc(1, sizeof *captured); }
 Graph *end_capture(void) { Graph *found = captured; captured = NULL; return found; }
+static int fails_after = -1;  // launches until one fails
 void lose_context(void) { has_context = 0; }
+void fail_launch(int number) { fails_after = number; }
 
 int cuCtxGetCurrent(void **context) { *context = &has_context; return 0; }
 int cuCtxSetCurrent(void *context) { has_context = context == &has_context; return !has_context; }
@@ -53,8 +55,10 @@ int cuFuncGetParamInfo(Function *function, size_t i, size_t *offset, size_t *siz
     *offset = function->offset[i], *size = function->size[i];
     return 0;
 }
+int cuFuncGetAttribute(int *value, int what, Function *function) { *value = 0; return 0; }
 int cuLaunchKernelEx(const Config *config, Function *function, void **parameters, void **extra) {
     if (!has_context) return 201;
+    if (fails_after >= 0 && fails_after-- == 1) return 700;
     early += config->count && *(int *)config->attributes == 6;
     Params how = {.function = function, .parameters = parameters};
     if (captured) filled(captured->nodes[captured->count++] = calloc(1, sizeof(Node)), &how);
@@ -70,6 +74,16 @@ int cuGraphLaunch(Graph *graph, void *stream) {
     return 0;
 }
 int cuGraphExecDestroy(Graph *graph) { return 0; }
+static int refuses;
+void fail_encode(int fails) { refuses = fails; }
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const unsigned long long *sizes,
+                           const unsigned long long *steps, const unsigned *box, const unsigned *ones, int interleave, int swizzle,
+                           int promotion, int fill) {
+    if (refuses || (size_t)map & 63 || (size_t)address & 15 || type != 1 || rank != 2 || ones[0] != 1 || ones[1] != 1) return 1;
+    long long facts[] = {(long long)address, sizes[0], sizes[1], steps[0], box[0], box[1], interleave, swizzle, promotion, fill};
+    memcpy(map, facts, sizeof facts);
+    return 0;
+}
 int cuTensorMapReplaceAddress(void **map, void *address) { *map = address; return 0; }
 int cuModuleLoadData(Function **module, const char *image) { *module = strcmp(image, "add") ? &twice : &add; return 0; }
 int cuModuleGetFunction(Function **found, Function *module, const char *name) { *found = module; return 0; }

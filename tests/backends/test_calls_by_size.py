@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,43 +11,21 @@ import pytest
 from tensor_graphs.backends.program import (
     any_size_binaries,
     any_size_gpu_helpers,
-    any_size_launches,
     binaries,
     gpu_calls,
     gpu_launches,
 )
 
-from .test_direct_launches import Kernel, driver, library, pytestmark  # noqa: F401
+from . import driver_host
+from .driver_host import SizedKernel as Sized
+from .test_direct_launches import driver, library, pytestmark  # noqa: F401
 
 torch = pytest.importorskip("torch")
-
-
-class Sized(Kernel):
-    """A kernel that gets its size as an argument. `calls`: launches through its own interface."""
-
-    calls = 0
-
-    def described(self, x: Any, shape: Any, box: Any) -> Any:
-        memory = ctypes.create_string_buffer(ctypes.string_at(ctypes.byref(ctypes.c_uint64(x.data_ptr())), 8), 128)
-        return SimpleNamespace(getPtr=lambda: ctypes.addressof(memory), memory=memory)
-
-    def __call__(self, *given: Any, sizes: Any = (), boxes: Any = (), grid: Any = 1) -> None:
-        self.calls += 1
-        values = [*(ctypes.c_uint64(x.data_ptr()) for x in given), *map(ctypes.c_int, sizes)]
-        values += [self.described(*b).memory for b in boxes]
-        parameters = (ctypes.c_void_p * 8)(*map(ctypes.addressof, values))
-        config = gpu_launches.DriverConfig()
-        assert not self.library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), parameters, None)
 
 
 @pytest.fixture
 def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
     """Makes programs of every length from `body(kernels, memory, n)`, which gives a launch function of (x, out)."""
-    for module in (any_size_gpu_helpers, any_size_launches):
-        monkeypatch.setattr(module, "torch", torch, raising=False)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda index=None: None)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
 
     def made(body: Any, way: str = "", library: Any = ()) -> Any:  # noqa: F811
         workspace, sizes = any_size_gpu_helpers.Workspace("cpu"), []
@@ -66,8 +42,7 @@ def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
             calls = gpu_calls.Calls(
                 launch, kernels, given, [(*types[0], None)], "cpu", True, strict=False, library=library
             )
-            calls.gpu, calls.index, calls.wanted = True, -1, True  # as on a GPU
-            return calls
+            return driver_host.as_on_gpu(calls)
 
         found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way=way)
         found.gpu, found.made_at, found.state, found.own = True, sizes, driver, own

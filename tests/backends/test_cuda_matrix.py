@@ -3,6 +3,7 @@ specification."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,35 @@ def test_products_in_fragments_compute_what_is_specified(dtype: str, tmp_path: P
     for template, call, launch in found:
         assert "multiply(" in launch.text
         check(template, call, launch, kernels[launch.name], dtype)
+
+
+HELD = {
+    "plain": {"w"}, "many": {"w"}, "normed": {"w"}, "ragged": {"w"}, "uneven": {"w"}, "gates": {"w0", "w1", "w2"}, "int4": {"w", "s"},
+    "int4 of a row": {"w", "s"}, "int8 of a row": {"w", "s"}, "fp8": {"w", "s"}, "mxfp4": {"w", "s"},
+}  # fmt: skip
+
+
+def test_weights_are_loaded_before_the_wait_for_the_previous_kernel(tmp_path: Path) -> None:
+    """The first vectors of matrices or codes, and their scales, if they are weights; rows only after the wait."""
+    found = []
+    for name, weights in HELD.items():
+        for template, call, _ in made(name, "bfloat16"):
+            early = {k: v for k, v in call.schedule.items() if k != "warm"} | {"early": 1}
+            held = replace(call, schedule=early, constant=frozenset(weights))
+            (launch,) = launches(template, held)
+            assert isinstance(launch, CudaLaunch)
+            head = launch.text.partition("{")[2].partition("await_previous();")[0]
+            reads = {n for n in template.operands if re.search(rf"(\+ |read.*\b|\*\(|\b){n}_?(\[| \+)", head)}
+            assert reads == weights, (name, early, head)
+            found.append((template, held, launch))
+            if name.startswith("int"):
+                (launch,) = launches(template, replace(held, constant=frozenset()))
+                assert "await_previous();" in launch.text.partition("int thread")[0]  # type: ignore[union-attr]
+    kernels = compiled(
+        "\n".join([CUDA_LIBRARY, *{launch.name: launch.text for *_, launch in found}.values()]), tmp_path
+    )
+    for template, call, launch in found:
+        check(template, call, launch, kernels[launch.name], "bfloat16")
 
 
 def _with_zeros(rows: int, length: int, columns: int) -> Tensor:

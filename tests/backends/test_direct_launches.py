@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,87 +13,23 @@ import pytest
 from tensor_graphs.backends.program import binaries, gpu_calls, gpu_launches
 from tensor_graphs.backends.program.emission import executed
 
+from . import driver_host
+from .driver_host import Kernel
+
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-N = 8
+N = Kernel.count
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made = tmp_path_factory.mktemp("driver") / "driver.so"
-    source = Path(__file__).with_name("driver_host.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
-    return ctypes.CDLL(str(made))
+    return driver_host.compiled(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture
 def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The driver and Torch's side of it: one stream, captured between `begin_capture` and `end_capture`."""
-    library.end_capture.restype = ctypes.c_void_p
-    state = SimpleNamespace(library=library, capturing=False, replays=0, streams=0)
-    for name in ("launches", "updates", "early"):
-        ctypes.c_int.in_dll(library, name).value = 0
-
-    class Graph:
-        def __init__(self, keep_graph: bool = False) -> None:
-            self.raw = 0
-
-        def raw_cuda_graph(self) -> int:
-            return self.raw
-
-        def capture_begin(self, capture_error_mode: str) -> None:
-            library.begin_capture()
-
-        def capture_end(self) -> None:
-            self.raw = library.end_capture()
-
-        def replay(self) -> None:
-            library.cuGraphLaunch(ctypes.c_void_p(self.raw), None)
-            state.replays += 1
-
-    @contextmanager
-    def graph(recorded: Graph, capture_error_mode: str) -> Iterator[None]:
-        recorded.capture_begin(capture_error_mode)
-        try:
-            yield
-        finally:
-            recorded.capture_end()
-
-    stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
-    for module in (gpu_calls, gpu_launches):
-        monkeypatch.setattr(module, "torch", torch, raising=False)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda index: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda chosen: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    return state
-
-
-class Kernel:
-    """A generated kernel of the host's driver."""
-
-    early = False
-
-    def __init__(self, library: Any, name: str) -> None:
-        self.library, self.name = library, name
-        self.function = ctypes.addressof(ctypes.c_char.in_dll(library, name))
-
-    def __call__(self, *given: Any, boxes: Any = ()) -> Any:
-        values = [ctypes.c_uint64(x.data_ptr()) for x in given]
-        maps = [
-            ctypes.create_string_buffer(ctypes.string_at(ctypes.byref(ctypes.c_uint64(x.data_ptr())), 8), 128)
-            for x, *_ in boxes
-        ]
-        count = ctypes.c_int(N)
-        parameters = (ctypes.c_void_p * 8)(*map(ctypes.addressof, [*values, *maps, count]))
-        config = gpu_launches.DriverConfig()
-        assert not self.library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), parameters, None)
-        return SimpleNamespace(asm={"cubin": self.name.encode()}, metadata=SimpleNamespace(name=self.name))
+    return driver_host.install(library, monkeypatch.setattr)
 
 
 def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool = False, states: Any = None) -> Any:
@@ -124,8 +56,7 @@ def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool
     results = [] if reuse else [((N,), torch.float32, None)]
     made = gpu_calls.Calls(launch, kernels, spec, results, "cpu", True, reuse=reuse, strict=False, states=states,
                            library=[1] if with_library else [], way=way)  # fmt: skip
-    made.gpu, made.index, made.wanted = True, -1, True
-    return made
+    return driver_host.as_on_gpu(made)
 
 
 def inputs(count: int) -> list[Any]:
@@ -181,7 +112,7 @@ def test_kernels_read_what_a_library_returned_in_this_call(driver: Any) -> None:
     run = gpu_calls.Calls(
         launch, kernels, [result[:2]], [result] * 2, "cpu", True, strict=False, library=[0], way="flat"
     )
-    run.gpu, run.index, run.wanted = True, -1, True
+    driver_host.as_on_gpu(run)
     for x, _ in inputs(4):
         three, four = run(x[:N])
         torch.testing.assert_close(three, 3 * x[:N])

@@ -26,6 +26,7 @@ from .test_cuda_cpp import TOLERANCE, call_of, check, memory
 from .test_kernel_ir import error, x
 
 INFINITE = float("-inf")
+AMPERE = "gpu:NVIDIA A100:sm80:multiprocessors=108"  # without clusters
 
 
 def attention(
@@ -129,7 +130,8 @@ def test_positions_beyond_the_number_in_memory_do_not_matter(seen: dict[str, int
         assert error(got[there], want["out"][there]) < TOLERANCE["bfloat16"]
 
 
-def test_every_ranked_schedule_can_be_emitted() -> None:
+def test_every_ranked_schedule_can_be_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_GPU", AMPERE)
     for make, own in CASES.values():
         template = generated(make())
         call = call_of(template, "bfloat16")
@@ -160,7 +162,8 @@ def test_what_queries_are_computed_from_is_computed_once() -> None:
     assert launch.text.count("op::cos(") == launch.text.count("op::sin(") == 1
 
 
-def test_the_best_guess_spreads_a_single_head_over_many_blocks() -> None:
+def test_the_best_guess_spreads_a_single_head_over_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_GPU", AMPERE)
     template = generated(attention(768, 256, norm=True, window=512))
     first = next(iter(template.space(call_of(template, "bfloat16"))))  # type: ignore[misc]
     assert first["split"] >= 12 and first["vector"] == 8 and first["early"]

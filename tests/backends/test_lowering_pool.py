@@ -199,6 +199,28 @@ def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> N
         batch.take_arrived()
 
 
+def test_the_caller_does_no_job_where_many_processes_have_started(
+    pool: LowerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = t.input("x0", (8, 32))
+    operand = Operand(x.type, contiguous((8, 32)))
+    job = lambda: Job(("triton",), flattened_terms([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
+    first, until = pool.batch([job] * 20), time.monotonic() + 300
+    while not all(p.heard for p in pool._processes) and time.monotonic() < until:
+        pool.pump(first, wait=True)
+    assert not pool.wide, "two are few"
+    monkeypatch.setattr(lower_pool, "WIDE", 2)
+    for count in (1, 3, 50):
+        batch = pool.batch([job] * count)
+        assert all(batch.take() for _ in range(count))
+    last = pool.batch([job] * 50)
+    for process in pool._processes:
+        process.process.kill()
+        process.process.wait()
+    began = time.monotonic()
+    assert not all(last.take() for _ in range(50)) and time.monotonic() - began < lower_pool.PATIENCE_S
+
+
 def test_what_there_was_no_time_to_read_is_asked_for_again(pool: LowerPool) -> None:
     """By processes, as if it were new: what counts as asked for was answered."""
     pool.size, lowerings = 0, Lowerings(pool=pool)

@@ -343,6 +343,20 @@ def test_missing_and_wrong_weights_are_named() -> None:
         program.bind({"gain": params["g"]})
 
 
+@pytest.mark.parametrize(
+    "data", [np.full((3, 3), 5), np.ones((3, 3)), np.ones((3, 2), np.float32), [[1] * 3] * 3, None, "w"]
+)
+def test_weights_of_another_type_are_refused_and_nothing_changes(data: Any) -> None:
+    """Integers were computed with as integers: w * 0.3 was 0."""
+    x, w = t.input("x", (2, 3)), t.param("w", (3, 3))
+    program = Program(direct_plan(Graph.of([x @ (w * 0.3)]), [backend("numpy")]), {"w": np.eye(3, dtype=np.float32)})
+    given = np.ones((2, 3), np.float32)
+    before = program(given)
+    with pytest.raises((UsageError, ShapeError), match=r"its data|unknown dtype"):
+        program.bind({"w": data})
+    np.testing.assert_array_equal(program(given), before)
+
+
 def test_a_cache_past_its_end_is_named() -> None:
     k, at, x = t.state("k", (2, 3)), t.state("at", (1, 3), "int64"), t.input("x", (1, 3))
     new = t.scatter_elements(k, at, x, 0)

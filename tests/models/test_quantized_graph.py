@@ -12,8 +12,11 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.backends.program import weights_on_device
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.runtime import upload
 from tensor_graphs.backends.runtime.marshalling import array_of
 from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
@@ -23,6 +26,8 @@ from tensor_graphs.models.common import quantization, quantized_graph
 from tensor_graphs.models.common.quantized_graph import quantized
 
 RNG = np.random.default_rng(0)
+NO_GPU = backend("torch_cuda").unavailable()
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "")]
 
 
 def expanded(form: str, weight: np.ndarray, dtype: str) -> np.ndarray:
@@ -236,3 +241,62 @@ def test_codes_are_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
         assert calls == [("q", "scale")]
     load_data(graph.params["up.q"])
     assert calls == [("q", "scale")] * 2
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "mxfp4"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_the_encoder_of_a_device_gives_the_bits_of_the_host(
+    form: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """For small, huge and subnormal numbers, ties, zeros and several blocks of rows, in both orientations."""
+    monkeypatch.setattr(quantization, "ENCODED_ON_DEVICE", 1000)
+    kind = dtypes.numpy_dtype(dtype)
+    for shape in ((33, 256), (5, 96), (3, 2080), (1, 32)):
+        for factor in (1.0, 1e-3, 1e-6, 1e-39, 3e4):
+            with np.errstate(over="ignore"):
+                weight = (RNG.standard_normal(shape) * factor).clip(-6e4, 6e4).astype(kind)
+            weight[0] = 0
+            weight[-1, :32] = np.resize(np.array([0.25, -6, 6, 5, -0.75, 2.5]) * min(factor, 1e4), 32)
+            want = quantization.encoded(weight, form, dtype)
+            for rows, given in ((True, weight), (False, np.ascontiguousarray(weight.T))):
+                found = quantization.encoded_on(given, form, dtype, rows, device)
+                for name, part in want.items():
+                    there = array_of(found[name])
+                    assert there.shape == part.shape and there.dtype == part.dtype
+                    np.testing.assert_array_equal(there.view(np.uint8), part.view(np.uint8))
+    with pytest.raises(UsageError, match="not finite"):
+        quantization.encoded_on(np.full((2, 32), np.inf, np.float32), form, dtype, True, device)
+
+
+def test_a_device_encodes_a_weight_once_for_all_who_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs, references and the digest share its codes; the host copies them. Codes of the host are uploaded."""
+    for module in (weights_on_device, upload):
+        monkeypatch.setattr(module, "GPU_KIND", "cpu")
+    calls: list[str] = []
+    host, there = quantized_graph.encoded, quantized_graph.encoded_on
+    monkeypatch.setattr(quantized_graph, "encoded", lambda *a: calls.append("host") or host(*a))
+    monkeypatch.setattr(quantized_graph, "encoded_on", lambda *a: calls.append("device") or there(*a))
+    graph, _ = quantized(model(), "int4")
+    calls.clear()
+    codes, scale = t.param("up.q", *_type(graph, "up.q")), t.param("up.scale", *_type(graph, "up.scale"))
+    with quantized_graph.codes_kept(graph.params):
+        found = [weights_on_device.computed_weight(x, graph.params, "cpu") for x in (scale, codes, codes)]
+        assert calls == ["device"] and found[1] is found[2]
+        assert upload.uploaded(graph.params["up.q"], "cpu") is found[1]
+        np.testing.assert_array_equal(load_data(graph.params["up.q"]), array_of(found[1]))
+        np.testing.assert_array_equal(upload.downloaded(graph.params["up.scale"], "cpu"), array_of(found[0]))
+        turned = weights_on_device.computed_weight(t.transpose(codes), graph.params, "cpu")
+        np.testing.assert_array_equal(array_of(turned), array_of(found[1]).T)
+        assert calls == ["device"]
+    del found, turned
+    kept = load_data(graph.params["up.q"])
+    assert calls == ["device", "host"]
+    np.testing.assert_array_equal(array_of(upload.uploaded(graph.params["up.q"], "cpu")), kept)
+    assert calls == ["device", "host"]
+    assert upload.copied_bytes([graph.params["up.q"], graph.params["up.scale"]]) == model().params["up"].nbytes
+
+
+def _type(graph: Graph, name: str) -> tuple[tuple[int, ...], str]:
+    data = graph.params[name]
+    return tuple(data.shape), dtypes.name_of(data.dtype)

@@ -7,7 +7,7 @@ import tensor_graphs as tg
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.errors import ExportError, UsageError
+from tensor_graphs.errors import ExportError, ShapeError, TraceError, UsageError
 from tensor_graphs.models.functions.trace import trace
 from tensor_graphs.pipeline.source import as_graph
 
@@ -48,6 +48,44 @@ def test_free_sizes_stay_free():
     graph = trace(lambda x: t.sum(x, 1), [((n, 3), "float32")])
     assert list(graph.free_dims) == ["n"] and graph.outputs[0].shape == (n,)
     assert graph.bind({"n": 2}).outputs[0].shape == (2,)
+
+
+@pytest.mark.parametrize("decide", [
+    lambda n: n % 2 == 0, lambda n: n % 2, lambda n: n == 7, lambda n: n in (1, 2), lambda n: n > 8, lambda n: {1: 2}.get(n), lambda n: n < 2.5,
+    lambda n: (n, 3) == (1, 3), lambda n: min(n, 4), range, int, float, lambda n: n**2, lambda n: 1 / n, np.arange, np.ones,
+])  # fmt: skip
+def test_a_free_size_decides_nothing(decide):
+    """What holds at one size was traced for all sizes."""
+    with pytest.raises(TraceError, match="free size"):
+        trace(lambda x: x * 2 if decide(x.shape[0]) else x, [((t.dim("n", max=64), 3), "float32")])
+
+
+def test_what_holds_for_every_free_size_is_decided():
+    n = t.dim("n", min=2, max=64)
+    seen = []
+
+    def f(x):
+        rows = x.shape[0]
+        seen.append(
+            (
+                rows > 1,
+                rows == 1,
+                rows != 65,
+                2 * rows - rows == rows,
+                x.shape == x.copy().shape,
+                bool(rows),
+                rows == "a",
+            )
+        )
+        return np.reshape(x[1 : rows - 1 : 1], (-1, 1)).reshape(3, rows - 2)
+
+    graph = trace(f, [((n, 3), "float32")])
+    assert seen == [(True, False, True, True, True, True, False)]
+    assert graph.bind({"n": 5}).outputs[0].shape == (3, 3)
+    with pytest.raises(TraceError, match="free size"):  # the parity decides which element is the median
+        trace(lambda x: np.median(x, axis=0), [((n, 3), "float32")])
+    with pytest.raises(ShapeError, match="0 is not the same"):
+        bool(n % 2)
 
 
 @pytest.mark.parametrize(

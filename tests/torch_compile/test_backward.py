@@ -97,3 +97,71 @@ def test_gradients_are_imported_and_right(name: str) -> None:
     found = torch.autograd.grad(traced(*ours), leaves, seed)
     for one, right in zip(found, torch.autograd.grad(expected, references, seed), strict=True):
         torch.testing.assert_close(one, right, rtol=1e-9, atol=1e-9)
+
+
+def efficient(grad: Any, q: Any, k: Any, v: Any, bias: Any, causal: bool) -> list[Any]:
+    """Memory-efficient attention of a GPU, its logsumexp without padding, and its gradients."""
+    a = torch.ops.aten
+    out, lse, *random = a._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal)
+    backward = a._scaled_dot_product_efficient_attention_backward
+    grads = backward(grad, q, k, v, bias, out, lse, *random, 0.0, [True, True, True, bias is not None], causal)
+    return [out, lse[..., : q.shape[-2]], *(g for g in grads if g is not None), *random]
+
+
+def flash(grad: Any, q: Any, k: Any, v: Any, bias: Any, causal: bool) -> list[Any]:
+    """FlashAttention of a GPU, its logsumexp, and its gradients."""
+    a = torch.ops.aten
+    out, lse, *rest, state, unused, _ = a._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    grads = a._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, lse, *rest, 0.0, causal, state, unused)
+    return [out, lse, *grads, state]
+
+
+def cudnn(grad: Any, q: Any, k: Any, v: Any, bias: Any, causal: bool) -> list[Any]:
+    """cuDNN's attention, its logsumexp, and its gradients."""
+    a = torch.ops.aten
+    out, lse, *rest, seed, offset, _ = a._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, causal)
+    backward = a._scaled_dot_product_cudnn_attention_backward
+    grads = backward(grad, q, k, v, out, lse, seed, offset, bias, *rest, 0.0, causal)
+    return [out, lse.squeeze(-1), *grads, seed]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "biased"),
+    [
+        (efficient, "float32", False),
+        (efficient, "float32", True),
+        (flash, "bfloat16", False),
+        (cudnn, "bfloat16", False),
+    ],
+)
+def test_attention_of_a_gpu_and_its_gradients_are_imported(
+    kind: Callable[..., Any], dtype: str, biased: bool, causal: bool
+) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    torch.manual_seed(0)
+    shapes = {"grad": (2, 3, 6, 8), "q": (2, 3, 6, 8), "k": (2, 3, 6, 8), "v": (2, 3, 6, 8)}
+    given = {n: torch.randn(s).to(getattr(torch, dtype)) for n, s in shapes.items()}
+    bias = torch.randn(2, 3, 6, 6) if biased else None
+    with FakeTensorMode():  # without a GPU
+        near = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in given.values()]
+        mask = None if bias is None else torch.empty(bias.shape, device="meta")
+        traced = make_fx(lambda grad, q, k, v, mask: kind(grad, q, k, v, mask, causal))(*near, mask)
+    traced.graph.eliminate_dead_code()
+    assert unsupported(traced) == {}
+    graph, _ = read_traced(traced)
+    values = [v.float().numpy() for v in (*given.values(), *([] if bias is None else [bias]))]
+    leaves = graph.inputs
+    found = evaluate(graph, {str(n.attr("name")): v for n, v in zip(leaves, values, strict=True)}, float64=True)
+
+    own = [v.double().requires_grad_() for v in (*list(given.values())[1:], *([] if bias is None else [bias]))]
+    scores = own[0] @ own[1].mT / 8**0.5 + (own[3] if biased else 0.0)
+    if causal:
+        scores = scores.masked_fill(~torch.ones(6, 6).tril().bool(), float("-inf"))
+    expected = scores.softmax(-1) @ own[2]
+    right = [expected, scores.logsumexp(-1), *torch.autograd.grad(expected, own, given["grad"].double())]
+    for one, want in zip(found, right):
+        torch.testing.assert_close(torch.from_numpy(np.array(one, np.float64)), want, rtol=1e-6, atol=1e-6)
+    assert all(not np.any(np.asarray(zero)) for zero in found[len(right) :])

@@ -35,6 +35,7 @@ class FragmentFrame(ThreadFrame):
             self.step = CHUNK // WIDTH * span * warps.along
         bound = {a for d in ("m", "n", self.dim) for a in self.groups[d]} | {*self.shape.batch, *self.shape.inner}
         self.scope = self.top = CudaScope(2, bound)
+        self.ahead, self.constant = CudaScope(1, set(bound)), outer.constant
 
     def ragged(self, dim: str) -> bool:
         """Whether some fragments of a block lie beyond the end of a dimension."""

@@ -10,7 +10,7 @@ epilogue continues in the kernel's thread layout (tensor_cores.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import HALVES
@@ -223,19 +223,34 @@ class Fragments(CudaPart):
             nest.close()
 
     def stage(self) -> list[str]:
-        """Emit coordinates, accumulators, the first vectors and the loop over K. Returns the lines."""
+        """Emit coordinates, accumulators, the first vectors and the loop over K. Returns the lines.
+
+        The first vectors of weights are loaded before the wait for the previous kernel.
+        """
         frame = self.frame
         self._coordinates()
         for e in (*self.dots, *self.sums):
             self._accumulator(e)
-        self.held = {x: self.hold(frame.spans(x), self.dtype(x)) for x in (*self.rights, *self.lefts)}
+        early = [x for x in self.rights if x.op == "load" and frame.before_wait(x)]
+        later = [x for x in (*self.rights, *self.lefts) if x not in early]
+        if early:
+            with self.inside(frame.ahead):
+                self.held |= {x: self.hold(frame.spans(x), self.dtype(x)) for x in early}
+                self._at_first(lambda: self.read(early), apart=True)
+        self.held |= {x: self.hold(frame.spans(x), self.dtype(x)) for x in later}
         frame.top.known |= self.held
-        self.line("{")
-        self.line(f"const int {frame.dim}_0 = own;")
-        self.read([*self.rights, *self.lefts])
-        self.line("}")
+        self._at_first(lambda: self.read(later))
         self._walk_sum()
         return frame.top.lines
+
+    def _at_first(self, body: Callable[[], None], *, apart: bool = False) -> None:
+        """Emit `body` in a block at the position of the first iteration; `apart`: outside the coordinates' scope."""
+        self.line("{")
+        if apart:
+            self._coordinates()
+        self.line(f"const int {self.frame.dim}_0 = own;")
+        body()
+        self.line("}")
 
     def _coordinates(self) -> None:
         """Declare a thread's first row, column and element along K."""

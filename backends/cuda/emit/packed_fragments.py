@@ -152,24 +152,32 @@ class PackedFragments(Fragments):
         self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * {frame.span};")
 
     def stage(self) -> list[str]:
-        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines."""
+        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines.
+
+        The first codes, scales and zero points are loaded before the wait for the previous kernel if they are weights.
+        """
         frame = self.frame
         self._coordinates()
         for e in (*self.dots, *self.sums):
             self._accumulator(e)
-        tiles = frame.warps.tiles
-        for name in self.codes.values():
-            self.line(f"Pack<unsigned char, 16> {name}[{tiles}];")
-        for x, name in self.values.items():
-            self.line(f"{CTYPES[x.value[3]]} {name}[{tiles}];")
-            frame.top.known[x] = Local(name, ("n",), str(x.value[3]))
+        early = all(map(frame.before_wait, (*self.codes, *self.values)))
+        with self.inside(frame.ahead if early else frame.top):
+            for name in self.codes.values():
+                self.line(f"Pack<unsigned char, 16> {name}[{frame.warps.tiles}];")
+            for x, name in self.values.items():
+                self.line(f"{CTYPES[x.value[3]]} {name}[{frame.warps.tiles}];")
+                frame.top.known[x] = Local(name, ("n",), str(x.value[3]))
+            if early:
+                self._at_first(lambda: self._each_tile(lambda: self._fetch("")), apart=True)
         self.held = {x: self.hold(frame.spans(x), self.dtype(x)) for x in self.lefts}
         frame.top.known |= self.held
-        self.line("{")
-        self.line(f"const int {frame.dim}_0 = own;")
-        self._each_tile(lambda: self._fetch(""))
-        self.read(self.lefts)
-        self.line("}")
+
+        def first() -> None:
+            if not early:
+                self._each_tile(lambda: self._fetch(""))
+            self.read(self.lefts)
+
+        self._at_first(first)
         self._walk_sum()
         return frame.top.lines
 

@@ -46,6 +46,7 @@ class TensorCores(CudaPart):
         if self.layout.warm:
             frame.warm += fragments.warmed()
         fragments.stage()
+        frame.ahead.lines += own.ahead.lines
         found: dict[Expr, PartialSums] = {}
         for e in (*fragments.dots, *fragments.sums):
             found[e] = fragments.put(e, frame.shared)

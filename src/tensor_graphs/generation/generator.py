@@ -84,7 +84,8 @@ class Generator(Unpicklable):
         self.vocabulary, self.stops = config.size("vocab_size"), eos_of(self.folder)
         self.caches = caches_of(whole_number("batch", batch, 1, "a number of rows from 1 on"), length)
         refuse_wrong_weights(self.folder, self.caches)
-        self._path, self._tokenizer = Path(self.folder.where), None  # type: tuple[Path, Tokenizer | None]
+        self._path = Path(self.folder.where) if self.folder.where else None
+        self._tokenizer: Tokenizer | None = None
         form = None if quantize is None else QuantizedForm(quantize, quantize_head)
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given, form=form)
         if not isinstance(reuse, bool):
@@ -99,8 +100,10 @@ class Generator(Unpicklable):
     @property
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. BadModelError or UnsupportedError if there is none."""
+        if self._path is None:
+            raise BadModelError("a folder in memory has no tokenizer", hint="give token ids in place of text")
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self._path)
+            self._tokenizer = Tokenizer(self._path, trust=self.folder.trust)
         return self._tokenizer
 
     @property
@@ -220,8 +223,9 @@ class Generator(Unpicklable):
 
     def decodes(self) -> bool:
         """Whether there is a tokenizer: then results have text, also for prompts given as token ids."""
+        path = self._path
         try:
-            return (self._path.is_file() or (self._path / FILE).is_file()) and bool(self.tokenizer)
+            return path is not None and (path.is_file() or (path / FILE).is_file()) and bool(self.tokenizer)
         except UnsupportedError:
             return False
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadModelError, UnsupportedError
+from ..errors import BadModelError, TensorGraphsError, UnsupportedError
 from ..models.files.gguf import read_gguf
 from ..models.huggingface.checkpoint import Config
 
@@ -66,6 +67,23 @@ class Vocabulary:
         return {text: n for n, text in enumerate(self.tokens)}
 
 
+@contextmanager
+def tokenizer_errors_named(what: str, path: Path) -> Iterator[None]:
+    """Context manager that turns an exception of the package `tokenizers` into a BadModelError.
+
+    `what` failed in the file `path`. The package raises plain Exception; a panic in it is a BaseException, which
+    has no name to import.
+    """
+    try:
+        yield
+    except (TensorGraphsError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise BadModelError(f"{what}: {str(error)[:200]}", where=str(path)) from None
+
+
 def gguf_tokenizer(path: Path) -> Any:
     """The `tokenizers.Tokenizer` of a GGUF file.
 
@@ -87,7 +105,7 @@ def gguf_tokenizer(path: Path) -> Any:
         raise UnsupportedError(f"the tokenizer {kind[:80]!r} of a GGUF file is not supported", where=str(path),
                                hint="gpt2 (byte-level BPE) and llama (SentencePiece) are; give token ids in place of text")  # fmt: skip
     known = _vocabulary(meta, str(path))
-    try:
+    with tokenizer_errors_named("the tokenizer cannot be built", path):
         if kind == "gpt2":
             rule = _word_rule(meta, str(path))
             made, begins = _byte_level(known, rule), rule.begins
@@ -101,10 +119,6 @@ def gguf_tokenizer(path: Path) -> Any:
         made.add_special_tokens(added[True])
         made.add_tokens(added[False])
         _frame(made, meta, known, begins)
-    except (UnsupportedError, BadModelError):
-        raise
-    except Exception as error:  # the package raises plain Exception
-        raise BadModelError(f"the tokenizer cannot be built: {str(error)[:200]}", where=str(path)) from None
     return made
 
 
@@ -211,4 +225,4 @@ def _frame(made: Any, meta: Config, known: Vocabulary, begins: bool) -> None:
         made.post_processor = processors.Sequence([made.post_processor, frame]) if made.post_processor else frame
 
 
-__all__ = ["gguf_tokenizer"]
+__all__ = ["gguf_tokenizer", "tokenizer_errors_named"]

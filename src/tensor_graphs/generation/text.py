@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadModelError, UnsupportedError, UsageError
-from .gguf_tokenizer import gguf_tokenizer
+from ..models.files.inside import inside
+from .gguf_tokenizer import gguf_tokenizer, tokenizer_errors_named
 
 FILE = "tokenizer.json"
 _PARTIAL = "\ufffd"  # what a tokenizer gives for an incomplete UTF-8 sequence
@@ -19,15 +20,18 @@ _LONGEST = 8  # pending tokens after which text is given out though it ends in a
 class Tokenizer:
     """The tokenizer of a folder with tokenizer.json, or of a GGUF file.
 
-    Raises BadModelError if the folder has none or it cannot be read; raises UnsupportedError without the package
-    `tokenizers`, and for a GGUF file with no tokenizer or one of another kind (`gguf_tokenizer`).
+    Truncation and padding that tokenizer.json asks for do not take place: a prompt is the whole text, and nothing else.
+    Raises BadModelError if the folder has none, if it cannot be read, or is a link out of the folder (unless `trust` is
+    set); raises UnsupportedError without the package `tokenizers`, and for a GGUF file with no tokenizer or one of
+    another kind (`gguf_tokenizer`).
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, trust: bool = False) -> None:
+        self._file = folder
         if folder.is_file():
             self._tokenizer: Any = gguf_tokenizer(folder)
             return
-        file = folder / FILE
+        self._file = file = folder / FILE
         if not file.is_file():
             raise BadModelError(f"the folder has no {FILE}", where=str(folder), hint="give token ids in place of text")
         try:
@@ -35,24 +39,26 @@ class Tokenizer:
         except ImportError:
             raise UnsupportedError("text needs the package tokenizers", where=str(file),
                                    hint="pip install 'tensor-graphs[text]', or give token ids in place of text") from None  # fmt: skip
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the package raises plain Exception
-            raise BadModelError(f"{FILE} cannot be read: {str(error)[:200]}", where=str(file)) from None
+        with tokenizer_errors_named(f"{FILE} cannot be read", file):
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(inside(folder, FILE, trust=trust)))
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with the tokens that the tokenizer puts before or behind a whole text.
-        Raises UsageError for lone surrogates.
+        Raises UsageError for lone surrogates, BadModelError if the tokenizer fails.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"the text is not valid Unicode: {error}") from None
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        with tokenizer_errors_named("the tokenizer fails for the text", self._file):
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
-        return str(self._tokenizer.decode(list(tokens)))
+        """Text of token ids, without special tokens. Raises BadModelError if the tokenizer fails."""
+        with tokenizer_errors_named("the tokenizer fails for tokens", self._file):
+            return str(self._tokenizer.decode(list(tokens)))
 
 
 class TextStream:

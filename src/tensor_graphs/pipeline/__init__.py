@@ -6,5 +6,5 @@ Imports: backends, backends.admission, backends.generate, backends.library, back
     backends.tuning, backends.user, backends.verification, cache_folder, costdb.keys, costdb.price, costdb.store,
     egraph.ir, egraph.saturate, egraph.simplify, egraph.view, errors, extract.candidates, extract.model,
     extract.search, extract.solve, models, models.common, models.files, models.functions, models.torch_export,
-    options, plain, private, progress, public_functions, report, settings, verification, wording, writing.
+    options, plain, private, processes, progress, public_functions, report, settings, verification, wording, writing.
 """

@@ -27,11 +27,13 @@ from .verify_or_retry import Acceptance
 def acceptance(
     session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
+    encoded: Callable[[], None] = lambda: None,
 ) -> Acceptance:  # fmt: skip
     """Verify-or-retry loop of one search, ready to run.
 
     `first`: a choice that is used for its hypergraph instead of a new extraction (None: there is none). `fired`: rules
     that matched. `ahead`: waits for the verification references computed in the background, and returns them by seed.
+    `encoded`: ends the encoding of weights in the background; called before programs are timed.
     """
     options, symbolic, work = session.options, task.symbolic, task.work
     made = [] if first is None else [first]
@@ -41,6 +43,7 @@ def acceptance(
         choice = known or choose(session, graph, pricer, measurer, limits=limits)
         if measurer is not None:
             measurer.pause()  # frees memory for verification
+        encoded()
         if measurer is not None and measurer.ahead:
             with session.stage("build"):
                 measurer.compile(unmeasured_kernels(choice))

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..egraph.ir.graph import Graph
-from ..errors import UsageError
+from ..errors import UsageError, warned
 from ..verification.memory_checks import memory_errors_named
 from . import trace_check
 from .caller import Caller
 from .session import Session, kept_warnings
 from .source import as_graph, as_tuple, bound, refuse_non_integer_sizes, sizes_of
+from .trace_outside import outside_reads
 
 COMPARING = 0.1  # fraction of the remaining budget that each optional part of a comparison may take
 
@@ -52,6 +53,8 @@ def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
         sizes = {**given, **sizes_of(graph, options.dims)}
         if options.fixed is True:
             graph, sizes = bound(graph, sizes)
+        if callable(source) and (read := outside_reads(source)):
+            warned(f"the code reads {', '.join(read)}: the program has the values that were read while it was made")
     session.loaded()
     compared = ""
     if options.verify and not options.params:

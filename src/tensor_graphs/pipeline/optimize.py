@@ -17,7 +17,7 @@ from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..errors import UsageError
 from ..extract.model.kernel import Backend
-from ..models.common.quantized_graph import quantized
+from ..models.common.quantized_graph import codes_kept, quantized
 from ..options import Options
 from ..progress import Progress
 from ..public_functions import takes_options
@@ -60,7 +60,8 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
         if options.quantize is not None:
             graph, done = quantized(graph, options.quantize)
             session.caller = None  # the caller's function computes with the weights as they were
-        program = optimize_graph(session, graph, loaded.sizes)
+        with codes_kept(graph.params):
+            program = optimize_graph(session, graph, loaded.sizes)
         if done is not None:
             program.report.quantization = str(done)
     if loaded.compared and program.report is not None and program.report.verification:

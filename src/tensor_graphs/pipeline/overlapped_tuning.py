@@ -47,13 +47,14 @@ class OverlappedTuning:
 
     def __post_init__(self) -> None:
         self._over = False
+        self._matched = Event()
         self._enough, self._begun, self._searching = Event(), Event(), Thread()
         self._matching = Thread(target=copy_context().run, args=(self._match,), name="matching", daemon=True)
         self._matching.start()
 
     def matched(self) -> None:
         """Wait until all hypergraphs are made, because backends match for one caller at a time."""
-        self._matching.join()
+        self._matched.wait()
 
     def end(self) -> None:
         """Stop, wait for running measurements, and release the hypergraph."""
@@ -63,12 +64,21 @@ class OverlappedTuning:
         self.graph = None
 
     def _match(self) -> None:
-        for make in self.matching:
+        try:
+            self._match_in_order()
+        finally:
+            self._matched.set()
+
+    def _match_in_order(self) -> None:
+        for n, make in enumerate(self.matching, 1):
             graph = None if self._over else self._tried(make)
+            self.graph = graph or self.graph
+            if n == len(self.matching):
+                self._matched.set()  # not only when its search measures: the host would wait for a solve
             self._stop()
             if graph is None:
                 return
-            self.graph, self._enough, self._begun = graph, Event(), Event()
+            self._enough, self._begun = Event(), Event()
             given = self._search, graph, self._enough, self._begun
             self._searching = Thread(target=copy_context().run, args=given, name="measuring", daemon=True)
             self._searching.start()

@@ -25,12 +25,13 @@ import numpy as np
 
 from .. import cache_folder
 from ..backends.program.emission import emit_for
+from ..backends.runtime.upload import downloaded
 from ..backends.tuning.keys import machine_of
 from ..costdb.keys.device import cores
 from ..costdb.store import shards
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.weight_data import Data, load_data
+from ..egraph.ir.weight_data import Data
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Backend, Candidate, Vertex
 from ..extract.model.plan import Plan
@@ -84,11 +85,11 @@ def package_digest() -> str:
     return total.hexdigest()
 
 
-def content_digest(params: Mapping[str, Data]) -> str:
-    """Hash of all weights' bytes, names, shapes and dtypes.
+def content_digest(params: Mapping[str, Data], device: str = "") -> str:
+    """Hash of all weights' bytes, names, shapes and dtypes, the same for every device.
 
     Pieces are hashed in parallel, so that one large table does not dominate; weights are loaded one at a time and
-    released.
+    released. Derived data (`DerivedData`) is computed on `device`, if that is a GPU: it is needed there anyway.
     """
 
     def hashed(flat: np.ndarray[Any, Any], start: int) -> str:
@@ -98,7 +99,7 @@ def content_digest(params: Mapping[str, Data]) -> str:
     with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
         pieces: deque[Future[str]] = deque()
         for name in sorted(params):
-            array = np.ascontiguousarray(load_data(params[name]))
+            array = np.ascontiguousarray(downloaded(params[name], device))
             lines.append(f"{name} {array.dtype} {array.shape}")
             flat = array.reshape(-1).view(np.uint8)
             for start in range(0, flat.size, PIECE):

@@ -89,7 +89,7 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
     compiled = _compiled(session, entry, cached)
     program.take_binaries(compiled)
     report, verified = cached.report, cached.verified if options.verify else ""
-    content = content_digest(task.source.params) if options.verify else ""
+    content = content_digest(task.source.params, program.tensors) if options.verify else ""
     partly = [c for c in report.omitted if c.startswith("verification")]
     if options.verify and (content != verified or (partly and not session.over)):
         report.omitted, verified = [c for c in report.omitted if c not in partly], ""
@@ -170,7 +170,7 @@ def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
     if slot.entry is None or session.progress.stopped or program.plan is None:
         return
     with session.clock.running("keep"):
-        verified = content_digest(task.source.params) if program.report.verification else ""
+        verified = content_digest(task.source.params, program.tensors) if program.report.verification else ""
         small = len(program.plan.steps) <= CHECKED_STEPS
         why = slot.entry.write(
             program.plan, program.report, program.source, options.budget, verified, store_root(options),

@@ -2,7 +2,8 @@
 
     rewrite -> match -> choose (price, measure) -> build, verify -> report -> time
 
-On a GPU two background activities run during rewriting: overlapped tuning and the first verification reference.
+On a GPU three background activities run during rewriting: overlapped tuning, the first verification reference, and
+encoding of quantized weights.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.pricing import Measurer
 from ..extract.model.work import graph_flops
 from ..extract.search.search import Choice
+from ..processes.switch_interval import threads_alternate
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..verification.reference import expected_seconds
+from ..verification.reference import expected_seconds, weight_bytes
+from ..verification.verify import planned_inputs
 from .accept import acceptance
 from .background_reference import start_reference
+from .background_weights import BackgroundWeights, start_weights
 from .choose import choose_cheapest
 from .choose_form import faster_unoptimized
 from .make_report import describe_plan, make_report
@@ -69,7 +73,13 @@ def search(session: Session, task: Task) -> SearchResult:
 
 def search_task(session: Session, task: Task) -> SearchResult:
     """Result of searching, building, verifying and timing a program of a prepared graph."""
+    with threads_alternate() if task.on_gpu else nullcontext():  # so that measuring goes on beside matching and solving
+        return _search_task(session, task)
+
+
+def _search_task(session: Session, task: Task) -> SearchResult:
     references = start_reference(session, task)
+    weights = start_weights(session, task)
     store, measurer = take_measurer(session, task.backends)
     if measurer is not None:
         session.starting = lambda: not measurer.ready
@@ -79,14 +89,14 @@ def search_task(session: Session, task: Task) -> SearchResult:
         tuning = start_tuning(session, task, store, measurer)
     try:
         rewritten = rewrite(session, task.work)
-        graphs = _match(session, task, rewritten, tuning)
+        graphs = _match(session, task, rewritten, tuning, weights)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
                 graph, first = choose_cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # frees the memory of the rejected hypergraphs
             fired = rewritten.fired(session.rules)
-            loop = acceptance(session, task, pricer, measurer, first, fired, references)
+            loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end)
             if session.options.verify:
                 accepted = Accepted(*loop.run(graph))
             else:
@@ -96,6 +106,7 @@ def search_task(session: Session, task: Task) -> SearchResult:
     finally:
         if tuning is not None:
             tuning.end()
+        weights.end()
         session.lowerings.close()
         with session.clock.running("end"):
             _ended(session, store, measurer)
@@ -112,7 +123,7 @@ def _ended(session: Session, store: Store, measurer: Measurer | None) -> None:
 
 
 def _match(
-    session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None
+    session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None, weights: BackgroundWeights
 ) -> list[Hypergraph]:  # fmt: skip
     """The hypergraphs to search, made after overlapped tuning has matched its own; ends the tuning."""
     if tuning is not None:
@@ -120,17 +131,24 @@ def _match(
             tuning.matched()
     graphs = match_all(session, task, rewritten, tuning.graph if tuning is not None else None)
     session.lowerings.close()  # frees the worker processes' memory
-    if session.options.verify:
-        session.verification_s = expected_seconds(task.model.graph, graph_flops(list(task.work.roots)), task.on_gpu)
-    if task.on_gpu and is_kept(session):
-        session.ending_s = ENDING_S
-        weights = sum(leaf.type.nbytes for leaf in task.model.graph.leaves("param"))
-        session.binding_s = weights / rates.GPU.weight_bytes_per_s
+    _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("ahead"):
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
     return graphs
+
+
+def _expect(session: Session, task: Task, *, derived: bool) -> None:
+    """Estimate the seconds of binding and verifying a program, which measuring leaves. `derived`: whether that includes
+    computing derived weights."""
+    graph, flops = task.model.graph, graph_flops(list(task.work.roots))
+    if session.options.verify:
+        session.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
+        session.verified_inputs = planned_inputs(graph, flops)
+    if task.on_gpu and is_kept(session):
+        session.ending_s = ENDING_S
+        session.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
 
 
 def _finished(

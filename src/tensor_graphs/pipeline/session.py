@@ -44,6 +44,7 @@ class Session:
     warnings: list[str] = field(default_factory=list)
     omitted: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
     verification_s: float = 0.0  # expected seconds of verification, which the search leaves
+    verified_inputs: int = 3  # inputs that verification wants
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of the weights of programs that a search binds
     binding_s: float = 0.0  # expected seconds of copying a program's weights to the device
     ending_s: float = 0.0  # seconds for the end of the call, which optional work leaves
@@ -99,6 +100,7 @@ class Session:
             "plan_cache_notes",
             "timed",
             "verification_s",
+            "verified_inputs",
             "binding_s",
             "ending_s",
         )

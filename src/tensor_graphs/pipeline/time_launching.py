@@ -18,7 +18,7 @@ from ..extract.model.kernel import Call, Template
 from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..report.records import FinalistReport
-from .reserves import after_finalists_s
+from .reserves import after_launching_s
 from .session import Session
 
 OMITTED = "timing overlapping kernels"  # name in a report's list of omitted work
@@ -57,7 +57,7 @@ def other_forms(
 
 def _room(session: Session) -> float:
     """Seconds that compilers may take."""
-    return min(LONGEST_S, session.left - after_finalists_s(session) - SAMPLING_S - session.binding_s)
+    return min(LONGEST_S, session.left - after_launching_s(session) - SAMPLING_S - session.binding_s)
 
 
 def fastest_launching(

@@ -24,7 +24,7 @@ from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.tensor import Tensor
-from ..errors import TraceError
+from ..errors import ShapeError, TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
@@ -71,7 +71,32 @@ def compare(
     if is_module(source) or any(type(e).__module__.partition(".")[0] == "torch" for e in given):
         with random_state_kept():
             return compare_torch(source, given, kwargs or {}, graph, seed, OptionalTime(spare))
-    return _compare_function(source, given, bound(graph, sizes)[0], seed, OptionalTime(spare))
+    here, found = bound(graph, sizes)
+    compared = _compare_function(source, given, here, seed, OptionalTime(spare))
+    if graph.free_dims and compared.startswith(SAME.partition("{")[0]):
+        compared += _compare_other_sizes(source, given, graph, found, seed, OptionalTime(spare))
+    return compared
+
+
+def _compare_other_sizes(
+    function: Callable[..., Any], examples: Sequence[Any], graph: Graph, known: Mapping[str, int], seed: int, time: OptionalTime
+) -> str:  # fmt: skip
+    """Text that says at how many other sizes a graph with free dimensions was compared with its function.
+
+    The least sizes, and those after the `known` ones, of another parity. Left out: sizes at which the function
+    raises or the graph is not valid.
+    """
+    free, done = graph.free_dims, 0
+    for sizes in ({n: a.min for n, a in free.items()}, {n: min(known[n] + 1, a.max) for n, a in free.items()}):
+        with suppress(CallFails, ShapeError):
+            there = graph.bind({**known, **sizes})
+            if sizes == known or graph_flops(list(there.roots)) > LARGE_FLOPS or is_large(there):
+                continue
+            values = sample_inputs(list(there.inputs), np.random.default_rng((seed, 78)), index_bounds(there))
+            with random_state_kept():
+                _compare_on(function, examples, there, values, True, time)
+            done += 1
+    return f", and at {done} other sizes" + time.said
 
 
 # ---------------------------------------------------------------- functions of arrays

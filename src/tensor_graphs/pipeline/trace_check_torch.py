@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,20 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.runtime.marshalling import tensor_of
+from ..backends.runtime.marshalling import is_torch, tensor_of
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.tensor import Tensor
+from ..egraph.ir.weight_data import load_data
 from ..errors import TensorGraphsError, TraceError
 from ..extract.model.work import graph_flops
+from ..verification.reference import expected_seconds
 from .arguments import torch_leaves
 from .trace_agreement import Array, Rounding, near, refuse, title_of
 from .trace_check_large import CallFails, compare_large, is_large, judge_torch, lacking_memory, near_torch
 from .trace_randomness import MORE, OptionalTime, call_again, extreme_draws, random_state_kept
 
-MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which a module is not run
+MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which a module is run only if time suffices
+STEPS = 2  # calls of a module with state: a counter of its own shows in the second one
+WHOLE = "the comparison with the module"  # an optional part
 
 
 def compare_torch(
@@ -42,10 +47,13 @@ def compare_torch(
         return "compared with its graph only: the module's arguments are not the graph's inputs"
     graph = graph.bind(sizes) if sizes else graph
     weights = sum(n.type.nbytes for n in graph.leaves("param"))
-    if graph.updates or graph.leaves("state"):
-        return "compared with its graph only: the module has state"
-    if graph_flops(list(graph.roots)) > MODULE_FLOPS or weights > MODULE_BYTES:
-        return "compared with its graph only: the module is large"
+    flops = graph_flops(list(graph.roots))
+    states = bool(graph.updates or graph.leaves("state"))
+    if flops > MODULE_FLOPS or weights > MODULE_BYTES:
+        if states or not time.suffices(WHOLE, expected_seconds(graph, flops, on_gpu=False)):
+            return f"compared with its graph only: the module is large{' and has state' if states else time.said}"
+    if states:
+        return _compare_states(module, examples, kwargs, graph)
     from ..models.torch_export.arrays import to_numpy
 
     if is_large(graph):
@@ -94,6 +102,50 @@ def compare_torch(
     values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, tensors)}
     with np.errstate(all="ignore"):
         found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
+    _refuse_difference(module, graph, outputs, found, sharp, values)
+    return "compared with the module itself, on its examples" + time.said
+
+
+def _compare_states(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph) -> str:
+    """Text that says how a graph with states was compared with calls of a copy of its module, one after the other.
+
+    Raises TraceError if an output of a call differs.
+    """
+    from ..models.torch_export.arrays import to_numpy
+
+    if missing := lacking_memory(graph):
+        return f"compared with its graph only: {missing}"
+    tensors = [v for v in torch_leaves((tuple(examples), dict(kwargs))) if is_torch(v)]
+    values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, tensors)}
+    names = {str(n.attr("name")): n for n in graph.leaves("state")}
+    states = {name: load_data(graph.params[name]) if name in graph.params else np.zeros(concrete(n.shape), dtypes.numpy_dtype(n.dtype))
+              for name, n in names.items()}  # fmt: skip
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:  # whatever its own code raises
+        return f"compared with its graph only: the module has state, and copying it raises {type(error).__name__}"
+    for _ in range(STEPS):
+        try:
+            own = [to_numpy(v) for v in _torch_outputs(copied, examples, kwargs)]
+        except Exception as error:
+            return f"compared with its graph only: called with its examples it raises {type(error).__name__}: {error}"
+        if len(own) != len(graph.outputs):
+            return "compared with its graph only: the module's results are not the graph's outputs"
+        given = {**values, **states}
+        with np.errstate(all="ignore"):
+            found, sharp = evaluate(graph, given), evaluate(graph, given, float64=True)
+        _refuse_difference(module, graph, own, found, sharp, given)
+        states |= dict(zip(graph.updates, found[len(graph.outputs) :]))
+    return f"compared with the module itself, in {STEPS} calls on its examples"
+
+
+def _refuse_difference(
+    module: Any, graph: Graph, outputs: Sequence[Array], found: Sequence[Array], sharp: Sequence[Array],
+    values: Mapping[str, Array],
+) -> None:  # fmt: skip
+    """Raise TraceError if a module's outputs differ from the graph's (`found`; in float64 `sharp`) on inputs and states
+    `values`.
+    """
     rounding = Rounding(graph, values)
     for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
         own = outputs[i]
@@ -104,7 +156,6 @@ def compare_torch(
             )
         if not near_torch(root, own, found[i], sharp[i]) and not rounding.explains(i, own, found[i]):
             refuse(module, name, own, found[i], values)
-    return "compared with the module itself, on its examples" + time.said
 
 
 def _refuse_others(module: Any, graph: Graph, outputs: Sequence[Array], again: Sequence[Array]) -> None:
@@ -131,12 +182,17 @@ def _torch_outputs(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _run_torch(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Tensors that a module returns, in order, on the CPU."""
+    """Tensors that a module returns, in order, on the CPU; numbers as the tensors that its graph has for them."""
     import torch
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, bool | int | float):
+            return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
+        return value
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = torch_leaves(module(*args, **kwargs))
+        found = [tensor(v) for v in torch_leaves(module(*args, **kwargs))]
     return [v.detach().cpu() for v in found if isinstance(v, torch.Tensor)]
 
 

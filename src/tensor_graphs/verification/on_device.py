@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import torch
 
 ROOM = 8  # estimated memory of the references, their inputs and copies, as a multiple of the input and output bytes
+# share of free device memory that kept weights may have; a program not bound yet needs as much, or twice that
+WEIGHTS_SHARE = 0.25
 SHARE = 0.125  # share of device memory that verification may use; the rest is the program's
 
 
@@ -112,7 +114,7 @@ def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | Non
     if not is_gpu(torch.device(device)):
         return None
     nbytes = sum(leaf.type.nbytes for leaf in graph.leaves("param"))
-    return {} if nbytes <= SHARE * torch.cuda.mem_get_info(device)[0] else None
+    return {} if nbytes <= WEIGHTS_SHARE * torch.cuda.mem_get_info(device)[0] else None
 
 
 def reference_tensors(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.runtime.upload import copied_bytes
 from ..backends.verification import inputs as drawing
 from ..backends.verification.inputs import index_bounds, random_indices
 from ..costdb.keys import rates
@@ -18,6 +19,7 @@ from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate, expand_all
 from ..egraph.ir.tensor import Tensor
+from ..egraph.ir.weight_data import DerivedData
 from .comparison import (
     Array,
     Values,
@@ -94,16 +96,28 @@ def with_atomic_ops(graph: Graph) -> Graph:
     return graph.with_roots(expand_all(graph.roots, wide_means=True))
 
 
-def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
+def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = True) -> float:
     """Approximate seconds of verification of a graph with `flops` on one input.
 
-    Counted are one read of the weights (on a GPU their copy to it), and two runs, in which every value is written once
-    and read once.
+    Counted are one read of the weights (on a GPU their copy to it: `weight_bytes`), and two runs, in which every value
+    is written once and read once.
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST
-    read = sum(leaf.type.nbytes for leaf in graph.leaves("param")) / known.weight_bytes_per_s
+    weights = weight_bytes(graph, derived) if on_gpu else sum(leaf.type.nbytes for leaf in graph.leaves("param"))
+    read = weights / known.weight_bytes_per_s
     return read + 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
+
+
+def weight_bytes(graph: Graph, derived: bool = True) -> int:
+    """Bytes that are copied to a GPU for a graph's weights: for quantized ones those of the original weights.
+
+    `derived`: whether quantized weights count; if not, they are on the GPU already.
+    """
+    leaves = graph.leaves("param")
+    data = [graph.params.get(str(leaf.attr("name"))) for leaf in leaves]
+    without = sum(leaf.type.nbytes for leaf, known in zip(leaves, data, strict=True) if known is None)
+    return without + copied_bytes([d for d in data if d is not None and (derived or not isinstance(d, DerivedData))])
 
 
 def has_unsigned(graph: Graph) -> bool:

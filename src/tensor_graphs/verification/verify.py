@@ -57,6 +57,11 @@ from .reference import (
 )
 
 
+def planned_inputs(graph: Graph, flops: float) -> int:
+    """Number of inputs that verification of a graph with `flops` wants: one if the model is large, else three."""
+    return 1 if flops > LARGE_FLOPS or input_output_bytes(graph) > LARGE_BYTES else 3
+
+
 def verify(
     graph: Graph,
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
@@ -86,7 +91,7 @@ def verify(
     available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
-    planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
+    planned = seeds or planned_inputs(graph, flops)
     if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, planned * size))):
         device = ""
     if not device and size > LARGE_BYTES and tolerance != "exact":
@@ -133,5 +138,5 @@ def verify(
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",
-           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "rounding_allowance", "sample_inputs",
+           "first_reference", "index_bounds", "misplaced", "planned_inputs", "random_indices", "relative_error", "rounding_allowance", "sample_inputs",
            "sampled_near", "verify"]  # fmt: skip

@@ -1,0 +1,543 @@
+"""Attention of few rows on tensor cores in CUDA C++ for Hopper (decode steps): one cluster per set of keys and values.
+
+Each block of a cluster has a slice of the positions. Keys and values go from global memory straight into mma fragments
+(kernel.cuh); partial results are combined through distributed shared memory. What surrounds the two products is emitted
+from the kernel IR in three thread layouts, each with a frame of its own: the queries (norms, rotary embedding), the
+scores (scale, mask, soft cap), and the results (division by the sum, gates, casts).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from ....egraph.ir.dtypes import HALVES
+from ...generate.schedule import Domain, Schedule, flag, number
+from ...ir.expr import Expr, factors, walk
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import Kernel
+from ...ir.loop_fusion import exponential_of, index_bounds, shared_maximum
+from ...ir.tiling import Shape
+from ...ir.unfusable import Unfusable
+from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
+from ..emit.kernel import SimtEmitter
+from ..emit.nest import ThreadNest
+from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
+from ..emit.thread_layout import DimensionThreads, ThreadLayout, is_vectorizable
+
+_TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
+CLUSTER_INTRINSICS, CLUSTER_LIBRARY = _TEXT[0], "".join(_TEXT)
+ROWS = 16  # maximum query rows
+TILE = 16  # positions of an mma tile
+POWERS = {"exp": "Exp", "exp2": "Exp2"}
+
+
+@dataclass(frozen=True)
+class ClusteredAttentionSchedule(Schedule):
+    """Schedule of attention of few rows in clusters."""
+
+    parts: int = number("cluster size: slices of the positions", Domain(1, 16, powers=True))
+    warps: int = number("warps along the positions", Domain(1, 32))
+    across: int = number("warps along the head size", Domain(1, 8, powers=True))
+    deep: int = number("tiles of 16 positions of a warp in flight", Domain(1, 8))
+    seen: bool = flag(
+        "positions that a mask hides from all rows are not read: the blocks divide those up to a number in memory"
+    )
+    early: bool = flag("programmatic dependent launch", common=True)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps * self.across
+
+    @property
+    def chunk(self) -> int:
+        """Positions that a block holds at a time."""
+        return TILE * self.warps * self.deep
+
+    def slice(self, room: int) -> int:
+        """Positions of a block, of `room` in all."""
+        return -(-room // (self.parts * TILE)) * TILE
+
+    def tile(self, shape: Shape) -> tuple[int, int]:
+        """(rows, columns) of a block's tile: all rows and the columns that it finishes."""
+        return shape.m, max(1, shape.n // self.parts)
+
+    def room(self, rows: int, head: int, columns: int) -> int:
+        """Bytes of shared memory of a block, as `ClusteredAttention::SIZE` in kernel.cuh."""
+
+        def aligned(words: int) -> int:
+            return (words + 3) // 4 * 4
+
+        def padded(words: int) -> int:
+            return words + (36 - words % 32) % 32
+
+        queries = aligned(4 + rows * columns + 2 * self.parts * rows)
+        scores = aligned(queries + rows * (head + (0 if head % 64 else 32)) // 2)
+        shares = scores + self.across * rows * padded(self.chunk)
+        scales = aligned(shares + rows * padded(self.chunk // 2))
+        return 4 * (aligned(scales + 2 * rows) + self.warps * rows * (columns + 8))
+
+
+@dataclass(frozen=True)
+class DecodeAttention:
+    """The parts of an attention kernel.
+
+    `scores`: the product of queries and keys; `query`: its left side; `maximum`, `total`, `result`: the reductions over
+    the `positions`; `keys`, `values`: their loads; `head`, `column`: axes of the head sizes.
+    """
+
+    scores: Expr
+    query: Expr
+    maximum: Expr
+    total: Expr
+    result: Expr
+    keys: Expr
+    values: Expr
+    positions: Axis
+    head: Axis
+    column: Axis
+
+
+def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
+    """The parts of a kernel that is attention of at most `ROWS` rows over 16-bit keys and values, each contiguous along
+    the head size; None for other kernels."""
+    if shape.kind != "attention" or shape.walks or shape.joined or not 1 <= shape.m <= ROWS or len(shape.cols) != 1:
+        return None
+    results = [e for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
+    if len(results) != 1:
+        return None
+    (result,) = results
+    positions, column = result.axis, shape.cols[0]
+    maximum = shared_maximum(result, positions)
+    products = [x for x in walk(maximum.args) if x in shape.dots] if maximum is not None else []
+    own = [e for e in kernel.reductions if e.axis == positions and products and products[0] in walk(e.args)]
+    if maximum is None or len(own) != 3 or maximum not in own:
+        return None
+    (total,) = (e for e in own if e not in (maximum, result))
+    weights, under = factors(result.args[0])
+    values = [e for e in weights if column in e.axes]
+    rest = [e for e in weights if e not in values]
+    if len(products) != 1 or under or len(values) != 1 or rest != [total.args[0]] or total.value[0] != "sum":
+        return None
+    (scores,) = products
+    dot, value = shape.dots[scores], values[0]
+    if len(dot.right) != 1:
+        return None
+    key, head = dot.right[0], scores.axis
+    for e, axis in ((key, head), (value, column)):
+        if e.op != "load" or e.args or e.value[3] not in HALVES or e.value[3] != key.value[3]:
+            return None
+        if e.axes - {axis, positions, *shape.batch} or not is_vectorizable(e.value[1], axis, 8, 2):
+            return None
+        step = e.value[1].coefficient(positions)
+        rest_of = e.value[1] - index(axis) - index(positions) * step
+        if rest_of.axes - {*shape.batch} or step < axis.size or step % 8:
+            return None
+    query = kernel.builder.product(dot.left, ())
+    if positions in query.axes or column in query.axes or head.size % 8 or column.size % 8:
+        return None
+    return DecodeAttention(scores, query, maximum, total, result, key, value, positions, head, column)
+
+
+def emit_clusters(
+    kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, name: str, constant: frozenset[str] = frozenset()
+) -> CudaLaunch:
+    """The launch of attention of few rows in a schedule; `name`: of the emitted function; `constant`: operands that are
+    read before the wait for the previous kernel.
+
+    Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
+    """
+    found = attention_of(kernel, shape)
+    if found is None:
+        raise Unfusable("no attention of few rows over 16-bit keys and values")
+    return ClusteredAttentionEmitter(kernel, shape, s, found, name, constant).launch()
+
+
+class ChunkFrame(ThreadFrame):
+    """Frame of the scores of a chunk of positions: their axis is walked, and bounds are checked along it."""
+
+    def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, positions: Axis) -> None:
+        super().__init__(kernel, layout, name, shape)
+        self.walked.add(positions.name)
+        self.top.bound.discard(positions)
+
+    def ragged(self, dim: str) -> bool:
+        """Whether bounds are checked along a dimension: along all that are walked."""
+        return dim in self.walked or super().ragged(dim)
+
+
+class ClusteredAttentionEmitter:
+    """Emitter of one kernel: see the module. The constructor raises Unfusable if the schedule does not fit."""
+
+    def __init__(
+        self, kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, found: DecodeAttention, name: str,
+        constant: frozenset[str],
+    ) -> None:  # fmt: skip
+        self.kernel, self.shape, self.s, self.found, self.name, self.constant = kernel, shape, s, found, name, constant
+        self.rows, self.head, self.columns = shape.m, found.head.size, found.column.size
+        if self.columns % (4 * s.parts):
+            raise Unfusable("columns that the blocks of a cluster do not share evenly")
+        self.own = self.columns // s.parts
+        self.slice = s.slice(found.positions.size)
+        self.counter = 0
+
+    # ------------------------------------------------------------ frames
+    def frame(self, layout: ThreadLayout, constant: frozenset[str] = frozenset()) -> SimtEmitter:
+        """The emitter of a part of the kernel in a thread layout of its own; `constant`: operands that it reads before
+        the wait for the previous kernel."""
+        frame = ThreadFrame(self.kernel, layout, self.name, self.shape, constant)
+        frame.counter = self.counter
+        return SimtEmitter(frame)
+
+    def _row_threads(self, lanes: int) -> DimensionThreads:
+        """Distribution of the query rows over groups of `lanes` threads."""
+        groups = self.s.threads // lanes
+        threads = max(n for n in range(1, self.rows + 1) if self.rows % n == 0 and n <= groups)
+        return DimensionThreads(threads, 1, self.rows // threads)
+
+    def launch(self) -> CudaLaunch:
+        """The launch: the function's text and its grid."""
+        s, found = self.s, self.found
+        batch = prod(a.size for a in self.shape.batch)
+        begin = self._batch()
+        ahead, queries = self._queries(self._loads("first"))
+        before, loop = self._chunks()
+        results = self._results()
+        whole = self.slice == s.chunk and found.positions.size == self.slice * s.parts and not s.seen
+        numbers = [CTYPES[found.keys.value[3]], self.rows, self.head, self.columns, s.warps, s.across, s.deep, s.parts]
+        room = s.room(self.rows, self.head, self.columns)
+        opened = [
+            f"using Attention = ClusteredAttention<{', '.join(map(str, numbers))}, {str(whole).lower()}>;",
+            f'static_assert(Attention::SIZE == {room}, "shared memory");',
+            "ROOM(float, room);",
+            "Attention attention(room);",
+            "const int thread = threadIdx.x;",
+        ]
+        waits = [*ahead, *(["await_previous();"] if s.early else [])]
+        lines = [
+            *(["begin_next();"] if s.early else []),
+            *opened,
+            *begin,
+            *waits,
+            *self._slice(),
+            *before,
+            *queries,
+            *loop,
+            *results,
+        ]
+        body = ["    " + line for line in lines]
+        written = {x.buffer for x in self.kernel.stores}
+        param = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape).param
+        used = [n for n in self.kernel.buffers if re.search(rf"\b{param[n]}\b", "\n".join(body))]
+        plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early), self.name, self.shape)
+        parameters = [plain.parameter(n, self.kernel.buffers[n], n in written) for n in used]
+        together_ = f" __cluster_dims__({s.parts}, 1, 1)" if s.parts > 1 else ""
+        text = "\n".join([
+            f'extern "C" __global__ void __launch_bounds__({s.threads}, 1){together_}',
+            f"{self.name}({', '.join(parameters)}) {{", *body, "}", "",
+        ])  # fmt: skip
+        return CudaLaunch(
+            self.name, text, batch * s.parts, s.threads, tuple(used), s.early, room,
+            beside={"CUDA_CLUSTERS": CLUSTER_LIBRARY},
+        )  # fmt: skip
+
+    def _batch(self) -> list[str]:
+        """Lines that derive the values of batch axes from the index of the cluster."""
+        lines, step = [], self.s.parts
+        for a in reversed(self.shape.batch):
+            text = f"blockIdx.x / {step}" if step > 1 else "blockIdx.x"
+            lines.append(f"const int {a.name} = {text}{'' if a is self.shape.batch[0] else f' % {a.size}'};")
+            step *= a.size
+        return lines
+
+    # ------------------------------------------------------------ queries
+    def _queries(self, loads: Sequence[str]) -> tuple[list[str], list[str]]:
+        """(lines before the wait for the previous kernel, lines that write the queries to shared memory).
+
+        The second ones contain the lines `loads`, after the loads from which queries are computed. Only as many warps
+        compute queries as there are rows.
+        """
+        found, dim = self.found, self.found.head.name
+        lanes = min(32, 1 << max(0, (-(-self.head // 8) - 1).bit_length()))
+        summed = {x.axis for x in walk([found.query]) if x.op == "reduce"}
+        inner = [found.head, *(a for a in self.shape.inner if a in summed and a != found.head)]
+        dims = {a.name: DimensionThreads(lanes, 8, -(-a.size // (8 * lanes))) for a in inner}
+        rows = self._row_threads(lanes)
+        warps = -(-lanes * rows.threads // 32)
+        shared = {a.name: dim for a in inner[1:]}
+        layout = ThreadLayout({**dims, "m": rows}, self.s.early, least=32 * warps, shared=shared)
+        emitter = self.frame(layout, self.constant)
+        frame, query = emitter.frame, found.query
+        head = CudaScope(1, set())
+        with frame.inside(head):
+            for d in (*dims, "m"):
+                if text := frame.thread(d):
+                    frame.line(f"const int {d}_0 = {text};")
+        for e in self._first_loads(query):
+            emitter.loads.need(e)
+        first = len(frame.top.lines)
+        emitter.loads.need(query)
+        names = ("m", dim) if self.rows > 1 else (dim,)
+        nest, dtype = ThreadNest(frame, names, dim, inner=dim), found.keys.value[3]
+        text = nest.scalar(query, nest.deepest, dtype=dtype)
+        masks = [*nest.masks((dim,)), *([f"thread < {frame.layout.used}"] if frame.layout.used < 32 * warps else [])]
+        name, row = frame.fresh("y"), nest.coordinate("m") if self.rows > 1 else "0"
+        nest.before(f"Pack<{CTYPES[dtype]}, 8> {name};")
+        nest.line(f"{name}.at[{dim}_v] = {text};")
+        condition = f"if ({all_of(masks)}) " if masks else ""
+        nest.after(f"{condition}write(attention.query({row}, {nest.coordinate(dim, start=True)}), {name});")
+        nest.close()
+        self.counter = frame.counter
+        if frame.shared:
+            raise Unfusable("queries that need sums over several warps")
+        ahead = _trimmed([*head.lines, *frame.ahead.lines]) if frame.ahead.lines else []
+        lines = _trimmed(frame.top.lines)
+        lines = [*([] if ahead else _trimmed(head.lines)), *lines[:first], *loads, *lines[first:]]
+        if 32 * warps == self.s.threads:
+            return ahead, ["{", *_indented(lines), "}"]
+        return ahead, [f"if (thread < {32 * warps}) {{", *_indented(lines), "} else {", *_indented(loads), "}"]
+
+    def _first_loads(self, e: Expr) -> list[Expr]:
+        """The loads of an expression whose positions depend on nothing loaded, which are issued before all
+        arithmetic."""
+        return [
+            x for x in walk([e])
+            if x.op == "load" and all(a.op in ("const", "index") or not _reads(a) for a in x.args)
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------ positions
+    def _slice(self) -> list[str]:
+        """Lines that define the block's positions, from `first` up to `end`."""
+        s, size = self.s, self.found.positions.size
+        block = "attention.block"
+        if not s.seen:
+            if s.parts == 1:
+                return [f"const int first = 0, end = {size};"]
+            last = f"{block} * {self.slice} + {self.slice}"
+            end = last if self.slice * s.parts == size else f"least({last}, {size})"
+            return [f"const int first = {block} * {self.slice}, end = {end};"]
+        lines = self._visible()
+        share = f"(visible + {s.parts * TILE - 1}) / {s.parts * TILE} * {TILE}" if s.parts > 1 else "visible"
+        return [
+            *lines, f"const int share = {share}, first = {block} * share, end = least(first + share, visible);",
+        ]  # fmt: skip
+
+    def _visible(self) -> list[str]:
+        """Lines that define `visible`, the number of positions that the mask does not hide from all rows.
+
+        Raises Unfusable unless the maximum is masked beyond a number in memory.
+        """
+        axis = self.found.positions
+        emitter = self.frame(ThreadLayout({}, self.s.early))
+        frame = emitter.frame
+        for at, number_, strict in index_bounds(self.found.maximum.args[0], hiding=True):
+            begin: Index = at - index(axis)
+            if axis in begin.axes or frame.dims(begin.axes) or frame.spans(number_):
+                continue
+            emitter.loads.need(number_)
+            nest = ThreadNest(frame, ())
+            none = f"({nest.position(begin - (not strict), (), begin.range[1])})"
+            most = f"op::min((long long){nest.scalar(number_, 0)}, {none} + {axis.size}LL)"
+            nest.line(f"const int visible = op::max({most} - {none}, 0LL);")
+            nest.close()
+            self.counter = frame.counter
+            return _trimmed(frame.top.lines)
+        raise Unfusable("no mask that ends the positions")
+
+    def _place(self, e: Expr, axis: Axis) -> tuple[str, int]:
+        """(text of the address of a load's first position and element, elements from a position to the next)."""
+        frame = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape)
+        operand, at, _, _ = e.value
+        step = at.coefficient(self.found.positions)
+        rest = at - index(axis) - index(self.found.positions) * step
+        span = at.range[1]
+        place = ThreadNest(frame, ()).position(rest, (), span)
+        return f"{frame.param[operand]}" + (f" + {place}" if place != "0" else ""), step
+
+    def _load(self, what: str, e: Expr, axis: Axis, first: str) -> str:
+        """Line that loads a chunk of keys or values from position `first` on."""
+        place, step = self._place(e, axis)
+        return f"attention.load_{what}({place}, {step}, {first}, end);"
+
+    def _loads(self, first: str) -> list[str]:
+        """Lines that load the first chunk."""
+        return [
+            self._load("keys", self.found.keys, self.found.head, first),
+            self._load("values", self.found.values, self.found.column, first),
+        ]
+
+    # ------------------------------------------------------------ scores
+    def _chunks(self) -> tuple[list[str], list[str]]:
+        """(lines with the loads that scores need besides keys, lines of the loop over the block's chunks of
+        positions)."""
+        s, found = self.s, self.found
+        dim = found.positions.name
+        each = -(-s.chunk // 32)
+        rows = self._row_threads(32)
+        skipped = (
+            s.threads // 32 - rows.threads
+        )  # the last warps compute weights, because the first ones compute queries
+        layout = ThreadLayout({dim: DimensionThreads(32, 1, each), "m": rows}, s.early, least=s.threads)
+        frame = ChunkFrame(self.kernel, layout, self.name, self.shape, found.positions)
+        frame.counter = self.counter
+        emitter = SimtEmitter(frame)
+        body = found.maximum.args[0]
+        head = CudaScope(1, set())
+        with frame.inside(head):
+            if rows.threads > 1:
+                frame.line(f"const int m_0 = thread / 32{f' - {skipped}' if skipped else ''};")
+            frame.line(f"float tops[{rows.repeat}];")
+            frame.line("fill(tops, -infinity());")
+        for e in self._first_loads(body):
+            if found.positions not in e.axes and found.head not in e.axes:
+                emitter.loads.need(e)
+        inner = CudaScope(1, frame.top.bound | {found.positions}, outside=frame.top)
+        with frame.inside(inner):
+            for e in nest_of(body):
+                if e.op == "load":
+                    emitter.loads.need(e)
+            for e in self._unscored(body):
+                frame.scope.known[e] = emitter.loads.kept(e)
+            masks, inner.lines = inner.lines, []
+            names = ("m", dim) if self.rows > 1 else (dim,)
+            count = frame.count(names)
+            dots = Local(frame.fresh("dots"), names, "float32")
+            frame.line(f"float {dots.name}[{count}];")
+            nest = ThreadNest(frame, names)
+            row = nest.coordinate("m") if self.rows > 1 else "0"
+            nest.line(f"{nest.at(dots)} = attention.score({row}, {nest.coordinate(dim)} - chunk);")
+            nest.close()
+            frame.scope.known[found.scores] = dots
+            if any(x.op == "reduce" and frame.scope.find(x) is None for x in nest_of(body)):
+                raise Unfusable("a reduction beside the scores")
+            scores = Local(frame.fresh("scores"), names, "float32")
+            frame.line(f"float {scores.name}[{count}];")
+            nest = ThreadNest(frame, names)
+            text = nest.scalar(body, nest.deepest)
+            at = nest.coordinate(dim)
+            there = [f"{at} < end", *([f"{at} - chunk < {s.chunk}"] if s.chunk % 32 else [])]
+            nest.line(f"{nest.at(scores)} = {all_of(there)} ? {enclosed(text)} : -infinity();")
+            nest.close()
+            power = POWERS[exponential_of(self.kernel, found.maximum)]
+            first = "m_0" if rows.threads > 1 else "0"
+            frame.line(f"attention.weights<{power}, {rows.threads}, {each}>(tops, {scores.name}, {first});")
+        self.counter = frame.counter
+        chunks = -(-self.slice // s.chunk)
+        more = chunks > 1
+        loop = [f"for (int chunk = first; chunk < first + {chunks * s.chunk}; chunk += {s.chunk}) {{"]
+        if s.seen and more:  # all blocks of a cluster have equal shares
+            loop = [f"for (int chunk = first; chunk < first + share; chunk += {s.chunk}) {{"]
+        following = f"chunk + {s.chunk}"
+        warps = f"if (thread >= {32 * skipped}) {{" if skipped else "{"
+        declared = [line for line in masks if re.fullmatch(r"\s*[\w<>, ]+ \w+(\[\d+\])?;", line)]
+        masks = [line for line in masks if line not in declared]
+        masks = [
+            f"const int {dim}_0 = chunk + attention.lane;",
+            *_trimmed(declared),
+            *([warps, *masks, "}"] if masks else []),
+        ]
+        step = [
+            *(masks if more else []),
+            "attention.write_scores();",
+            *([self._load("keys", found.keys, found.head, following)] if more else []),
+            "__syncthreads();",
+            warps,
+            *inner.lines,
+            "}",
+            "__syncthreads();",
+            *(["attention.rescale();"] if more else []),
+            "attention.add_values();",
+            *([self._load("values", found.values, found.column, following)] if more else []),
+        ]
+        meet = ["attention.await_blocks();", "__syncthreads();"]
+        if more:
+            body_lines = [*meet, *loop, *_indented(step), "}"]
+        else:
+            body_lines = ["const int chunk = first;", *masks, *meet, *step]
+        after = ["attention.write_results();", "attention.send_results();"]
+        lines = [re.sub(r"\bm_0\b", "m_1", line) for line in (*body_lines, *after)]
+        return [re.sub(r"\bm_0\b", "m_1", line) for line in _trimmed([*head.lines, *frame.top.lines])], lines
+
+    def _unscored(self, body: Expr) -> list[Expr]:
+        """The largest float expressions in `body` that vary along the positions and do not depend on the scores
+        (masks):
+        they are computed while keys are loaded."""
+        found, positions = self.found, self.found.positions
+        scored = {x for x in walk([body]) if found.scores in walk([x])}
+        parts = dict.fromkeys(
+            a for x in walk([body]) if x in scored and x != found.scores for a in x.args
+            if a not in scored and a.kind == "float" and positions in a.axes and a.op != "load"
+        )  # fmt: skip
+        return list(parts)
+
+    # ------------------------------------------------------------ results
+    def _results(self) -> list[str]:
+        """Lines that combine the parts of the block's columns and store the results."""
+        s, found = self.s, self.found
+        lanes = max(n for n in (1, 2, 4) if n <= s.parts and n * self.own <= s.threads) if self.own <= s.threads else 1
+        width = next(n for n in (1, 2, 4) if lanes * (self.own // n) * self.rows <= s.threads or n == 4)
+        across = self.own // width
+        if lanes * across > s.threads:
+            raise Unfusable("more columns than threads")
+        rows = self._row_threads(lanes * across)
+        dims = {"part": DimensionThreads(lanes), "n": DimensionThreads(across, width), "m": rows}
+        emitter = self.frame(ThreadLayout(dims, s.early, least=s.threads))
+        frame = emitter.frame
+        if s.parts > 1:
+            frame.place = {"m": "", "n": "attention.block"}
+        names = ("m", "n") if self.rows > 1 else ("n",)
+        count = frame.count(names)
+        head = CudaScope(1, set())
+        own = frame.thread("n")
+        with frame.inside(head):
+            base = f"attention.block * {self.own}" if s.parts > 1 else ""
+            frame.line(f"const int n_0 = {' + '.join(x for x in (base, own) if x) or '0'};")
+            if text := frame.thread("m"):
+                frame.line(f"const int m_0 = {text};")
+            top, total, result = (frame.fresh(n) for n in ("top", "total", "acc"))
+            frame.line(f"float {top}[{rows.repeat}], {total}[{rows.repeat}], {result}[{count}];")
+        with frame.inside(frame.top):
+            power = POWERS[exponential_of(self.kernel, found.maximum)]
+            for i in range(rows.repeat):
+                row = " + ".join(
+                    x for x in ("m_0" if rows.threads > 1 else "", str(i * rows.threads) if i else "") if x
+                )
+                frame.line(
+                    f"attention.combine<{power}, {lanes}, {width}>({row or '0'}, {own or '0'}, {top}[{i}], {total}[{i}], "
+                    f"{result} + {i * width});"
+                )
+        high = ("m",) if self.rows > 1 else ()
+        frame.top.known |= {
+            found.maximum: Local(top, high, "float32"), found.total: Local(total, high, "float32"),
+            found.result: Local(result, names, "float32"),
+        }  # fmt: skip
+        for store in self.kernel.stores:
+            if any(x.op == "reduce" and frame.top.find(x) is None for e in store.exprs for x in nest_of(e)):
+                raise Unfusable("another reduction beside attention")
+            emitter.stores.write(store)
+        self.counter = frame.counter
+        return ["{", *_indented(_trimmed([*head.lines, *frame.top.lines])), "}"]
+
+
+def _reads(e: Expr) -> bool:
+    """Whether an expression contains a load or a reduction."""
+    return any(x.op in ("load", "reduce") for x in walk([e]))
+
+
+def _trimmed(lines: list[str]) -> list[str]:
+    """Lines without the indentation of a function's body."""
+    return [line.removeprefix("    ") for line in lines]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    """Lines, four columns further right."""
+    return ["    " + line for line in lines]
+
+
+__all__ = [
+    "CLUSTER_INTRINSICS", "CLUSTER_LIBRARY", "ClusteredAttentionSchedule", "DecodeAttention", "attention_of", "emit_clusters",
+]  # fmt: skip

@@ -1,0 +1,134 @@
+"""Candidate schedules of clustered attention, best guess first, and their legality.
+
+The schedule class is `ClusteredAttentionSchedule` in clustered_attention/kernel.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, prod
+
+from ...ir.kernel import PROBE, Kernel
+from ...ir.loop_fusion import index_bounds
+from ...ir.tiling import Shape
+from ...ir.unfusable import if_fusable
+from ...machine import cached_per_machine, target
+from .kernel import TILE, ClusteredAttentionSchedule, attention_of, emit_clusters
+
+HOPPER = 90  # least compute capability: clusters and asynchronous stores to shared memory of other blocks
+PARTS = (16, 8, 4, 2, 1)
+WARPS = (1, 2, 3, 4, 6, 8, 12, 16)
+ACROSS = (1, 2, 4, 8)
+DEEP = (1, 2, 4)
+THREADS = 1024  # maximum threads of a block
+OTHERS, LOOP = 70, 30  # registers of a thread besides fragments, and besides these in a loop over chunks
+# Constants for ranking only, in µs: launch and last stores; latency of loads; a chunk's exchanges between warps; the
+# exchange in a cluster; a fragment of a warp; a warp. READ: bytes/µs that an SM reads.
+LAUNCH, LATENCY, CHUNK, EXCHANGE, FRAGMENT, WARP = 1.0, 0.7, 0.25, 0.3, 0.02, 0.01
+READ = 1e5
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Sizes of attention of few rows: `rows`, head sizes of keys (`head`) and values (`columns`), `positions`, sets of
+    keys and values (`batch`); `seen`: whether a mask can end the positions."""
+
+    rows: int
+    head: int
+    columns: int
+    positions: int
+    batch: int
+    seen: bool
+
+    def ranked(self) -> Iterator[tuple[float, ClusteredAttentionSchedule]]:
+        """Yields (estimated µs, schedule) of every candidate."""
+        for parts, warps, across, deep in product(PARTS, WARPS, ACROSS, DEEP):
+            s = ClusteredAttentionSchedule(parts, warps, across, deep)
+            if self.fits(s):
+                yield self.us(s), s
+
+    def _tiles(self, s: ClusteredAttentionSchedule) -> tuple[int, int]:
+        """Fragments of a warp and tile of positions: 32 elements of keys, 64 of values."""
+        return ceil(self.head / (32 * s.across)), ceil(self.columns / (64 * s.across))
+
+    def fits(self, s: ClusteredAttentionSchedule) -> bool:
+        """Whether a schedule has no idle blocks or warps, and its fragments and shared memory fit."""
+        keys, values = self._tiles(s)
+        if s.threads > THREADS or self.columns % (4 * s.parts) or self.columns // s.parts > 4 * s.threads:
+            return False
+        part = s.slice(self.positions)
+        if (s.parts - 1) * part >= self.positions or TILE * (s.warps - 1) * s.deep >= part:
+            return False
+        if s.across > 1 and (s.across > ceil(self.head / 32) or s.across > ceil(self.columns / 64)):
+            return False
+        eights = ceil(self.rows / 8)
+        held = s.deep * (8 * keys + 16 * values) + 16 * values * eights + 4 * s.deep * eights * min(keys, 2)
+        room = s.room(self.rows, self.head, self.columns)
+        others = OTHERS + (LOOP if s.chunk < part else 0)
+        return held + others <= min(255, target().registers // s.threads) and room <= target().dynamic_shared
+
+    def us(self, s: ClusteredAttentionSchedule) -> float:
+        """Estimated µs: launch and latency, bytes and instructions of the busiest SM, further chunks, exchange."""
+        keys, values = self._tiles(s)
+        share = ceil(self.batch * s.parts / target().multiprocessors)
+        part = s.slice(self.positions)
+        chunks, position = ceil(part / s.chunk), 2 * (self.head + self.columns)
+        read = max(position * part * share / READ, (chunks - 1) * LATENCY)
+        whole = position * self.positions * self.batch / target().bytes_per_us
+        own = chunks * (CHUNK + s.deep * (keys + values) * FRAGMENT) + s.threads / 32 * share * WARP
+        return LAUNCH + LATENCY + max(read, whole) + own + (EXCHANGE if s.parts > 1 else 0.0)
+
+
+def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
+    """The sizes of a kernel for ranking; None if clustered attention does not write it."""
+    found = attention_of(kernel, shape) if target().capability >= HOPPER else None
+    if found is None:
+        return None
+    seen = bool(index_bounds(found.maximum.args[0], hiding=True))
+    batch = prod(a.size for a in shape.batch)
+    return AttentionSizes(shape.m, found.head.size, found.column.size, found.positions.size, batch, seen)
+
+
+def applies(kernel: Kernel, shape: Shape) -> bool:
+    """Whether a kernel is attention of few rows over 16-bit keys and values, and the GPU has clusters."""
+    return sizes_of(kernel, shape) is not None
+
+
+@cached_per_machine(1024)
+def _ranked(sizes: AttentionSizes, count: int) -> tuple[ClusteredAttentionSchedule, ...]:
+    """At most `count` schedules, best rank first, beginning with the best of the two largest cluster sizes.
+
+    About three quarters have programmatic dependent launch; every third of these ends the positions by the mask if
+    there is one (`seen`).
+    """
+    ordered = [s for _, s in sorted(sizes.ranked(), key=lambda found: (found[0], found[1].key))]
+    first = list({s.parts: s for s in reversed(ordered) if s.parts in PARTS[:2]}.values())
+    varied = sorted(ordered, key=lambda s: s not in first)
+    plain = varied[: max(1, count // 4)]
+    early = [s.but(early=True, seen=sizes.seen and i % 3 == 2) for i, s in enumerate(varied[: count - len(plain)])]
+    return (*early, *plain)
+
+
+def clustered_schedules(kernel: Kernel, shape: Shape, count: int) -> list[ClusteredAttentionSchedule]:
+    """At most `count` schedules, best guess first."""
+    sizes = sizes_of(kernel, shape)
+    found = () if sizes is None else _ranked(sizes, count)
+    written = {seen: s for seen in (False, True) if (s := next((s for s in found if s.seen == seen), None)) is not None}
+    written = {seen: s for seen, s in written.items() if _emitted(kernel, shape, s)}  # others differ in numbers only
+    return [s for s in found if s.seen in written]
+
+
+def clustered_fits(kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule) -> bool:
+    """Whether a schedule is legal: fragments and shared memory suffice, and the kernel can be emitted."""
+    sizes = sizes_of(kernel, shape)
+    return sizes is not None and s.valid and sizes.fits(s) and _emitted(kernel, shape, s)
+
+
+def _emitted(kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule) -> bool:
+    """Whether the kernel can be emitted with a schedule."""
+    return if_fusable(emit_clusters, kernel, shape, s, PROBE) is not None
+
+
+__all__ = ["applies", "clustered_fits", "clustered_schedules"]

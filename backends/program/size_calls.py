@@ -1,0 +1,447 @@
+"""Calls of a GPU program at sizes that it has not met, as functions of the sizes.
+
+The emitted function `at(*shapes)` makes views, a function that launches, and an object for calls, for each choice of
+sizes: most of a first call's time on the host. A record of what it does (size_trace.py) becomes a function of Python
+whose launches are made by C (direct_calls.c): at other sizes that satisfy the same conditions it evaluates the integer
+expressions, allocates results and launches. It prepares nothing.
+
+Launches with tensor descriptors of Triton, states, and Python code whose effect cannot be recorded have no such
+function: the emitted code makes those calls. `SizeCalls.why` has the reasons.
+
+Imports: the standard library, `backends.runtime`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import addressof, string_at
+from dataclasses import dataclass
+from struct import pack
+from sys import modules
+from types import SimpleNamespace
+from typing import Any
+
+from ..runtime.cpu_tensors import any_size_guard
+from .any_size_launches import LaunchTemplate
+from .direct_calls import MOST_TENSORS, c_function, driver_address
+from .size_trace import Launched, Line, TracedSize, TracedTensor, Tracer, Untraceable, known_value
+
+MOST_INTEGERS = 4 * MOST_TENSORS  # sizes that launches read, as in direct_calls.c
+PACKED = {4: 1, 8: 2}  # bytes of an integer parameter -> kind of `Field` in direct_calls.c
+POINTER = 0  # the same for an address
+DRIVER = ("cuLaunchKernelEx", "cuCtxSetCurrent", "cuTensorMapEncodeTiled")  # functions that direct_calls.c calls
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor map among the parameters of a launch: its offset there, base and address as of other operands, numbers
+    of rows, of columns and of elements from row to row, and the box."""
+
+    start: int
+    base: str
+    where: Any
+    rows: Any
+    columns: Any
+    apart: Any
+    block: Sequence[int]
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """Those of the integers that may depend on sizes."""
+        return self.where, self.rows, self.columns, self.apart
+
+
+def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block: Sequence[int]) -> bytes:
+    """The tensor map of a matrix of 16-bit elements, as `CudaKernel.described` makes it. Raises LookupError if the
+    driver makes none."""
+    memory = ctypes.create_string_buffer(192)
+    start = -(-addressof(memory) // 64) * 64
+    encode = getattr(library, "cuTensorMapEncodeTiled", None)
+    sizes, steps = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(2 * apart)
+    given = start, where, sizes, steps, (ctypes.c_uint32 * 2)(*block[::-1]), (ctypes.c_uint32 * 2)(1, 1)
+    pointers = [ctypes.cast(x, ctypes.c_void_p) if isinstance(x, ctypes.Array) else ctypes.c_void_p(x) for x in given]
+    more = [ctypes.c_int(x) for x in (0, 3, 3, 0)]
+    if encode is None or encode(pointers[0], ctypes.c_int(1), ctypes.c_uint32(2), *pointers[1:], *more):
+        raise LookupError("a tensor map cannot be encoded")
+    return string_at(start, 128)
+
+
+class Differs(Untraceable):
+    """Raised where a record does not have the launches of the emitted code."""
+
+
+class SizeCallWriter:
+    """Source text of the function of a record, and the values that it names."""
+
+    def __init__(self, tracer: Tracer, results: Sequence[Line], known: Any, count: int) -> None:
+        self.tracer, self.results, self.known, self.count = tracer, results, known, count
+        self.space: dict[str, Any] = {}
+        self.checks: list[tuple[LaunchTemplate, Any, Any]] = []  # (template, parameter, value at the recorded sizes)
+        self.position = 0
+
+    def text(self) -> str:
+        """The source of `call(given)`, which returns the results, or None where a condition does not hold."""
+        tracer, names = self.tracer, [f"x{i}" for i in range(self.count)]
+        made = [(f"r{i}", self.spec(*spec)) for i, spec in enumerate(tracer.made.results)]
+        launches = [x for x in tracer.lines if isinstance(x, Launched)]
+        needed, takes = tracer.needed if isinstance(tracer.needed, TracedSize) else None, tracer.needed is not None
+        templates = [self.template(one) for one in launches]
+        body = self.body(dict(zip(map(id, launches), templates)))
+        tests = list(tracer.conditions.values())
+        first = self.reached(
+            [*tests, *([needed.line] if needed is not None else []), *(x for _, spec in made for x in spec[1])]
+        )
+        effects = any(x.effect and not isinstance(x, Launched) for x in tracer.lines)
+        lines = [
+            "if not own_guard(*given): return None",
+            f"{', '.join(names)}, = given",
+            f"if not ({' and '.join(f'{x}.is_contiguous()' for x in names)}): return None",
+            *(["if own_mode(): return None"] if effects else []),
+            *(
+                f"{''.join(f's{i}_{k}, ' for k in range(rank))} = {x}.shape"
+                for i, (x, rank) in enumerate(zip(names, self.ranks))
+                if rank
+            ),
+            *self.lines(first),
+            *([f"if not ({' and '.join(x.text for x in tests)}): return None"] if tests else []),
+            "if not own_acquire(False): return None",
+            "try:",
+            f"    if own_device() != own_index or own_capturing(){f' or own_workspace.size < {tracer.needed if needed is None else needed.line}' if takes else ''}: return None",
+            "    stream = own_stream(own_index)",
+            "    if stream != own_calls.last.stream: return None",
+            *(["    spaces = own_workspace.views", "    memory = spaces[own_bytes]"] if takes else []),
+            *(f"    {name} = own_empty({text})" for name, (text, _) in made),
+        ]
+        inner = [x for x in body if x not in set(self.lines(first))]
+        handed = f"return ({''.join(f'{r}, ' for r in self.results)})"
+        if effects:
+            lines += ["    def body():", *(f"        {x}" for x in [*inner, handed]), "    return own_launched(body)"]
+        else:
+            lines += [f"    {x}" for x in [*inner, handed]]
+        return "\n    ".join(["def call(given):", *lines, "finally:", "    own_release()"]) + "\n"
+
+    @property
+    def ranks(self) -> list[int]:
+        """Number of axes of each input."""
+        return [len(shape) for shape, *_ in self.tracer.made.inputs]
+
+    def spec(self, shape: Any, dtype: Any, strides: Any) -> tuple[str, list[Line]]:
+        """(arguments that allocate a result, lines that they read)."""
+        needs: list[Line] = []
+        if strides is None:
+            strides, step = [], 1
+            for n in reversed(shape):
+                strides, step = [step, *strides], step * n
+        return ", ".join(self.tracer.spelled(x, needs) for x in (tuple(shape), tuple(strides), dtype)), needs
+
+    def template(self, one: Launched) -> LaunchTemplate:
+        """The template of the next launch; raises Untraceable if none fits."""
+        found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
+        self.position += 1
+        if found is None or found.described:
+            raise Untraceable("a launch like no recorded one" if found is None else "a tensor descriptor of Triton")
+        return found
+
+    # ------------------------------------------------------------ lines
+    @staticmethod
+    def reached(roots: Sequence[Line]) -> set[int]:
+        """Ids of the lines that `roots` read, directly or indirectly, and of the roots."""
+        found: set[int] = set()
+        stack = list(roots)
+        while stack:
+            line = stack.pop()
+            if id(line) not in found:
+                found.add(id(line))
+                stack += line.needs
+        return found
+
+    def lines(self, wanted: set[int]) -> list[str]:
+        """Statements of those lines of the record that are in `wanted`, in order."""
+        return [f"{x.name} = {x.text}" if x.name else x.text for x in self.tracer.lines if id(x) in wanted]
+
+    def body(self, templates: Mapping[int, LaunchTemplate]) -> list[str]:
+        """Statements of all effects and of what they read; neighbouring launches are one call."""
+        effects = [x for x in self.tracer.lines if x.effect]
+        for x in effects:
+            if isinstance(x, Launched):
+                self.reads(x, templates[id(x)])
+        wanted, found, together = self.reached([*effects, *self.results]), [], []
+        for x in self.tracer.lines:
+            if isinstance(x, Launched):
+                together.append(x)
+            elif id(x) in wanted:
+                if x.effect and together:
+                    found.append(self.launches(together, templates))
+                    together = []
+                found.append(f"{x.name} = {x.text}" if x.name else x.text)
+        return [*found, self.launches(together, templates)] if together else found
+
+    def parameters(self, one: Launched, like: LaunchTemplate) -> list[tuple[int, int, Any]]:
+        """(kind of `Field`, offset, value) of the parameters of a launch that are its arguments."""
+        values = [*one.given, *one.options.get("sizes", ())]
+        return [
+            *((POINTER, start, values[k]) for start, k, _ in like.pointers),
+            *((PACKED[size], start, values[k]) for start, size, k in like.numbers),
+        ]
+
+    @staticmethod
+    def place(x: Any) -> tuple[Line | None, Any]:
+        """A tensor as (line of the tensor that its address is relative to, if any; bytes from there)."""
+        if isinstance(x, TracedTensor):
+            return x._base, x._offset
+        return None, x.data_ptr() if hasattr(x, "data_ptr") else x  # a weight
+
+    def maps(self, one: Launched, like: LaunchTemplate) -> list[tuple[Line | None, TensorMap]]:
+        """The tensor maps of a launch, and the lines of the tensors that they are relative to."""
+        boxes = one.options.get("boxes", ())
+        if len(boxes) != len(like.boxes):
+            raise Untraceable("tensor maps")
+        found = []
+        for (start, _), (x, (rows, columns), block, *apart) in zip(like.boxes, boxes):
+            base, where = self.place(x)
+            step = apart[0] if apart and apart[0] != 0 else columns
+            name = "" if base is None else base.name
+            found.append((base, TensorMap(start, name, where, rows, columns, step, tuple(block))))
+        return found
+
+    def reads(self, one: Launched, like: LaunchTemplate) -> None:
+        """Set `needs` of a launch."""
+        found: list[Line] = []
+        integers: list[Any] = list(like.blocks(one.grid))
+        for kind, _, x in self.parameters(one, like):
+            base, offset = self.place(x) if kind == POINTER else (None, x)
+            found += [] if base is None else [base]
+            integers.append(offset)
+        for base, box in self.maps(one, like):
+            found += [] if base is None else [base]
+            integers += box.sizes
+        one.needs = (*found, *(x.line for x in integers if isinstance(x, TracedSize)))
+
+    def launches(self, together: Sequence[Launched], templates: Mapping[int, LaunchTemplate]) -> str:
+        """The statement that makes neighbouring launches, by a C function of their integers and tensors."""
+        integers: dict[str, int] = {}
+        bases: dict[str, int] = {}
+        texts = []
+
+        def number(x: Any) -> int:
+            """Index of an integer that depends on sizes, else the negative integer."""
+            if not isinstance(x, TracedSize) and (type(x) is not int or x < 1):
+                raise Untraceable("an integer of a launch")
+            return integers.setdefault(x.line.name, len(integers)) if isinstance(x, TracedSize) else -x
+
+        def address(base: str, offset: Any) -> tuple[int, int, int]:
+            """Index of the tensor that an address is relative to, and of an integer, or -1 each; further bytes."""
+            if not isinstance(offset, TracedSize | int):
+                raise Untraceable("an argument")
+            tensor = bases.setdefault(base, len(bases)) if base else -1
+            return (tensor, number(offset), 0) if isinstance(offset, TracedSize) else (tensor, -1, offset)
+
+        for one in together:
+            like, fields, boxes = templates[id(one)], [], []
+            for kind, start, x in self.parameters(one, like):
+                line, offset = self.place(x) if kind == POINTER else (None, x)
+                base = "" if line is None else line.name
+                fields.append(pack("=5q", kind, start, *address(base, offset)))
+                self.checks.append((like, (kind, start, base), known_value(offset)))
+            for _, box in self.maps(one, like):
+                sizes = map(number, (box.rows, box.columns, box.apart))
+                boxes.append(pack("=9q", box.start, *address(box.base, box.where), *sizes, *box.block))
+                self.checks.append((like, box, [known_value(x) for x in box.sizes]))
+            blocks: Sequence[Any] = like.blocks(one.grid)
+            self.checks.append((like, None, [known_value(b) for b in blocks]))
+            shape = pack("=10q", like.function.value, addressof(like.attribute), *like.block, like.shared, int(like.early),
+                         *map(number, blocks))  # fmt: skip
+            starts = pack(f"={len(like.starts)}q", *like.starts)
+            texts.append((shape, string_at(like.base, like.size), starts, b"".join(fields), b"".join(boxes)))
+        if len(integers) > MOST_INTEGERS or len(bases) > MOST_TENSORS - 2:
+            raise Untraceable("too many arguments")
+        driver = templates[id(together[0])].driver
+        made = c_function("sized_launches")
+        if made is None:
+            raise Untraceable("there is no C compiler")
+        name = f"own_run{len(self.space)}"
+        held = [templates[id(one)] for one in together]
+        functions = [driver_address(driver.library, n) for n in DRIVER]
+        self.space[name] = made(
+            (modules["torch"]._C.TensorBase.data_ptr, held, tuple(texts), *functions, driver.context.value or 0)
+        )
+        given = ", ".join(["stream", f"({''.join(f'{i}, ' for i in integers)})", *bases])
+        return f"if not {name}({given}): return None"
+
+    def check(self, memory: int, given: Sequence[Any]) -> None:
+        """Compare with the last launches of the templates, which were those of the recorded sizes: integers, grids, and
+        addresses and tensor maps in the workspace and in inputs. Raises Differs if one does."""
+        starts = {"memory": memory, "": 0, **{f"x{i}": x.data_ptr() for i, x in enumerate(given)}}
+        for like, parameter, value in self.checks:
+            if parameter is None:
+                same = list(like.config.grid) == value
+            elif isinstance(parameter, TensorMap):
+                if parameter.base not in starts:
+                    continue
+                there = string_at(like.parameters[like.starts.index(parameter.start)] or 0, 128)
+                where, rows, columns, apart = value
+                where += starts[parameter.base]
+                same = there == encoded(like.driver.library, where, rows, columns, apart, parameter.block)
+            else:
+                kind, start, base = parameter
+                if base not in starts:
+                    continue
+                size = 4 if kind == 1 else 8
+                there = string_at(like.parameters[like.starts.index(start)] or 0, size)
+                same = int.from_bytes(there, "little", signed=kind != POINTER) == value + starts[base]
+            if not same:
+                raise Differs("a launch differs from the emitted code's")
+
+
+@dataclass(frozen=True)
+class NoSizeCall:
+    """That there is no function of a record: why, whether this holds for other shapes, and how many attempts have to
+    fail so."""
+
+    why: str
+    holds: Callable[[Any], bool]
+    attempts: int = 1
+
+
+def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
+    """Whether shapes satisfy the conditions that a record has met: code decides as at the recorded sizes then."""
+    shapes = ", ".join(f"({''.join(f's{i}_{k}, ' for k in range(rank))})" for i, rank in enumerate(ranks))
+    tests = list(tracer.conditions.values())
+    reached = SizeCallWriter.reached(tests)
+    lines = [f"[{shapes}] = shapes", *(f"{x.name} = {x.text}" for x in tracer.lines if id(x) in reached and x.name)]
+    text = "\n        ".join([*lines, f"return {' and '.join(x.text for x in tests) or True}"])
+    space: dict[str, Any] = dict(tracer.constants)
+    exec(
+        f"def holds(shapes):\n    try:\n        {text}\n    except (ValueError, ArithmeticError):\n        return False",
+        space,
+    )
+    found: Callable[[Any], bool] = space["holds"]
+    return found
+
+
+def size_call(
+    bound: Any, given: Sequence[Any], lock: Any, mode: Callable[[], bool]
+) -> SizeCall | NoSizeCall | str:  # fmt: skip
+    """The function for calls at other sizes of the bound program `bound`, whose last call was the first one with
+    inputs of the shapes of `given`; or why there is none, as text if it is due to this call. Calls hold the lock
+    `lock`. `mode`: whether the caller is in a mode of Torch in which library kernels must not run."""
+    torch, calls = modules["torch"], bound.last
+    if calls is None or calls.ready:
+        return "the call was not the first one at its sizes"
+    if not calls.alike and bound.known.templates:
+        return "a launch was not made from a recorded one"
+    if any(type(x) is not torch.Tensor or not calls.fits(x) for x in given):
+        return "inputs were copied"
+    if calls.states or calls.private:
+        return NoSizeCall("states or results in the program's memory", lambda shapes: True)
+    guard, tracer = any_size_guard(given), Tracer(bound.at.__globals__)
+    if guard is None:
+        return "PyTorch has no guard for such inputs"
+    ranks = [x.dim() for x in given]
+    try:
+        results = tracer.run(bound.at, [tuple(x.shape) for x in given])
+        writer = SizeCallWriter(tracer, results, bound.known, len(given))
+        text = writer.text()
+        memory = None if bound.workspace is None else bound.workspace.views.get(torch.uint8)
+        writer.check(0 if memory is None else memory.data_ptr(), given)
+    except Differs as error:  # once or twice, because another thread has called the program meanwhile
+        return NoSizeCall(str(error), holding(tracer, ranks), attempts=3)
+    except Untraceable as error:
+        return NoSizeCall(str(error), holding(tracer, ranks))
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        return NoSizeCall(f"{type(error).__name__}: {error}", holding(tracer, ranks))
+    strict, launched = calls.strict, type(calls).launched
+    space = {
+        **bound.at.__globals__, **tracer.constants, **writer.space, "own_acquire": lock.acquire, "own_release": lock.release, "own_mode": mode,
+        "own_device": torch._C._cuda_getDevice, "own_stream": torch._C._cuda_getCurrentRawStream, "own_index": bound.index,
+        "own_capturing": torch._C._cuda_isCurrentStreamCapturing, "own_workspace": bound.workspace, "own_calls": bound,
+        "own_bytes": torch.uint8, "own_empty": _allocator(torch, calls.device), "own_guard": guard,
+        "own_launched": lambda body: launched(SimpleNamespace(kernels=None, strict=strict, launch=body), ()),
+    }  # fmt: skip
+    exec(compile(text, "<call at any size>", "exec"), space)
+    return SizeCall(space, text, holding(tracer, ranks))
+
+
+def _allocator(torch: Any, device: Any) -> Callable[[Any, Any, Any], Any]:
+    """A function of (shape, strides, dtype) that allocates a tensor on a device."""
+    if device.type == "cuda" and (quick := getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)) is not None:
+        made: Callable[[Any, Any, Any], Any] = quick
+        return made
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+class SizeCall:
+    """The function of one record. `call(given)`: the results of a call; None where the emitted code has to make it.
+    `holds(shapes)`: whether shapes satisfy the record's conditions."""
+
+    def __init__(self, space: dict[str, Any], text: str, holds: Callable[[Any], bool]) -> None:
+        self.space, self.text, self.call, self.holds = space, text, space["call"], holds
+
+    def takes(self, given: Sequence[Any]) -> bool:
+        """Whether inputs have the types, dtypes, devices and dispatch keys of those of the recorded call."""
+        return bool(self.space["own_guard"](*given))
+
+
+class SizeCalls:
+    """The functions of a program's calls at sizes that it has not met, each for some ranges of sizes.
+
+    The first calls at a size are made by them, `limit` at most: later ones by the emitted code, which prepares the
+    size, where a call then takes less time. `RECURRING`: the limit where a CUDA graph is faster; `PREPARED`: where
+    calls become direct.
+    """
+
+    MOST, TRIES, RECURRING, PREPARED, KEPT = 8, 32, 8, 64, 1024
+
+    def __init__(self) -> None:
+        self.made: list[SizeCall] = []
+        self.refused: list[NoSizeCall] = []
+        self.tries, self.limit = 0, self.RECURRING
+        self.unmet = ""  # why the last call had no function, if that was due to this call
+        self.seen: dict[Any, int] = {}
+
+    def call(self, shapes: Any, *given: Any) -> Sequence[Any] | None:
+        """The results of a call at new sizes; None where the emitted code has to make it."""
+        count = self.seen.get(shapes, 0)
+        if count >= self.limit:
+            return None
+        for one in self.made:
+            found: Sequence[Any] | None = one.call(given)
+            if found is not None:
+                if len(self.seen) >= self.KEPT:
+                    self.seen.clear()
+                self.seen[shapes] = count + 1
+                return found
+        return None
+
+    def learn(self, make: Callable[[], SizeCall | NoSizeCall | str], bound: Any, given: Sequence[Any]) -> None:
+        """Add the function that `make()` gives after the emitted code of `bound` made the first call at some sizes,
+        with inputs `given`. Nothing is made anew for sizes at which it would be as before."""
+        flat, direct = bound.way == "flat", bound.known.complete and bool(bound.known.templates)
+        self.limit = self.RECURRING if not flat else self.PREPARED if direct else 1 << 60
+        if len(self.made) >= self.MOST or self.tries >= self.TRIES:
+            return
+        shapes = [tuple(x.shape) for x in given]
+        failed = [one for one in self.refused if one.holds(shapes)]
+        if failed and len(failed) >= failed[0].attempts:
+            return
+        if any(one.holds(shapes) and one.takes(given) for one in self.made):  # the workspace had to grow, say
+            return
+        found = make()
+        if isinstance(found, str):  # another call may have one
+            self.unmet = found
+            return
+        self.tries += 1
+        if isinstance(found, NoSizeCall):
+            self.refused.append(found)
+        else:
+            self.made.insert(0, found)
+            self.unmet = ""
+
+    @property
+    def why(self) -> list[str]:
+        """Reasons why some sizes have no function."""
+        return list(dict.fromkeys([*(one.why for one in self.refused), *([self.unmet] if self.unmet else [])]))
+
+
+__all__ = ["NoSizeCall", "SizeCall", "SizeCalls", "size_call"]

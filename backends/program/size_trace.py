@@ -1,0 +1,341 @@
+"""Recording of the emitted function `at` of a GPU program of every size, and of the function that launches.
+
+Both are run once with symbolic sizes and tensors, which record what they do: integer expressions, launches of generated
+kernels, calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.
+
+Imports: the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+VIEWS = frozenset(["view", "permute", "transpose", "expand", "unsqueeze", "squeeze"])  # methods that keep the address
+PROPERTIES = frozenset(["T", "mT"])
+
+
+class Untraceable(Exception):
+    """Raised where code of a program cannot be recorded for all sizes."""
+
+
+@dataclass(eq=False)
+class Line:
+    """A statement of the recorded function: `name = text`, or `text` without a name. `effect`: it is kept even if
+    nothing reads it."""
+
+    text: str
+    needs: tuple[Line, ...] = ()
+    name: str = ""
+    effect: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TracedSize:
+    """An integer that depends on sizes: its value at the sizes of the recorded call, and the line that computes it."""
+
+    __slots__ = ("line", "tracer", "value")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tracer: Tracer, value: int, line: Line) -> None:
+        self.tracer, self.value, self.line = tracer, value, line
+
+    def __repr__(self) -> str:
+        raise Untraceable("text of a size")
+
+    __str__ = __repr__
+
+    def __index__(self) -> int:
+        raise Untraceable("a size as a plain integer")
+
+    __int__ = __bool__ = __index__
+
+    def __neg__(self) -> Any:
+        return self.tracer.computed("0 - {}", -self.value, self)
+
+
+def _operator(symbol: str, swapped: bool, compute: Callable[[int, int], int]) -> Callable[[TracedSize, Any], Any]:
+    def method(self: TracedSize, other: Any) -> Any:
+        if not isinstance(other, int | TracedSize):
+            return NotImplemented
+        a, b = (other, self) if swapped else (self, other)
+        return self.tracer.computed(f"{{}} {symbol} {{}}", compute(known_value(a), known_value(b)), a, b)
+
+    return method
+
+
+def _comparison(symbol: str, compute: Callable[[int, int], bool]) -> Callable[[TracedSize, Any], Any]:
+    def method(self: TracedSize, other: Any) -> Any:
+        if not isinstance(other, int | TracedSize):
+            return NotImplemented
+        return self.tracer.decided(f"{{}} {symbol} {{}}", compute(self.value, known_value(other)), self, other)
+
+    return method
+
+
+def known_value(x: Any) -> int:
+    """An integer, or the value of a size at the recorded sizes."""
+    return x.value if isinstance(x, TracedSize) else int(x)
+
+
+for _name, _symbol, _compute in (
+    ("add", "+", lambda a, b: a + b), ("sub", "-", lambda a, b: a - b), ("mul", "*", lambda a, b: a * b),
+    ("floordiv", "//", lambda a, b: a // b), ("mod", "%", lambda a, b: a % b),
+):  # fmt: skip
+    setattr(TracedSize, f"__{_name}__", _operator(_symbol, False, _compute))
+    setattr(TracedSize, f"__r{_name}__", _operator(_symbol, True, _compute))
+for _name, _symbol, _test in (
+    ("lt", "<", lambda a, b: a < b), ("le", "<=", lambda a, b: a <= b), ("gt", ">", lambda a, b: a > b),
+    ("ge", ">=", lambda a, b: a >= b), ("eq", "==", lambda a, b: a == b), ("ne", "!=", lambda a, b: a != b),
+):  # fmt: skip
+    setattr(TracedSize, f"__{_name}__", _comparison(_symbol, _test))
+
+
+class TracedTensor:
+    """A tensor of the recorded call: the line that gives it, and its address as (line of a tensor, bytes after its
+    start).
+
+    Views are lines that are kept only if something reads them; other methods are effects.
+    """
+
+    def __init__(self, tracer: Tracer, line: Line, base: Line | None = None, offset: Any = 0) -> None:
+        self._tracer, self._line, self._base, self._offset = tracer, line, base or line, offset
+
+    def __del__(self) -> None:
+        if self._line.effect and self._tracer.open:  # so is the memory that a library allocated
+            self._tracer.lines.append(Line(f"del {self._line.name}", (self._line,), effect=True))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in PROPERTIES:
+            return self._view(f"{{}}.{name}")
+        return lambda *given, **named: self._method(name, given, named)
+
+    def _view(self, text: str, *given: Any, same: bool = True) -> TracedTensor:
+        line = self._tracer.line(text, self, *given)
+        return TracedTensor(self._tracer, line, *((self._base, self._offset) if same else ()))
+
+    def _method(self, name: str, given: Sequence[Any], named: Mapping[str, Any]) -> TracedTensor:
+        if name in VIEWS and not named:
+            return self._view(f"{{}}.{name}({', '.join('{}' for _ in given)})", *given)
+        if name == "as_strided" and not named:
+            return self._view("{}.as_strided({}, {}, {})", *given, *((0,) if len(given) == 2 else ()), same=False)
+        return self._tracer.effect(f"{{}}.{name}", given, named, self)
+
+    def __getitem__(self, key: Any) -> TracedTensor:
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(k, slice) and k.step is None for k in keys):
+            raise Untraceable("an index")
+        same = all(k.start is None or (type(k.start) is int and k.start == 0) for k in keys)
+        return self._view("{}[{}]", keys, same=same)
+
+
+class Spaces:
+    """The workspace as tensors by dtype."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+
+    def __getitem__(self, dtype: Any) -> Any:
+        return SimpleNamespace(as_strided=lambda *given: self.tensor(dtype, *given))
+
+    def tensor(self, dtype: Any, shape: Any, strides: Any, offset: Any) -> TracedTensor:
+        """A tensor in the workspace at an offset in elements."""
+        tracer = self.tracer
+        line = tracer.line("spaces[{}].as_strided({}, {}, {})", dtype, shape, strides, offset)
+        return TracedTensor(tracer, line, tracer.memory, offset * dtype.itemsize)
+
+
+class Opaque:
+    """A function, or a module, whose calls are effects. `text`: how the recorded function names it."""
+
+    def __init__(self, tracer: Tracer, text: str, value: Any) -> None:
+        self._tracer, self._text, self._value = tracer, text, value
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._value, name)
+        return (
+            Opaque(self._tracer, f"{self._text}.{name}", value)
+            if callable(value) or isinstance(value, ModuleType)
+            else value
+        )
+
+    def __call__(self, *given: Any, **named: Any) -> TracedTensor:
+        if isinstance(self._value, type):
+            raise Untraceable(f"a new {self._text}")
+        return self._tracer.effect(self._text, given, named)
+
+
+@dataclass(eq=False)
+class Launched(Line):
+    """A launch of a generated kernel."""
+
+    kernel: Any = None
+    grid: Any = None
+    given: Sequence[Any] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Launcher:
+    """A generated kernel, called as emitted code calls it."""
+
+    def __init__(self, tracer: Tracer, kernel: Any) -> None:
+        self.tracer, self.kernel = tracer, kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *given, **options: self.tracer.launch(self.kernel, grid, given, options)
+
+    def __call__(self, *given: Any, **options: Any) -> None:
+        self.tracer.launch(self.kernel, options.get("grid"), given, options)
+
+
+class Tracer:
+    """Recording of one run of `at` and of the function that launches."""
+
+    def __init__(self, space: Mapping[str, Any]) -> None:
+        self.space = space
+        self.lines: list[Line] = []
+        self.memory = Line("spaces[{}]", name="memory")
+        self.known: dict[Any, TracedSize] = {}
+        self.conditions: dict[str, Line] = {}
+        self.constants: dict[str, Any] = {}
+        self.needed: Any = None  # bytes of the workspace, if it is used
+        self.made: Any = None  # arguments of `Calls`
+        self.open = True  # whether lines are added
+
+    # ------------------------------------------------------------ lines
+    def named(self, line: Line, prefix: str) -> Line:
+        """Add a line, with a new name."""
+        line.name = f"{prefix}{len(self.lines)}"
+        self.lines.append(line)
+        return line
+
+    def spelled(self, x: Any, needs: list[Line]) -> str:
+        """Source text of a value; the lines that it reads are added to `needs`."""
+        if isinstance(x, TracedSize):
+            needs.append(x.line)
+            return x.line.name
+        if isinstance(x, TracedTensor):
+            needs.append(x._line)
+            return x._line.name
+        if isinstance(x, tuple):
+            if x and all(isinstance(k, slice) for k in x):
+                return ", ".join(self.spelled(k, needs) for k in x)
+            return f"({''.join(self.spelled(k, needs) + ', ' for k in x)})"
+        if isinstance(x, list):
+            return f"[{', '.join(self.spelled(k, needs) for k in x)}]"
+        if isinstance(x, slice):
+            return ":".join("" if k is None else self.spelled(k, needs) for k in (x.start, x.stop))
+        if x is None or type(x) in (int, bool, str):
+            return repr(x)
+        if isinstance(x, Launcher | Opaque):
+            raise Untraceable("a function as an argument")
+        name = f"constant{len(self.constants)}"
+        name = next((n for n, value in self.constants.items() if value is x), name)
+        self.constants[name] = x
+        return name
+
+    def line(self, text: str, *given: Any, effect: bool = False, prefix: str = "t") -> Line:
+        """A new line of a text with `{}` for each of the values."""
+        needs: list[Line] = []
+        return self.named(
+            Line(text.format(*[self.spelled(x, needs) for x in given]), tuple(needs), effect=effect), prefix
+        )
+
+    def computed(self, text: str, value: int, *given: Any) -> TracedSize:
+        """An integer computed from others; equal texts are one line."""
+        needs: list[Line] = []
+        whole = text.format(*[self.spelled(x, needs) for x in given])
+        if whole not in self.known:
+            self.known[whole] = TracedSize(self, value, self.named(Line(whole, tuple(needs)), "i"))
+        return self.known[whole]
+
+    def decided(self, text: str, holds: bool, *given: Any) -> bool:
+        """The result of a condition at the recorded sizes, which becomes one of the function."""
+        needs: list[Line] = []
+        whole = text.format(*[self.spelled(x, needs) for x in given])
+        text = whole if holds else f"not {whole}"
+        self.conditions[text] = Line(text, tuple(needs))
+        return holds
+
+    def effect(self, text: str, given: Sequence[Any], named: Mapping[str, Any], *first: Any) -> TracedTensor:
+        """A call that happens in any case: of Torch, of a helper function."""
+        pairs = ["{}" for _ in given] + [f"{name}={{}}" for name in named]
+        return TracedTensor(
+            self, self.line(f"{text}({', '.join(pairs)})", *first, *given, *named.values(), effect=True)
+        )
+
+    def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Record a launch."""
+        self.lines.append(Launched("", effect=True, kernel=kernel, grid=grid, given=given, options=options))
+
+    # ------------------------------------------------------------ what emitted code uses
+    def take(self, size: Any) -> Spaces:
+        """`Workspace.take`."""
+        self.needed = size
+        return Spaces(self)
+
+    def extreme(self, which: Any) -> Any:
+        """`max` or `min`."""
+
+        def found(*given: Any) -> Any:
+            if len(given) == 1 or not any(isinstance(x, TracedSize) for x in given):
+                return which(*given)
+            text = f"{which.__name__}({', '.join('{}' for _ in given)})"
+            return self.computed(text, which(*map(known_value, given)), *given)
+
+        return found
+
+    def check_sizes(self, shapes: Any, wanted: Any, conditions: Any) -> None:
+        """`check_sizes`: conditions have been decided by comparisons; shapes are compared here."""
+        for seen, right in zip(shapes, wanted):
+            for a, b in zip(seen, right):
+                if a is not b and not a == b:
+                    raise Untraceable("a shape")
+        if not all(holds for _, holds in conditions):
+            raise Untraceable("a condition")
+
+    def calls(self, *given: Any, **options: Any) -> Any:
+        """`Calls`."""
+        self.made = SimpleNamespace(launch=given[0], inputs=given[2], results=given[3], **options)
+        return self.made
+
+    def run(self, at: Any, shapes: Sequence[Sequence[int]]) -> Any:
+        """Run `at` and its function; returns the result lines."""
+        own = {"check_sizes": self.check_sizes, "Calls": self.calls, "max": self.extreme(max), "min": self.extreme(min),
+               "Launches": lambda *given: SimpleNamespace(of=lambda kernel: Launcher(self, kernel))}  # fmt: skip
+        space = dict(self.space)
+        for name, value in self.space.items():
+            if isinstance(value, FunctionType) or name == "torch":
+                space[name] = Opaque(self, name, value)
+        cells = []
+        for name, cell in zip(at.__code__.co_freevars, at.__closure__ or ()):
+            found = cell.cell_contents
+            if name in ("states", "weights"):
+                raise Untraceable(name)
+            if type(found).__name__ == "Workspace":
+                found = SimpleNamespace(take=self.take)
+            elif isinstance(found, FunctionType):
+                raise Untraceable(name)
+            cells.append(CellType(found))
+        function = FunctionType(at.__code__, {**space, **own}, "at", at.__defaults__, tuple(cells))
+        sizes = [
+            tuple(TracedSize(self, n, Line("", name=f"s{i}_{k}")) for k, n in enumerate(shape))
+            for i, shape in enumerate(shapes)
+        ]
+        function(*sizes)
+        if self.made is None or self.made.reuse or getattr(self.made, "states", None):
+            raise Untraceable("results or states in the program's memory")
+        given = [TracedTensor(self, Line("", name=f"x{i}")) for i in range(len(self.made.inputs))]
+        given += [TracedTensor(self, Line("", name=f"r{i}")) for i in range(len(self.made.results))]
+        results = self.made.launch(*given)
+        self.open = False
+        return [r._line for r in results]
+
+
+__all__ = ["Launched", "Line", "TracedSize", "TracedTensor", "Tracer", "Untraceable", "known_value"]

@@ -1,0 +1,72 @@
+"""Quantized weights are encoded on the GPU while the host searches: every plan reads nearly all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Any
+
+from ..backends.runtime.upload import copied_bytes
+from ..backends.tuning.gpu_lock import GpuLock
+from ..costdb.keys.device import GPU_KIND, gpu_facts
+from ..egraph.ir.weight_data import DerivedData
+from ..extract.model.clock import Clock
+from .prepare import Task
+from .session import Session
+
+SHARE = 0.25  # share of free device memory that the original weights may have
+
+
+def free_bytes() -> int:
+    """Free bytes of the GPU's memory."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0])
+
+
+@dataclass
+class BackgroundWeights:
+    """Computation of derived weights in the background."""
+
+    started: bool = False  # whether it computes any; known soon after `start_weights`
+    end: Callable[[], None] = lambda: None  # ends it early, and waits for that
+
+
+def start_weights(session: Session, task: Task) -> BackgroundWeights:
+    """Start computing derived weights on the GPU.
+
+    The weights must be kept by the caller (`codes_kept`): nothing here holds them. Shares the GPU lock with kernel
+    timing. Errors are left to the program, which computes the same weights.
+    """
+    graph = task.model.graph
+    found = [graph.params.get(str(leaf.attr("name"))) for leaf in graph.leaves("param")]
+    derived: list[Any] = [data for data in found if isinstance(data, DerivedData)]
+    if not (derived and task.on_gpu and gpu_facts()):
+        return BackgroundWeights()
+    ended, lock, clock = Event(), GpuLock(), Clock()
+    session.clocks.append(("weights", clock))
+
+    def compute() -> None:
+        with suppress(Exception), clock.running("encode"), lock:
+            made.started = copied_bytes(derived) <= SHARE * free_bytes()
+            for data in derived if made.started else ():
+                if ended.is_set() or session.progress.stopped:
+                    break
+                data.load_on(GPU_KIND)
+                lock()
+
+    thread = Thread(target=compute, name="weights", daemon=True)
+
+    def end() -> None:
+        ended.set()
+        lock.hurried = True
+        thread.join()
+
+    made = BackgroundWeights(False, end)
+    thread.start()
+    return made
+
+
+__all__ = ["BackgroundWeights", "start_weights"]
