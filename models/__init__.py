@@ -1,4 +1,4 @@
-"""Model files and modules in: ONNX, torch.export, Hugging Face folders, functions; a small model zoo.
+"""Importers of models (ONNX, torch.export, Hugging Face folders, functions), and models with random weights.
 
 In: a file, module or function.
 Out: a typed graph with lazy weights.

@@ -73,7 +73,7 @@ def load(path: Path | str, *, dims: Dims = None, trust: bool = False) -> Graph:
     `dims` binds free dimensions by name; the others stay free. `trust` allows formats whose loading can run code
     (`.pt2`) and links that lead out of a model's folder. Raises BadModelError for a missing, empty or malformed file,
     UnsupportedError for other formats and for operators or options that are not implemented, UntrustedModelError for a
-    format that needs `trust`. Raises UsageError if `dims` is no mapping.
+    format that needs `trust`. Raises UsageError if `dims` is not a mapping.
     """
     path = named_path(path)
     if not isinstance(dims, Mapping | None):

@@ -28,7 +28,8 @@ from tensor_graphs.pipeline import time_finalists, time_launching, timing
 from tensor_graphs.pipeline.reserves import after_finalists_s, after_search_s, launching_s
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.pipeline.time_finalists import fastest_finalist
-from tensor_graphs.report.report import FinalistReport, Report
+from tensor_graphs.report.records import FinalistReport
+from tensor_graphs.report.report import Report
 
 GRAPH = Graph.of(tg.exp(tg.tanh(tg.input("x", (8, 8)))))
 US = {"np.exp": 40.0, "np.tanh": 38.0, "both": 79.0, "both, unmeasured": 78.5, "both, slow": 90.0}

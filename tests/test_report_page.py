@@ -15,7 +15,8 @@ from tensor_graphs.cli.app import run
 from tensor_graphs.errors import BadModelError
 from tensor_graphs.report.drawings import weight_names
 from tensor_graphs.report.page import advice, share_of_limit
-from tensor_graphs.report.report import BucketReport, OperationReport, Report, StepReport, UserKernelReport
+from tensor_graphs.report.records import BucketReport, OperationReport, StepReport, UserKernelReport
+from tensor_graphs.report.report import Report
 from tensor_graphs.report.timeline import drawn
 
 HOSTILE = "</main><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\u202e\udc80\0"

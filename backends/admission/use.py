@@ -34,8 +34,8 @@ def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Admissio
         tg.use_kernels("kernels.py")
 
     `sources`: paths of Python files, kernels (`tg.kernel`) or modules that declare them. **The files are executed as
-    code**, with the rights of this process; the checks find mistakes, they are no sandbox. Each kernel first runs in a
-    child process, on several choices of sizes and values, and is compared with its reference in float64; verdicts are
+    code**, with the rights of this process; the checks find mistakes, they are not a sandbox. Each kernel first runs in
+    a child process, on several choices of sizes and values, and is compared with its reference in float64; verdicts are
     stored under the content of the file. `say` receives the name of each kernel that is checked.
 
     Raises KernelError for a file that is missing or malformed; raises KernelRefusedError if a kernel fails a check:

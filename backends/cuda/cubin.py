@@ -19,7 +19,7 @@ FRAME, REGISTERS = 0x11, 0x2F  # ids of the attributes that are read
 def resources(binary: bytes) -> tuple[int, int]:
     """(registers, bytes of stack spills) per thread, the maximum over all functions.
 
-    Raises ValueError if `binary` is no cubin.
+    Raises ValueError if `binary` is not a cubin.
     """
     try:
         found = [pair for start, size in _sections(binary, b".nv.info") for pair in _attributes(binary, start, size)]

@@ -100,7 +100,7 @@ def _where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
 
 
 def conjuncts(c: Expr) -> list[Expr]:
-    """The conditions that a condition joins by `and`; the condition itself if it is no conjunction."""
+    """The conditions that a condition joins by `and`; the condition itself if it is not a conjunction."""
     return [c] if c.op != "and" else [*conjuncts(c.args[0]), *conjuncts(c.args[1])]
 
 

@@ -33,7 +33,7 @@ class DimensionSlice:
 def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
     """Access to a row-major buffer at the flat index `at`, as one `DimensionSlice` per dimension.
 
-    None if the accessed elements are no box of the buffer.
+    None if the accessed elements do not form a box of the buffer.
     """
     found = []
     for place, size in zip(unravelled(at, buffer.shape), buffer.shape, strict=True):
@@ -52,7 +52,7 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
     """Dimension along which an access reads or writes the whole buffer, element i at index i of `axis`; None if there
-    is none. `parts`: the access (`parts_of`); None if it is no box."""
+    is none. `parts`: the access (`parts_of`); None if it is not a box."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d

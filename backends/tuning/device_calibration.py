@@ -42,7 +42,8 @@ class DeviceCalibration:
             self._store(reply)
 
     def measured(self, process: GpuProcess, seconds: float) -> list[Row]:
-        """Rows of the limits, measured now for about `seconds` and stored. Raises WorkerError on failure."""
+        """Measure the device's roofline limits now, for about `seconds`, and store them; returns their rows. Raises
+        WorkerError on failure."""
         return self._store(process.ask({"job": "calibrate", "seconds": seconds}, START_S))
 
     def _store(self, reply: Reply) -> list[Row]:

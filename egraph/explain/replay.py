@@ -24,7 +24,7 @@ class ReplayResult:
     """Result of a replay.
 
     `errors[i]` is the largest relative error (float64) that step i causes in its subterm or in the whole term. `wrong`
-    lists the steps that exceed the tolerance, are no instance of their rule, or do not start at the previous step's
+    lists the steps that exceed the tolerance, are not an instance of their rule, or do not start at the previous step's
     term; it includes the number of steps if the last term is not the chosen one. `finite`: whether some value of the
     original term was finite.
     """

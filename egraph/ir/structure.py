@@ -18,7 +18,8 @@ MOST_FIELDS = 1000  # maximum fields of a stored named tuple
 
 
 class Record(dict[str, Any]):
-    """Children by name of a container that is no tuple, list or dict (a dataclass, a mapping registered with PyTorch).
+    """Children by name of a container that is not a tuple, list or dict (a dataclass, a mapping registered with
+    PyTorch).
 
     `make` makes the container from a list of the children's values. Stored as a dict.
     """
@@ -66,7 +67,7 @@ def _filled(item: Any, results: Sequence[Any]) -> Any:
 def pack(structure: Any) -> Any:
     """JSON data of a structure.
 
-    Raises TypeError for leaves that are no indices, and for keys that are neither texts nor integers.
+    Raises TypeError for leaves that are not indices, and for keys that are neither texts nor integers.
     """
     if structure is None or type(structure) is int:
         return structure

@@ -57,7 +57,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
     """The next message of a stream, as (header, arrays).
 
-    Raises EOFError at the end of the stream, ValueError if the bytes are no message.
+    Raises EOFError at the end of the stream, ValueError if the bytes are not a message.
     """
     (size,) = struct.unpack("<I", _exactly(stream, 4))
     if size > 1 << 30:

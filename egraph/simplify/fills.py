@@ -24,7 +24,7 @@ def fill(shape: Shape, value: Any, dtype: str) -> Tensor:
 
 
 def number(x: Tensor) -> float | None:
-    """The value of a fill node; None for other nodes."""
+    """The value that all elements of a fill node (`full`) have; None for other nodes."""
     return x.attr("value") if x.op == "full" else None
 
 

@@ -47,7 +47,7 @@ def check_form(form: str) -> str:
 def group_of(form: str, size: int) -> int:
     """Group size: numbers along K that share a scale, the largest usual size that divides K, or all of K.
 
-    Raises UnsupportedError for mxfp4 if `size` is no multiple of 32.
+    Raises UnsupportedError for mxfp4 if `size` is not a multiple of 32.
     """
     if form == "fp8":
         return size

@@ -65,7 +65,7 @@ def quantized(
     `NAME.scale`, computed when they are loaded. `known`: what earlier calls for graphs with the same params found,
     which is extended.
 
-    Raises UsageError for another form or a param without data, UnsupportedError if there is no weight.
+    Raises UsageError for another form or a param without data, UnsupportedError if there is not a weight.
     """
     check_form(form)
     found = _matrices(graph, but)

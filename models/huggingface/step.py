@@ -92,7 +92,7 @@ def positions_of(config: Config) -> int:
 def eos_of(folder: Folder) -> tuple[int, ...]:
     """Tokens that end a text: `eos_token_id` of generation_config.json, else of the config.
 
-    Those outside the vocabulary are left out. Raises BadModelError for fields that are no tokens.
+    Those outside the vocabulary are left out. Raises BadModelError for fields that are not tokens.
     """
     file = Path(folder.where) / "generation_config.json"
     known = bool(folder.where) and file.is_file()

@@ -38,7 +38,8 @@ def has_bool(term: Term) -> bool:
 
 
 def rank_of(s: Sampler, call: PatternCall, want: Want) -> int:
-    """The rank of an op whose operands have the result's rank."""
+    """Rank of an elementwise op's result and operands: that of the wanted shape, else of an operand whose type is
+    known, else drawn."""
     if want.shape is not None:
         return len(want.shape)
     for a in call.args:

@@ -210,7 +210,7 @@ def index_type(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: A
     """The type of an index operand with this shape.
 
     `bound`: exclusive upper bound of the indices, recorded for a variable; values of other terms are not checked.
-    Raises Reject for a variable that is no integer.
+    Raises Reject for a variable that is not an integer.
     """
     fresh = isinstance(term, Var) and term.name not in s.types
     found = s.known(term) or s.term(term, Want(shape, "int64"))

@@ -1,4 +1,5 @@
-"""Whether rules derive other rules: their sides are saturated at sample shapes and compared."""
+"""Test whether rules derive another rule: both sides of it are saturated at sample shapes and must end in one
+e-class."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
 def perm_of(value: Param) -> tuple[int, ...] | None:
     """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank).
 
-    None if the value is no permutation.
+    None if the value is not a permutation.
     """
     if isinstance(value, tuple):
         return value if sorted(value) == list(range(len(value))) else None

@@ -118,7 +118,7 @@ FAULTS = {
         "tests/test_faults.py::test_hostile_names_are_only_names",
     ),
     "negative strides of inputs are lost": Fault(
-        11, "tensor_graphs.backends.runtime.marshalling", "OnCpu.accept",
+        11, "tensor_graphs.backends.runtime.marshalling", "NumpyMarshalling.accept",
         "lambda self, x, spec: plain(self, x[::-1] if x.ndim and x.strides[0] < 0 else x, spec)",
         "tests/test_faults.py::test_layouts_and_aliased_inputs",
     ),

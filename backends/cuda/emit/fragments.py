@@ -421,7 +421,7 @@ class Fragments(CudaPart):
         """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
         returns their location.
 
-        Raises Unfusable for a sum over columns that is no product.
+        Raises Unfusable for a sum over columns that is not a product.
         """
         frame = self.frame
         warps, rows, local = frame.warps, frame.heights * HEIGHT, self.names[e]

@@ -78,7 +78,7 @@ class AttentionSchedule(Schedule):
 
     @property
     def split_widths(self) -> bool:
-        """Whether a head width that is no power of two is computed as two powers of two, instead of being padded."""
+        """Whether a head width that is not a power of two is computed as two powers of two, instead of being padded."""
         return self.pieces == 2
 
     def tiling(self, shape: Shape) -> Tiling:

@@ -1,7 +1,7 @@
 """Frame of warp-specialized attention: queries, keys and values are in shared memory, scores and results in registers.
 
-A head width that is no power of two may be split into two powers of two (96 into 64 and 32); each product along it, and
-each result over it, is then two. Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, head
+A head width that is not a power of two may be split into two powers of two (96 into 64 and 32); each product along it,
+and each result over it, is then two. Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, head
 width), P weights as an mma operand, B stores.
 """
 

@@ -51,7 +51,7 @@ class AttentionStores(TileStores):
     def store(self, store: OutputStore) -> None:
         """Emit the store of a result: rounded, converted to a memory-friendly layout, written.
 
-        Raises Unfusable for a result that is no tile of rows and columns.
+        Raises Unfusable for a result that does not vary along both rows and columns.
         """
         frame = self.frame
         spot = self.kernel.buffers[store.buffer]

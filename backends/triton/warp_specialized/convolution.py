@@ -75,7 +75,8 @@ def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
     """TMA box that a load reads in a tile.
 
     Along each axis the tile has `spans[axis]` elements and begins at a multiple of that number. Raises Unfusable if the
-    tile is no box with axes in this order, or if a guard of the load is no check that a coordinate is inside the image.
+    tile is not a TMA box with axes in this order, or if a guard of the load is not a bounds check of an image
+    coordinate.
     """
     operand, at, steps, dtype = load.value
     if steps or dtype not in HALVES:

@@ -32,7 +32,7 @@ class Loaded:
 def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
     """Graph of a source (see `optimize`), loaded with the session's options and compared with the caller's function.
 
-    Sets `session.caller`. Raises UsageError for sizes that are no integers or are given twice, TraceError if the
+    Sets `session.caller`. Raises UsageError for sizes that are not integers or are given twice, TraceError if the
     function returns other values than the graph, and the errors of `as_graph`.
     """
     options = session.options

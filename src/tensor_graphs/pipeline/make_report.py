@@ -18,15 +18,8 @@ from ..extract.model.kernel import Candidate
 from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
 from ..options import Options
-from ..report.report import (
-    BlockReport,
-    BufferReport,
-    OperationReport,
-    Report,
-    UserKernelReport,
-    kernel_rows,
-    step_rows,
-)
+from ..report.records import BlockReport, BufferReport, OperationReport, UserKernelReport, kernel_rows, step_rows
+from ..report.report import Report
 from ..wording import counted
 from .prepare import Task
 from .prices import CostPricer, at_stored_prices, calls_of

@@ -49,7 +49,7 @@ class Task:
 
     @property
     def work(self) -> Graph:
-        """The graph to rewrite: `model.work`, or the one at generic sizes for a size-polymorphic program."""
+        """The simplified graph that saturation rewrites; for a size-polymorphic program at generic sizes."""
         return self.model.work if self.symbolic is None else self.symbolic.work
 
     @property

@@ -21,7 +21,7 @@ from ..extract.model.clock import Clock, Halted
 from ..extract.model.pricing import Measurer
 from ..options import Options, with_builtin
 from ..progress import Progress
-from ..report.report import FinalistReport
+from ..report.records import FinalistReport
 from ..report.timeline import Rows, timeline
 from ..verification.comparison import rounding_allowance
 from ..writing.files import named_path

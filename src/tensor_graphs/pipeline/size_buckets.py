@@ -22,7 +22,8 @@ from ..egraph.ir.dims import dim
 from ..egraph.ir.graph import Graph
 from ..extract.model.kernel import Backend
 from ..options import Options
-from ..report.report import BucketReport, Report
+from ..report.records import BucketReport
+from ..report.report import Report
 from ..verification.comparison import FACTORS
 from .bucket_forms import ALL, CALLER, HALVINGS, LARGEST, OWN, Forms, winners
 from .caller import Caller, CallerForm

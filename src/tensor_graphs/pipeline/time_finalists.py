@@ -16,7 +16,7 @@ import numpy as np
 from ..backends.program.program import Program
 from ..extract.search.alternatives import finalists
 from ..extract.search.search import Choice
-from ..report.report import FinalistReport
+from ..report.records import FinalistReport
 from ..verification.reference import sampled_near
 from . import timing
 from .prepare import Task

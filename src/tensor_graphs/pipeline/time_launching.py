@@ -17,7 +17,7 @@ from ..backends.verification.compare import equal_bits
 from ..extract.model.kernel import Call, Template
 from ..extract.model.plan import Plan
 from ..extract.search.search import Choice
-from ..report.report import FinalistReport
+from ..report.records import FinalistReport
 from .reserves import after_launching_s
 from .session import Session
 

@@ -57,9 +57,8 @@ def compare(
     source: Any, examples: Any, graph: Graph, *, sizes: Mapping[str, int] | None = None, kwargs: Mapping[str, Any] | None = None,
     seed: int = 0, spare: Callable[[], float] = lambda: math.inf,
 ) -> str:  # fmt: skip
-    """Text that says how a graph was compared with the function or module that it was traced from.
-
-    "" for other sources.
+    """Compare a traced graph with the function or module that it was traced from; returns text about the comparison for
+    the report, "" for sources that are neither.
 
     `examples`: the positional arguments of the trace. `sizes`: values of free dimensions. `spare`: seconds that each
     optional part may take now; parts of up to `trace_randomness.LEAST_S` run in any case. Raises TraceError (with

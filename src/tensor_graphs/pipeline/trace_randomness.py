@@ -89,7 +89,8 @@ def random_state_kept() -> Iterator[None]:
 
 
 def call_again(function: Callable[..., Any], call: Callable[[], None], took: float, time: OptionalTime) -> bool:
-    """Call a function again, until chance is no likely explanation for equal results. Whether it draws random numbers.
+    """Call a function again, until chance is not a likely explanation for equal results. Whether it draws random
+    numbers.
 
     `call` calls the function on the same inputs and raises for other results. `took`: seconds of a call. A function
     that draws from no known generator is called again within CHEAP_S only: it may use the clock, the operating system's

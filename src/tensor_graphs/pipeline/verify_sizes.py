@@ -113,9 +113,10 @@ class SizeVerifier:
         self, program: Program, tolerance: Tolerance, seed: int, enough: Callable[[], bool] = lambda: False,
         poll: Callable[[], object] = lambda: None,
     ) -> str:  # fmt: skip
-        """Problem of a program at other sizes, as text; "" if it passes verification there.
+        """Verify a program at other sizes; returns the first problem found, as text, or "" if there is none.
 
-        `enough()`: skip the optional sizes; `poll`: see `verify`.
+        `enough()`: whether to skip the remaining optional sizes. `seed`: of the random sizes and inputs. `poll`: see
+        `verify`.
         """
         start = time.monotonic()
         for number, sizes in enumerate(chain(needed := self.required(), self._random(seed))):

@@ -14,7 +14,8 @@ from .drawings import drawings
 from .shell import WEB, asset, page
 
 if TYPE_CHECKING:
-    from .report import Report, StepReport
+    from .records import StepReport
+    from .report import Report
 
 MOST_ROWS = 60  # kernels listed one by one; the others are summed
 

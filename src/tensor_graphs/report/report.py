@@ -3,191 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
-from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from ..errors import BadModelError
-from ..extract.model.kernel import Template
 from ..extract.model.plan import Plan
-from ..extract.model.pricing import Priced
-from ..plain import Natural, Within, decode, read_bytes
+from ..plain import Natural, decode, read_bytes
 from ..wording import counted
+from .records import (
+    Amount,
+    BlockReport,
+    BucketReport,
+    BufferReport,
+    Difference,
+    FinalistReport,
+    KernelReport,
+    OperationReport,
+    StepReport,
+    UserKernelReport,
+    kernel_rows,
+    step_rows,
+)
 from .timeline import Rows, is_span
-from .timeline import html as timeline_html
 
 #: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
 #: or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
 LARGEST = 1 << 28  # bytes of a report.json
-#: A time, a number of flops or bytes, or an error.
-Amount = Annotated[float, Within(0.0, 1e18)]
-Difference = Annotated[float, Within(-1e18, 1e18)]
-
-
-@dataclass
-class BufferReport:
-    """A buffer of the workspace: `size` bytes at `offset`, from step `first` to step `last`. `value`: its id."""
-
-    value: str
-    offset: Natural
-    size: Natural
-    first: Natural
-    last: Natural
-
-
-@dataclass
-class OperationReport:
-    """An operation of the simplified model; `reads`: indices of other operations."""
-
-    op: str
-    name: str
-    type: str
-    reads: list[Natural]
-
-
-@dataclass
-class BlockReport:
-    """One unique block of a model: number of instances, size, and outcome of its saturation.
-
-    `stopped`: the limit that ended it.
-    """
-
-    instances: Natural
-    nodes: Natural
-    e_nodes: Natural
-    classes: Natural
-    stopped: str
-    iterations: Natural
-    seconds: Amount
-
-
-@dataclass
-class KernelReport:
-    """One kernel of the plan, with all its calls."""
-
-    name: str
-    backend: str
-    count: Natural
-    us: Amount  # all calls together
-    source: str  # price source: measured, predicted, bound or failed
-
-
-@dataclass
-class FinalistReport:
-    """One plan that was timed as a whole program (GPU only).
-
-    `kernels`: number of kernel calls. `predicted_us`: sum of its kernels' times. `measured_us`: time of a call with
-    cold caches. `chosen`: whether the program runs this plan. `launching`: as `Plan.launching`.
-    """
-
-    kernels: Natural
-    predicted_us: Amount
-    measured_us: Amount
-    chosen: bool
-    launching: str = ""
-
-
-@dataclass
-class StepReport:
-    """One kernel call of the plan. `reads`, `writes`: ids of values; "in NAME" stands for inputs, states and weights.
-    `limit_us`: roofline bound of the call (None: unknown); `error`: its measured relative error (None: not measured).
-    """
-
-    name: str
-    backend: str
-    computes: str
-    us: Amount
-    source: str
-    reads: list[str]
-    writes: list[str]
-    type: str = ""
-    flops: Amount | None = None
-    bytes: Amount | None = None
-    limit_us: Amount | None = None
-    error: Amount | None = None
-
-
-@dataclass
-class BucketReport:
-    """A bucket of sizes of a free dimension: what its calls run ("all sizes", "own plan" or "caller"), the size at
-    which its own plan was searched (0: there is none), and µs of whole calls of each at some of its sizes.
-    """
-
-    dimension: str
-    least: Natural
-    most: Natural
-    runs: str
-    searched: Natural = 0
-    us: dict[str, dict[str, Amount]] = field(default_factory=dict)  # size -> what ran -> µs of a call
-
-    def __str__(self) -> str:
-        times = "; ".join(f"at {n} " + ", ".join(f"{f} {us:.1f}" for f, us in of.items()) for n, of in self.us.items())
-        return f"{self.dimension} {self.least}..{self.most}: {self.runs}" + (f" (µs {times})" if times else "")
-
-
-@dataclass
-class UserKernelReport:
-    """A user kernel in a search: its matches on the e-graph, its calls in the plan, and µs of its cheapest match (None
-    if unknown) with the origin of that price. `note`: why there are no matches, or no calls."""
-
-    name: str
-    matches: Natural
-    calls: Natural
-    us: Amount | None = None
-    source: str = ""
-    note: str = ""
-
-    def __str__(self) -> str:
-        if not self.matches:
-            return f"{self.name}: no match in the e-graph" + (f" ({self.note})" if self.note else "")
-        price = f"{self.us:.1f} µs ({self.source})" if self.us is not None else "no time"
-        if self.calls:
-            return f"{self.name}: {self.calls} {'call' if self.calls == 1 else 'calls'} in the plan, from {price}"
-        return f"{self.name}: {self.matches} {'match' if self.matches == 1 else 'matches'} from {price}, in no call: {self.note or 'other kernels make a faster plan'}"
-
-
-LONGEST_TEXT = 300  # characters of the text of one call
-
-
-def step_rows(plan: Plan) -> list[StepReport]:
-    """The kernel calls of a plan in order, without views, and without their limits and errors."""
-    base = {v.id: v.base for v in plan.values if v.origin == "view"}
-
-    def name(number: int) -> str:
-        while number in base:
-            number = base[number]
-        value = plan.values[number]
-        if value.origin == "kernel":
-            return f"%{number}"
-        return f"in {value.name[:LONGEST_TEXT]}" if value.name else f"in {value.origin} %{number}"
-
-    return [
-        StepReport(
-            s.template.name, s.template.backend, s.template.pattern[:LONGEST_TEXT], s.cost.us, s.cost.origin,
-            list(dict.fromkeys(name(v) for _, v in s.inputs)), [f"%{v}" for v in s.outputs],
-            str(plan.values[s.output].type),
-        )
-        for s in plan.steps if not s.is_view
-    ]  # fmt: skip
-
-
 _RENAMED = {"remembered": "from_plan_cache", "memory": "plan_cache_notes", "cut": "omitted"}  # fields: old name -> name
-
-
-def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
-    """Group kernel calls by kernel and origin of the price, most expensive first; without views."""
-    grouped: dict[tuple[str, str], KernelReport] = {}
-    for template, price in calls:
-        if template.family == "view":
-            continue
-        new = KernelReport(template.name, template.backend, 0, 0.0, price.origin)
-        row = grouped.setdefault((template.name, price.origin), new)
-        row.count += 1
-        row.us += price.us
-    return sorted(grouped.values(), key=lambda k: -k.us)
 
 
 def _plain(value: Any) -> Any:
@@ -405,26 +250,9 @@ class Report:
         return getattr(self, _RENAMED[name])
 
     def _repr_html_(self) -> str:
-        body = _table([], self.rows())
-        kernels = _table(
-            ["kernel", "calls", "µs", "share", "price"],
-            [
-                (k.name, str(k.count), f"{k.us:.1f}", _bar(k.us / self.cost_us if self.cost_us else 0), k.source)
-                for k in self.kernels
-            ],
-        )
-        blocks = _table(
-            ["block", "times", "nodes", "e-nodes", "classes", "stopped", "seconds"],
-            [(str(i), str(b.instances), str(b.nodes), str(b.e_nodes), str(b.classes), f"{b.stopped} ({b.iterations})", f"{b.seconds:.2f}")
-             for i, b in enumerate(self.blocks)],
-        )  # fmt: skip
-        rules = _table(
-            ["rule", "matches", "ms"],
-            [(n, str(m), f"{1000 * s:.1f}") for n, (m, s) in sorted(self.rules.items(), key=lambda r: -r[1][1])[:40]],
-        )
-        when = timeline_html(self.timeline)
-        parts = (("Kernels", kernels), ("Blocks", blocks), ("Rules by time", rules), ("Timeline", when))
-        return body + "".join(f"<details><summary>{t}</summary>{html}</details>" for t, html in parts)
+        from .notebook import notebook_html
+
+        return notebook_html(self)
 
     def html(self, sections: Mapping[str, str] | None = None) -> str:
         """The report as a self-contained HTML page: no script, no network. `sections`: further ones, title -> HTML."""
@@ -439,26 +267,3 @@ def _counted(parts: Mapping[str, int]) -> str:
 
 def _time(us: float) -> str:
     return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
-
-
-class _Html(str):
-    """Text that is already HTML."""
-
-
-def _bar(share: float) -> _Html:
-    return _Html(
-        f'<span class="bar" style="display:inline-block;height:.7em;background:#4a7;width:{120 * share:.0f}px"></span> {100 * share:.0f} %'
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def cell(text: str) -> str:
-        return text if isinstance(text, _Html) else escape(text)
-
-    top = "<tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>" if head else ""
-    return (
-        "<table>"
-        + top
-        + "".join("<tr>" + "".join(f"<td>{cell(c)}</td>" for c in r) + "</tr>" for r in rows)
-        + "</table>"
-    )

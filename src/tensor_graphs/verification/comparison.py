@@ -205,9 +205,7 @@ def misplaced(value: Array, reference: Array, original: Array) -> bool:
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
     """Largest relative error that the tolerance allows for an output of `dtype`.
 
-    Raises UsageError for an invalid tolerance.
-
-    `original`: error of the unoptimized graph.
+    `original`: relative error of the unoptimized graph. Raises UsageError for an invalid tolerance.
     """
     if not isinstance(tolerance, bool) and (error := as_float(tolerance)) >= 0:
         return error
