@@ -125,6 +125,30 @@ def cudnn(grad: Any, q: Any, k: Any, v: Any, bias: Any, causal: bool) -> list[An
     return [out, lse.squeeze(-1), *grads, seed]
 
 
+def traced_attention(kind: Callable[..., Any], given: list[Any], bias: Any, causal: bool) -> Any:
+    """Graph module of attention and its gradients, traced without a GPU."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode():
+        near = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in given]
+        mask = None if bias is None else torch.empty(bias.shape, device="meta")
+        traced = make_fx(lambda grad, q, k, v, mask: kind(grad, q, k, v, mask, causal))(*near, mask)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+@pytest.mark.parametrize("kind", [efficient, flash, cudnn])
+def test_seeds_of_attention_without_dropout_are_constants(kind: Callable[..., Any]) -> None:
+    from tensor_graphs.torch_compile.partition import split
+
+    traced = traced_attention(kind, [torch.randn(1, 2, 4, 8).bfloat16() for _ in range(4)], None, True)
+    found, report = split(traced, "forward", 1)
+    seeds = [n for n in found.module.graph.output_node().args[0] if n.op == "get_attr"]
+    assert seeds and len(found.parts) == 1 and not report.islands
+    assert all(not getattr(found.module, n.target).is_floating_point() for n in seeds)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("kind", "dtype", "biased"),
@@ -138,18 +162,11 @@ def cudnn(grad: Any, q: Any, k: Any, v: Any, bias: Any, causal: bool) -> list[An
 def test_attention_of_a_gpu_and_its_gradients_are_imported(
     kind: Callable[..., Any], dtype: str, biased: bool, causal: bool
 ) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     torch.manual_seed(0)
     shapes = {"grad": (2, 3, 6, 8), "q": (2, 3, 6, 8), "k": (2, 3, 6, 8), "v": (2, 3, 6, 8)}
     given = {n: torch.randn(s).to(getattr(torch, dtype)) for n, s in shapes.items()}
     bias = torch.randn(2, 3, 6, 6) if biased else None
-    with FakeTensorMode():  # without a GPU
-        near = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in given.values()]
-        mask = None if bias is None else torch.empty(bias.shape, device="meta")
-        traced = make_fx(lambda grad, q, k, v, mask: kind(grad, q, k, v, mask, causal))(*near, mask)
-    traced.graph.eliminate_dead_code()
+    traced = traced_attention(kind, [*given.values()], bias, causal)
     assert unsupported(traced) == {}
     graph, _ = read_traced(traced)
     values = [v.float().numpy() for v in (*given.values(), *([] if bias is None else [bias]))]

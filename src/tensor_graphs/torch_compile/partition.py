@@ -47,6 +47,7 @@ def split(
     from torch.fx.passes.operator_support import OperatorSupportBase
 
     copied = _copy(module)
+    _fill_seeds(copied)
     views = _views_of_results(copied.graph, seen)
     reasons = {
         **_misplaced(copied),
@@ -122,6 +123,42 @@ def _copy(module: Any) -> Any:
     graph.output(graph.graph_copy(module.graph, {}))
     graph.output_node().meta = dict(module.graph.output_node().meta)
     return torch.fx.GraphModule(module, graph)
+
+
+#: Fused attention of a GPU -> which of its results are the seed and the offset of its random numbers.
+_SEEDS = {
+    "aten._scaled_dot_product_efficient_attention.default": (2, 3),
+    "aten._scaled_dot_product_flash_attention.default": (6, 7),
+    "aten._scaled_dot_product_cudnn_attention.default": (6, 7),
+}
+
+
+def _fill_seeds(module: Any) -> None:
+    """Replace the seeds of attention without dropout by zeros, which are constants of the module.
+
+    PyTorch leaves them uninitialized, on a device that differs from the traced one, and its backward pass does not read
+    them.
+    """
+    import torch
+
+    for node in list(module.graph.nodes):
+        if str(node.target) not in _SEEDS or _argument(node, "dropout_p"):
+            continue
+        for user in list(node.users):
+            if user.target is operator.getitem and user.args[1] in _SEEDS[str(node.target)]:
+                value, name = user.meta["val"], f"_seed_of_{user.name}"
+                module.register_buffer(name, torch.zeros(value.shape, dtype=value.dtype, device=value.device))
+                with module.graph.inserting_before(user):
+                    zeros = module.graph.get_attr(name)
+                zeros.meta = dict(user.meta)
+                user.replace_all_uses_with(zeros)
+                module.graph.erase_node(user)
+
+
+def _argument(node: Any, name: str) -> Any:
+    """Value of an operator's argument in a call, or its default."""
+    position, declared = next((i, a) for i, a in enumerate(node.target._schema.arguments) if a.name == name)
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name, declared.default_value)
 
 
 def _views_of_results(graph: Any, seen: int | None) -> list[Any]:

@@ -82,7 +82,7 @@ def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | No
     None if the module does more than that call.
     """
     placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
-    rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+    rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
     (*calls,) = (n for n in rest if n.op == "call_module")
     if len(calls) != 1 or any(
         n.target is not operator.getitem or n.args[0] is not calls[0] for n in rest if n not in calls
@@ -91,10 +91,16 @@ def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | No
     if any(a not in placeholders for a in calls[0].args):
         return None
     given = [placeholders[a] for a in calls[0].args]
-    results = [  # (0, index of a result), (1, index of an argument) or (2, a constant)
-        (2, r) if not hasattr(r, "op") else (1, placeholders[r]) if r in placeholders else (0, r.args[1])
-        for r in module.graph.output_node().args[0]
-    ]
+
+    def source(r: Any) -> tuple[int, Any]:
+        """(0, index of a result), (1, index of an argument) or (2, a constant)."""
+        if not hasattr(r, "op"):
+            return 2, r
+        if r.op == "get_attr":
+            return 2, getattr(module, r.target)
+        return (1, placeholders[r]) if r in placeholders else (0, r.args[1])
+
+    results = [source(r) for r in module.graph.output_node().args[0]]
     forward = runner.forward
     if given == list(range(len(placeholders))) and results == [(0, i) for i in range(runner.results_count)]:
         return forward  # type: ignore[no-any-return]
