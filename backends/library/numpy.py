@@ -20,7 +20,7 @@ from ..contract import BackendBase
 from ..ir.source_text import dtype_text, literal
 from ..runtime.views import numpy_code, spelled, view_templates
 from .numpy_helpers import HELPERS
-from .scratch import Room, Rooms, reduced_shape, shape_of, wide, with_scratch, work
+from .scratch import ScratchBuffer, ScratchBuffers, reduced_shape, shape_of, wide, with_scratch, work
 
 Applies = Callable[[Call], bool]
 
@@ -72,7 +72,7 @@ def _computed(call: Call) -> str:
     return wide(call.output.type.dtype)
 
 
-def _exponents(call: Call) -> Rooms:
+def _exponents(call: Call) -> ScratchBuffers:
     return {"exponents": (shape_of(call, "out"), call.output.type.dtype)}
 
 
@@ -84,66 +84,68 @@ def _each_its_own(call: Call) -> bool:
     return call.output.type.rank > 0 and shape_of(call, "y") == shape_of(call, "out")
 
 
-def _signs(call: Call) -> Rooms:
+def _signs(call: Call) -> ScratchBuffers:
     return {"positive": (shape_of(call, "out"), "bool")}
 
 
-def _reduced(call: Call, axis: int) -> Room:
+def _reduced(call: Call, axis: int) -> ScratchBuffer:
     return reduced_shape(shape_of(call, "x"), (axis,)), _computed(call)
 
 
-def _along_axis(call: Call) -> Rooms:
+def _along_axis(call: Call) -> ScratchBuffers:
     return {"work": work(call), "stat": _reduced(call, call.attrs["axis"])}
 
 
-def _along_axis_twice(call: Call) -> Rooms:
+def _along_axis_twice(call: Call) -> ScratchBuffers:
     return {**_along_axis(call), "powers": (shape_of(call, "out"), _computed(call))}
 
 
-def _over_axes(call: Call) -> Rooms:
+def _over_axes(call: Call) -> ScratchBuffers:
     kept = shape_of(call, "out")
     return {"powers": (shape_of(call, "x"), _computed(call)), "top": (kept, _computed(call)), "infinite": (kept, "bool"),
             "work": work(call)}  # fmt: skip
 
 
-def _along_last(call: Call) -> Rooms:
+def _along_last(call: Call) -> ScratchBuffers:
     return {"work": work(call), "stat": _reduced(call, -1)}
 
 
-def _grouped(call: Call) -> Rooms:
+def _grouped(call: Call) -> ScratchBuffers:
     return {"work": work(call), "stat": ((shape_of(call, "x")[0], call.attrs["groups"], 1), _computed(call))}
 
 
-def _logs(call: Call) -> Rooms:
+def _logs(call: Call) -> ScratchBuffers:
     shape, kind = shape_of(call, "x"), call.operands["x"].type.dtype
     return {"logs": (shape, kind), "work": "logs" if wide(kind) == kind else (shape, wide(kind)),
             "powers": (shape, wide(kind)), "stat": (reduced_shape(shape, (1,)), wide(kind))}  # fmt: skip
 
 
-def _halved(call: Call) -> Rooms:
+def _halved(call: Call) -> ScratchBuffers:
     *rest, last = shape_of(call, "x")
     return {"turned": ((*rest, last // 2), call.operands["x"].type.dtype)}
 
 
-def _with_padding(call: Call, dtype: str) -> Room | str:
+def _with_padding(call: Call, dtype: str) -> ScratchBuffer | str:
     pads, (n, c, *space) = call.attrs["pads"], shape_of(call, "x")
     if not any(pads) and dtype == call.operands["x"].type.dtype:
         return "x"
     return (n, c, *(pads[i] + d + pads[len(space) + i] for i, d in enumerate(space))), dtype
 
 
-def _around(call: Call) -> Rooms:
+def _around(call: Call) -> ScratchBuffers:
     return {"around": _with_padding(call, call.operands["x"].type.dtype)}
 
 
-def _around_and_sums(call: Call) -> Rooms:
+def _around_and_sums(call: Call) -> ScratchBuffers:
     return {"around": _with_padding(call, _computed(call)), "work": work(call)}
 
 
-def _scores(call: Call) -> Rooms:
+def _scores(call: Call) -> ScratchBuffers:
     *batch, m, _ = shape_of(call, "out")
     kind, n = _computed(call), shape_of(call, "k")[-2]
-    inputs: Rooms = {f"{o}32": o if call.operands[o].type.dtype == kind else (shape_of(call, o), kind) for o in "qkv"}
+    inputs: ScratchBuffers = {
+        f"{o}32": o if call.operands[o].type.dtype == kind else (shape_of(call, o), kind) for o in "qkv"
+    }
     return {**inputs, "scores": ((*batch, m, n), kind), "stat": ((*batch, m, 1), kind), "work": work(call)}
 
 

@@ -16,8 +16,10 @@ from ...extract.model.library_kernel import code_identity, identify
 from ..ir.source_text import dtype_text, literal
 
 ALIGNMENT = 64
-Room = tuple[tuple[int, ...], str]  # shape and dtype of a scratch buffer
-Rooms = Mapping[str, "Room | str"]  # name -> buffer, or the name of another buffer, operand or "out" to alias
+ScratchBuffer = tuple[tuple[int, ...], str]  # shape and dtype of a scratch buffer
+ScratchBuffers = Mapping[
+    str, "ScratchBuffer | str"
+]  # name -> buffer, or the name of another buffer, operand or "out" to alias
 
 
 def wide(dtype: str) -> str:
@@ -35,44 +37,44 @@ def reduced_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 if i in [a % len(shape) for a in axes] else d for i, d in enumerate(shape))
 
 
-def work(call: Call) -> Room | str:
+def work(call: Call) -> ScratchBuffer | str:
     """Scratch buffer for a kernel's result in its compute dtype; "out" if that equals the output dtype."""
     kind = call.output.type.dtype
     return "out" if wide(kind) == kind else (shape_of(call, "out"), wide(kind))
 
 
-def placed(rooms: Rooms) -> tuple[dict[str, tuple[int, Room]], int]:
+def placed(buffers: ScratchBuffers) -> tuple[dict[str, tuple[int, ScratchBuffer]], int]:
     """Placement of a kernel's scratch buffers: (buffer name -> (offset, buffer), total bytes).
 
     Buffers that use another buffer's memory are left out.
     """
     found, end = {}, 0
-    for name, room in rooms.items():
-        if not isinstance(room, str):
-            found[name] = end, room
-            end += -(-prod(room[0]) * dtypes.itemsize(room[1]) // ALIGNMENT) * ALIGNMENT
+    for name, buffer in buffers.items():
+        if not isinstance(buffer, str):
+            found[name] = end, buffer
+            end += -(-prod(buffer[0]) * dtypes.itemsize(buffer[1]) // ALIGNMENT) * ALIGNMENT
     return found, end
 
 
-def with_scratch(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]) -> dict[str, Any]:
+def with_scratch(text: str | Callable[[Call], str], buffers_of: Callable[[Call], ScratchBuffers]) -> dict[str, Any]:
     """Arguments `code` and `scratch` of a `LibraryKernel` whose code uses scratch buffers.
 
     `text`: format string over operands, attributes, `out` and scratch buffers, or a function from a call to one.
-    `rooms`: function from a call to its scratch buffers, name -> (shape, dtype), or the name of another buffer,
+    `buffers_of`: function from a call to its scratch buffers, name -> (shape, dtype), or the name of another buffer,
     operand or "out" whose memory is used.
     """
 
     def code(call: Call) -> str:
-        wanted = rooms(call)
+        wanted = buffers_of(call)
         names = dict(call.names)
         for name, (offset, (shape, dtype)) in placed(wanted)[0].items():
             names[name] = f"place({names['scratch']}, {offset}, {literal(tuple(shape))}, {dtype_text(dtype)})"
-        names |= {name: names[room] for name, room in wanted.items() if isinstance(room, str)}
+        names |= {name: names[other] for name, other in wanted.items() if isinstance(other, str)}
         spelled = text if isinstance(text, str) else text(call)
         return spelled.format(**{k: literal(v) for k, v in call.attrs.items()}, **names)
 
     identify(code, f"rooms.with_rooms[{code_identity(text).removeprefix('numpy.')}]")
-    return {"code": code, "scratch": lambda call: placed(rooms(call))[1]}
+    return {"code": code, "scratch": lambda call: placed(buffers_of(call))[1]}
 
 
-__all__ = ["Room", "Rooms", "placed", "reduced_shape", "shape_of", "wide", "with_scratch", "work"]
+__all__ = ["ScratchBuffer", "ScratchBuffers", "placed", "reduced_shape", "shape_of", "wide", "with_scratch", "work"]

@@ -41,7 +41,8 @@ SOURCE = Path(__file__).with_name("direct_calls.c")
 
 @cache
 def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
-    """A function of direct_calls.c, of a tuple, by the end of its name; None if it cannot be compiled here."""
+    """The function of direct_calls.c whose name ends in `name`, which takes one tuple; None if it cannot be compiled
+    here."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
@@ -100,7 +101,8 @@ class DirectCalls:
         self.wait, self.pause, self.made = wait, 1, 0
 
     def learn(self, make: Callable[[], Direct | None]) -> Direct | None:
-        """The function after a call that the emitted program made; `make()` makes one."""
+        """Try to make a direct function, after a call that the emitted program made; `make()` returns it, or None.
+        Returns the function to use from now on; None if there is none."""
         found = make()
         if found is None:
             self.wait, self.pause = self.pause, 2 * self.pause
@@ -111,8 +113,8 @@ class DirectCalls:
 
 
 def final(bound: Any) -> Any:
-    """The `Calls` of a bound program that made its last call, if further calls launch in the same way, without code of
-    the program; else None."""
+    """The `Calls` object that made the last call of a bound program, if its way of launching is final and needs no code
+    of the program; else None."""
     sized = hasattr(bound, "kept")
     calls: Any = getattr(bound, "last", None) if sized else bound
     if not all(hasattr(calls, name) for name in NEEDED):  # none yet, or of a program saved by an older version
@@ -135,8 +137,8 @@ def _turned(bound: Any, calls: Any) -> bool:
 
 
 def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
-    """The function that makes calls of the bound program `bound` with inputs like `given`, which are the inputs of its
-    last call; None if there is none (yet). Calls hold the lock `lock`."""
+    """The C function that makes calls of the bound program `bound` with inputs like `given`, the inputs of its last
+    call; None if there is none yet, or none at all. Calls hold the lock `lock`."""
     calls, torch = final(bound), modules["torch"]
     if calls is None or not calls.kernels.table or len(calls.types) > MOST_TENSORS:
         return None

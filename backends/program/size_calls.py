@@ -48,7 +48,7 @@ class TensorMap:
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """Those of the integers that may depend on sizes."""
+        """The address, numbers of rows and columns and row stride, which may depend on sizes."""
         return self.where, self.rows, self.columns, self.apart
 
 
@@ -68,11 +68,11 @@ def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block
 
 
 class Differs(Untraceable):
-    """Raised where a record does not have the launches of the emitted code."""
+    """Raised when the launches of a record differ from those that the emitted code made at the same sizes."""
 
 
 class SizeCallWriter:
-    """Source text of the function of a record, and the values that it names."""
+    """Writer of the Python source of a record's function, and of the values that the source refers to (`space`)."""
 
     def __init__(self, tracer: Tracer, results: Sequence[Line], known: Any, count: int) -> None:
         self.tracer, self.results, self.known, self.count = tracer, results, known, count
@@ -127,7 +127,8 @@ class SizeCallWriter:
         return [len(shape) for shape, *_ in self.tracer.made.inputs]
 
     def spec(self, shape: Any, dtype: Any, strides: Any) -> tuple[str, list[Line]]:
-        """(arguments that allocate a result, lines that they read)."""
+        """Arguments that allocate a result of a shape, dtype and strides (None: row-major), as (source text, lines that
+        the text reads)."""
         needs: list[Line] = []
         if strides is None:
             strides, step = [], 1
@@ -136,7 +137,8 @@ class SizeCallWriter:
         return ", ".join(self.tracer.spelled(x, needs) for x in (tuple(shape), tuple(strides), dtype)), needs
 
     def template(self, one: Launched) -> LaunchTemplate:
-        """The template of the next launch; raises Untraceable if none fits."""
+        """The recorded template of the next launch. Raises Untraceable if there is none, or if it has tensor
+        descriptors of Triton."""
         found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
         self.position += 1
         if found is None or found.described:
@@ -146,7 +148,7 @@ class SizeCallWriter:
     # ------------------------------------------------------------ lines
     @staticmethod
     def reached(roots: Sequence[Line]) -> set[int]:
-        """Ids of the lines that `roots` read, directly or indirectly, and of the roots."""
+        """Ids of the lines `roots` and of all lines that they read, directly or indirectly."""
         found: set[int] = set()
         stack = list(roots)
         while stack:
@@ -157,11 +159,11 @@ class SizeCallWriter:
         return found
 
     def lines(self, wanted: set[int]) -> list[str]:
-        """Statements of those lines of the record that are in `wanted`, in order."""
+        """Statements of the recorded lines whose ids are in `wanted`, in order."""
         return [f"{x.name} = {x.text}" if x.name else x.text for x in self.tracer.lines if id(x) in wanted]
 
     def body(self, templates: Mapping[int, LaunchTemplate]) -> list[str]:
-        """Statements of all effects and of what they read; neighbouring launches are one call."""
+        """Statements of all effects and of the lines that they read; consecutive launches become one statement."""
         effects = [x for x in self.tracer.lines if x.effect]
         for x in effects:
             if isinstance(x, Launched):
@@ -178,7 +180,8 @@ class SizeCallWriter:
         return [*found, self.launches(together, templates)] if together else found
 
     def parameters(self, one: Launched, like: LaunchTemplate) -> list[tuple[int, int, Any]]:
-        """(kind of `Field`, offset, value) of the parameters of a launch that are its arguments."""
+        """Parameters of a launch that are arguments of the call, as (kind of the C structure `Field`, offset in the
+        parameter memory, value)."""
         values = [*one.given, *one.options.get("sizes", ())]
         return [
             *((POINTER, start, values[k]) for start, k, _ in like.pointers),
@@ -187,13 +190,15 @@ class SizeCallWriter:
 
     @staticmethod
     def place(x: Any) -> tuple[Line | None, Any]:
-        """A tensor as (line of the tensor that its address is relative to, if any; bytes from there)."""
+        """Address of a tensor as (line of the tensor that it is relative to, bytes from there); (None, address) for a
+        weight."""
         if isinstance(x, TracedTensor):
             return x._base, x._offset
         return None, x.data_ptr() if hasattr(x, "data_ptr") else x  # a weight
 
     def maps(self, one: Launched, like: LaunchTemplate) -> list[tuple[Line | None, TensorMap]]:
-        """The tensor maps of a launch, and the lines of the tensors that they are relative to."""
+        """Tensor maps of a launch, each with the line of the tensor that its address is relative to (None: a
+        weight)."""
         boxes = one.options.get("boxes", ())
         if len(boxes) != len(like.boxes):
             raise Untraceable("tensor maps")
@@ -206,7 +211,8 @@ class SizeCallWriter:
         return found
 
     def reads(self, one: Launched, like: LaunchTemplate) -> None:
-        """Set `needs` of a launch."""
+        """Set the lines that a launch reads (`Line.needs`): tensors of its arguments, and sizes in its grid, arguments
+        and tensor maps."""
         found: list[Line] = []
         integers: list[Any] = list(like.blocks(one.grid))
         for kind, _, x in self.parameters(one, like):
@@ -219,7 +225,7 @@ class SizeCallWriter:
         one.needs = (*found, *(x.line for x in integers if isinstance(x, TracedSize)))
 
     def launches(self, together: Sequence[Launched], templates: Mapping[int, LaunchTemplate]) -> str:
-        """The statement that makes neighbouring launches, by a C function of their integers and tensors."""
+        """The statement that makes consecutive launches by one C function of their integers and tensors."""
         integers: dict[str, int] = {}
         bases: dict[str, int] = {}
         texts = []
@@ -270,8 +276,9 @@ class SizeCallWriter:
         return f"if not {name}({given}): return None"
 
     def check(self, memory: int, given: Sequence[Any]) -> None:
-        """Compare with the last launches of the templates, which were those of the recorded sizes: integers, grids, and
-        addresses and tensor maps in the workspace and in inputs. Raises Differs if one does."""
+        """Compare the record at its own sizes with the parameter memory of the templates, which the emitted code has
+        just launched: integers, grids, and addresses and tensor maps in the workspace and in inputs. Raises Differs if
+        one is not equal."""
         starts = {"memory": memory, "": 0, **{f"x{i}": x.data_ptr() for i, x in enumerate(given)}}
         for like, parameter, value in self.checks:
             if parameter is None:
@@ -296,8 +303,8 @@ class SizeCallWriter:
 
 @dataclass(frozen=True)
 class NoSizeCall:
-    """That there is no function of a record: why, whether this holds for other shapes, and how many attempts have to
-    fail so."""
+    """Reason why a record has no function: `why`, for which shapes it applies (`holds`), and after how many failed
+    attempts it counts."""
 
     why: str
     holds: Callable[[Any], bool]
@@ -305,7 +312,8 @@ class NoSizeCall:
 
 
 def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
-    """Whether shapes satisfy the conditions that a record has met: code decides as at the recorded sizes then."""
+    """Function that tests whether shapes satisfy the recorded conditions, under which the emitted code takes the same
+    branches as at the recorded sizes."""
     shapes = ", ".join(f"({''.join(f's{i}_{k}, ' for k in range(rank))})" for i, rank in enumerate(ranks))
     tests = list(tracer.conditions.values())
     reached = SizeCallWriter.reached(tests)
@@ -323,9 +331,13 @@ def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
 def size_call(
     bound: Any, given: Sequence[Any], lock: Any, mode: Callable[[], bool]
 ) -> SizeCall | NoSizeCall | str:  # fmt: skip
-    """The function for calls at other sizes of the bound program `bound`, whose last call was the first one with
-    inputs of the shapes of `given`; or why there is none, as text if it is due to this call. Calls hold the lock
-    `lock`. `mode`: whether the caller is in a mode of Torch in which library kernels must not run."""
+    """The function for calls at other sizes of the bound program `bound`, made from a record of its last call, the
+    first one with inputs of the shapes of `given`. If there is none, the reason: text if it is due to this call only,
+    else a NoSizeCall.
+
+    Calls hold the lock `lock`. `mode()`: whether the caller is in a mode of Torch in which library kernels must not
+    run.
+    """
     torch, calls = modules["torch"], bound.last
     if calls is None or calls.ready:
         return "the call was not the first one at its sizes"
@@ -415,8 +427,12 @@ class SizeCalls:
         return None
 
     def learn(self, make: Callable[[], SizeCall | NoSizeCall | str], bound: Any, given: Sequence[Any]) -> None:
-        """Add the function that `make()` gives after the emitted code of `bound` made the first call at some sizes,
-        with inputs `given`. Nothing is made anew for sizes at which it would be as before."""
+        """After the emitted code of `bound` made the first call at some sizes, with inputs `given`: add what `make()`
+        returns, a function or the reason for none.
+
+        `make` is not called for shapes for which there is a function or a final reason for none, nor after too many
+        attempts.
+        """
         flat, direct = bound.way == "flat", bound.known.complete and bool(bound.known.templates)
         self.limit = self.RECURRING if not flat else self.PREPARED if direct else 1 << 60
         if len(self.made) >= self.MOST or self.tries >= self.TRIES:

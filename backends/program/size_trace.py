@@ -18,7 +18,7 @@ PROPERTIES = frozenset(["T", "mT"])
 
 
 class Untraceable(Exception):
-    """Raised where code of a program cannot be recorded for all sizes."""
+    """Raised where code of a program cannot be recorded as a function of sizes; the message says what it met."""
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ def _comparison(symbol: str, compute: Callable[[int, int], bool]) -> Callable[[T
 
 
 def known_value(x: Any) -> int:
-    """An integer, or the value of a size at the recorded sizes."""
+    """Value of a traced size at the recorded sizes; an integer itself."""
     return x.value if isinstance(x, TracedSize) else int(x)
 
 
@@ -136,7 +136,7 @@ class TracedTensor:
 
 
 class Spaces:
-    """The workspace as tensors by dtype."""
+    """Stand-in for the workspace: its memory as traced tensors, by dtype."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
@@ -145,14 +145,15 @@ class Spaces:
         return SimpleNamespace(as_strided=lambda *given: self.tensor(dtype, *given))
 
     def tensor(self, dtype: Any, shape: Any, strides: Any, offset: Any) -> TracedTensor:
-        """A tensor in the workspace at an offset in elements."""
+        """The traced tensor of a shape, strides and offset (both in elements) in the workspace."""
         tracer = self.tracer
         line = tracer.line("spaces[{}].as_strided({}, {}, {})", dtype, shape, strides, offset)
         return TracedTensor(tracer, line, tracer.memory, offset * dtype.itemsize)
 
 
 class Opaque:
-    """A function, or a module, whose calls are effects. `text`: how the recorded function names it."""
+    """Stand-in for a function, or a module of functions, whose calls are recorded as effects. `text`: its name in the
+    recorded function."""
 
     def __init__(self, tracer: Tracer, text: str, value: Any) -> None:
         self._tracer, self._text, self._value = tracer, text, value
@@ -173,7 +174,7 @@ class Opaque:
 
 @dataclass(eq=False)
 class Launched(Line):
-    """A launch of a generated kernel."""
+    """Line of a record: a launch of a generated kernel with its grid, arguments and options."""
 
     kernel: Any = None
     grid: Any = None
@@ -182,7 +183,7 @@ class Launched(Line):
 
 
 class Launcher:
-    """A generated kernel, called as emitted code calls it."""
+    """Stand-in for a generated kernel: a call, in the form that emitted code uses, records a launch."""
 
     def __init__(self, tracer: Tracer, kernel: Any) -> None:
         self.tracer, self.kernel = tracer, kernel
@@ -195,7 +196,8 @@ class Launcher:
 
 
 class Tracer:
-    """Recording of one run of `at` and of the function that launches."""
+    """Recorder of one run of the emitted function `at` and of the launching function that it makes: their statements,
+    as `Line`s in order, and the conditions on sizes that they tested."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self.space = space
@@ -210,7 +212,7 @@ class Tracer:
 
     # ------------------------------------------------------------ lines
     def named(self, line: Line, prefix: str) -> Line:
-        """Add a line, with a new name."""
+        """Give a line a new name, which begins with `prefix`, and append it to the record."""
         line.name = f"{prefix}{len(self.lines)}"
         self.lines.append(line)
         return line
@@ -241,14 +243,15 @@ class Tracer:
         return name
 
     def line(self, text: str, *given: Any, effect: bool = False, prefix: str = "t") -> Line:
-        """A new line of a text with `{}` for each of the values."""
+        """Append a line whose text is `text` with `{}` replaced by the source text of each value."""
         needs: list[Line] = []
         return self.named(
             Line(text.format(*[self.spelled(x, needs) for x in given]), tuple(needs), effect=effect), prefix
         )
 
     def computed(self, text: str, value: int, *given: Any) -> TracedSize:
-        """An integer computed from others; equal texts are one line."""
+        """The integer that the expression `text` over `given` computes, with its value at the recorded sizes. Equal
+        expressions share one line."""
         needs: list[Line] = []
         whole = text.format(*[self.spelled(x, needs) for x in given])
         if whole not in self.known:
@@ -256,7 +259,8 @@ class Tracer:
         return self.known[whole]
 
     def decided(self, text: str, holds: bool, *given: Any) -> bool:
-        """The result of a condition at the recorded sizes, which becomes one of the function."""
+        """Result `holds` of the condition `text` at the recorded sizes. The condition, or its negation, becomes a
+        precondition of the recorded function."""
         needs: list[Line] = []
         whole = text.format(*[self.spelled(x, needs) for x in given])
         text = whole if holds else f"not {whole}"
@@ -264,24 +268,25 @@ class Tracer:
         return holds
 
     def effect(self, text: str, given: Sequence[Any], named: Mapping[str, Any], *first: Any) -> TracedTensor:
-        """A call that happens in any case: of Torch, of a helper function."""
+        """Append a call that is kept even if nothing reads its result: of Torch, or of a helper function. Returns the
+        result as a tensor."""
         pairs = ["{}" for _ in given] + [f"{name}={{}}" for name in named]
         return TracedTensor(
             self, self.line(f"{text}({', '.join(pairs)})", *first, *given, *named.values(), effect=True)
         )
 
     def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Record a launch."""
+        """Append the launch of a generated kernel."""
         self.lines.append(Launched("", effect=True, kernel=kernel, grid=grid, given=given, options=options))
 
     # ------------------------------------------------------------ what emitted code uses
     def take(self, size: Any) -> Spaces:
-        """`Workspace.take`."""
+        """Stands for `Workspace.take`: records the bytes needed and returns the workspace by dtype."""
         self.needed = size
         return Spaces(self)
 
     def extreme(self, which: Any) -> Any:
-        """`max` or `min`."""
+        """Stands for the built-in `max` or `min` (`which`): records the call if an operand is a traced size."""
 
         def found(*given: Any) -> Any:
             if len(given) == 1 or not any(isinstance(x, TracedSize) for x in given):
@@ -292,7 +297,8 @@ class Tracer:
         return found
 
     def check_sizes(self, shapes: Any, wanted: Any, conditions: Any) -> None:
-        """`check_sizes`: conditions have been decided by comparisons; shapes are compared here."""
+        """Stands for the helper `check_sizes`. The conditions have been recorded when they were compared; here shapes
+        are compared with the declared ones. Raises Untraceable if one differs."""
         for seen, right in zip(shapes, wanted):
             for a, b in zip(seen, right):
                 if a is not b and not a == b:
@@ -301,12 +307,13 @@ class Tracer:
             raise Untraceable("a condition")
 
     def calls(self, *given: Any, **options: Any) -> Any:
-        """`Calls`."""
+        """Stands for the class `Calls`: keeps the arguments with which `at` makes its object for calls."""
         self.made = SimpleNamespace(launch=given[0], inputs=given[2], results=given[3], **options)
         return self.made
 
     def run(self, at: Any, shapes: Sequence[Sequence[int]]) -> Any:
-        """Run `at` and its function; returns the result lines."""
+        """Run `at` with traced sizes and the launching function with traced tensors; returns the lines of the
+        results."""
         own = {"check_sizes": self.check_sizes, "Calls": self.calls, "max": self.extreme(max), "min": self.extreme(min),
                "Launches": lambda *given: SimpleNamespace(of=lambda kernel: Launcher(self, kernel))}  # fmt: skip
         space = dict(self.space)

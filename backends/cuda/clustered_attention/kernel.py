@@ -37,7 +37,7 @@ POWERS = {"exp": "Exp", "exp2": "Exp2"}
 
 @dataclass(frozen=True)
 class ClusteredAttentionSchedule(Schedule):
-    """Schedule of attention of few rows in clusters."""
+    """Schedule of attention of few rows in which a cluster of thread blocks shares the positions."""
 
     parts: int = number("cluster size: slices of the positions", Domain(1, 16, powers=True))
     warps: int = number("warps along the positions", Domain(1, 32))
@@ -55,11 +55,11 @@ class ClusteredAttentionSchedule(Schedule):
 
     @property
     def chunk(self) -> int:
-        """Positions that a block holds at a time."""
+        """Number of positions that a block processes at a time."""
         return TILE * self.warps * self.deep
 
     def slice(self, room: int) -> int:
-        """Positions of a block, of `room` in all."""
+        """Number of positions that one block of a cluster reads, of `room` positions in all."""
         return -(-room // (self.parts * TILE)) * TILE
 
     def tile(self, shape: Shape) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class ClusteredAttentionSchedule(Schedule):
         return shape.m, max(1, shape.n // self.parts)
 
     def room(self, rows: int, head: int, columns: int) -> int:
-        """Bytes of shared memory of a block, as `ClusteredAttention::SIZE` in kernel.cuh."""
+        """Bytes of shared memory that a block needs (`ClusteredAttention::SIZE` in kernel.cuh)."""
 
         def aligned(words: int) -> int:
             return (words + 3) // 4 * 4
@@ -158,7 +158,7 @@ def emit_clusters(
 
 
 class ChunkFrame(ThreadFrame):
-    """Frame of the scores of a chunk of positions: their axis is walked, and bounds are checked along it."""
+    """Frame of the scores of one chunk of positions: a block loops over their axis, and bounds are checked along it."""
 
     def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, positions: Axis) -> None:
         super().__init__(kernel, layout, name, shape)
@@ -166,12 +166,13 @@ class ChunkFrame(ThreadFrame):
         self.top.bound.discard(positions)
 
     def ragged(self, dim: str) -> bool:
-        """Whether bounds are checked along a dimension: along all that are walked."""
+        """Whether bounds are checked along a dimension: only along those that a block loops over."""
         return dim in self.walked or super().ragged(dim)
 
 
 class ClusteredAttentionEmitter:
-    """Emitter of one kernel: see the module. The constructor raises Unfusable if the schedule does not fit."""
+    """Emitter of one kernel of clustered attention. The constructor raises Unfusable if the schedule does not suit the
+    kernel."""
 
     def __init__(
         self, kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, found: DecodeAttention, name: str,
