@@ -229,6 +229,22 @@ def test_functions_that_read_nothing_get_no_warning():
         assert not outside_reads(function)
 
 
+def test_functions_without_a_module_and_objects_with_odd_attributes_are_looked_at():
+    known = {}
+    exec("import time\ndef read(x):\n    return x + time.time()\n", known)
+    known["read"].__module__ = None
+    assert outside_reads(known["read"]) == ["time.time()"]
+
+    class Odd:
+        def modules(self, depth):
+            raise RuntimeError(depth)
+
+        def __call__(self, x):
+            return x
+
+    assert outside_reads(Odd()) == []
+
+
 @pytest.mark.filterwarnings("ignore:you are shuffling")
 def test_random_numbers_in_large_functions_are_found(monkeypatch):
     monkeypatch.setattr(trace_check_large, "LARGE_BYTES", 8)

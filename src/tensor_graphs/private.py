@@ -100,7 +100,11 @@ def temporary_place() -> str:
 
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
     for place in places:
-        if os.path.isdir(place) and os.access(place, os.W_OK) and not unsafe_folder(Path(place) / "new"):
+        if (
+            os.path.isdir(place)
+            and os.access(place, os.W_OK)
+            and not unsafe_folder(Path(place) / f"tensor-graphs-{os.urandom(8).hex()}")
+        ):
             return place
     raise RuntimeError(
         f"other users can replace code in the temporary folder {places[0]}: set TMPDIR to a folder of your own"

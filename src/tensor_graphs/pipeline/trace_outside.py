@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -40,7 +41,7 @@ def outside_reads(function: Any) -> list[str]:
     waiting, seen = list(_functions_of(function)), set[CodeType]()
     while waiting and len(seen) < MOST_CODES:
         one = waiting.pop()
-        if one.__code__ not in seen and one.__module__.partition(".")[0] not in _LIBRARIES:
+        if one.__code__ not in seen and _package_of(one) not in _LIBRARIES:
             seen.add(one.__code__)
             for value, what in _named(one):
                 if what:
@@ -50,6 +51,12 @@ def outside_reads(function: Any) -> list[str]:
     return sorted(found)
 
 
+def _package_of(function: FunctionType) -> str:
+    """Name of the package in which a function was defined; "" for one of executed text."""
+    module = function.__module__
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
 def _functions_of(value: Any) -> Iterator[FunctionType]:
     """Functions with Python code that run when a value is called."""
     value = getattr(value, "func", value)  # of functools.partial
@@ -57,7 +64,8 @@ def _functions_of(value: Any) -> Iterator[FunctionType]:
     if isinstance(value, FunctionType):
         yield value
         return
-    for owner in list(value.modules()) if callable(getattr(value, "modules", None)) else [value]:
+    torch = sys.modules.get("torch")
+    for owner in list(value.modules()) if torch is not None and isinstance(value, torch.nn.Module) else [value]:
         for name in ("forward", "__call__"):
             method = vars(owner).get(name) if hasattr(owner, "__dict__") else None
             method = method or getattr(type(owner), name, None)
@@ -97,7 +105,10 @@ def _named_in(code: CodeType, known: Mapping[str, Any]) -> Iterator[tuple[Any, s
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
             if isinstance(value, type) and issubclass(value, datetime.date) and step.argval in _NOW:
                 yield None, f"{value.__name__}.{step.argval}()"
-            value = getattr(value, step.argval, None) if isinstance(value, type(sys) | type) else None
+            owner, value = value, None
+            if isinstance(owner, type(sys) | type):
+                with suppress(Exception):  # a module that imports its contents when they are asked for
+                    value = getattr(owner, step.argval)
         elif step.opname not in ("PRECALL", "CACHE", "PUSH_NULL", "COPY_FREE_VARS"):
             value = None
         if value is not None:
