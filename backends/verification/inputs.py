@@ -2,9 +2,10 @@
 
 Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
 that are compared with a constant or with positions are near those. Divisors are not zero. Integers used only in integer
-arithmetic cover their whole dtype and wrap around. Floats are normal numbers, positive if a logarithm or root is taken
-of them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large;
-in the third, some operands of logarithms and roots are not positive.
+arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with the mean and deviation of the
+graph's typical values where these are known, positive if a logarithm or root is taken of them. In the second input a
+share of the floats is zero, has few bits (causing ties) or is a thousand times as large; in the third, some operands of
+logarithms and roots are not positive.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ class InputDistribution:
     """Distribution of one verification input's values.
 
     `divisor`, `exponent`, `positive`: whether the values divide, are exponents, or are operands of a logarithm or
-    root.
+    root. `mean`, `deviation`: of floats.
     """
 
+    mean: float = 0.0
+    deviation: float = 1.0
     bound: int = 0  # indices of an axis of this size, if not 0
     signed: bool = False  # whether negative indices are allowed
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
@@ -67,6 +70,8 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
     found = {str(n.attr("name")): InputDistribution() for n in graph.nodes() if n.op in kinds}
     for name, bound in index_bounds(graph, kinds).items():
         found[name].bound = bound
+    for name in found.keys() & graph.typical.keys():
+        found[name].mean, found[name].deviation = graph.typical[name]
     nodes = topological(expand_all(graph.roots))
     narrow = any(n.dtype in HALVES for n in nodes)
     exponential = any(n.op == "exp" for n in nodes)
@@ -276,9 +281,10 @@ def _block(
 
 
 def _floats(shape: tuple[int, ...], role: InputDistribution, rng: np.random.Generator, turn: int) -> Array:
-    x = np.asarray(rng.standard_normal(shape))
+    x = np.asarray(role.mean + role.deviation * rng.standard_normal(shape))
     if role.positive:
-        x = np.where(rng.random(shape) < SHARE, x, np.abs(x) + 0.1) if turn == 2 else np.abs(x) + 0.1
+        away = np.abs(x) + 0.1 * role.deviation
+        x = np.where(rng.random(shape) < SHARE, x, away) if turn == 2 else away
     if turn == 1:
         x = np.where(rng.random(shape) < SHARE, rng.choice(np.array(odd_numbers(role)), shape), x)
     return np.asarray(x)

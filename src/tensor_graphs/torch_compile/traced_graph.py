@@ -19,6 +19,7 @@ from .partition import Part, Split, device_of, split
 from .report import PROGRAM, SEARCHING, GraphReport, PartReport
 from .runner import direct_call, make_runner
 from .search import Search, submit
+from .typical import typical_of
 
 #: States of a variant: a search runs, programs are ready to be timed, they are used, they are not.
 READY, LOST = "ready", "lost"
@@ -77,8 +78,9 @@ class Variant:
 
     def __init__(
         self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
-        sizes: Mapping[str, int], options: CompileOptions, name: str,
+        sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any] = (),
     ) -> None:  # fmt: skip
+        """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known."""
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
         self.said: list[str] = []  # reasons why parts have no program
@@ -93,13 +95,13 @@ class Variant:
         for i, (part, report) in enumerate(zip(split_.parts, reports)):
             report.state = SEARCHING
             try:
-                self._searches.append(self._begin(part, sizes, options, f"{name}_{i}"))
+                self._searches.append(self._begin(part, sizes, options, f"{name}_{i}", args))
             except Exception as error:  # a part that cannot be imported stays eager
                 report.state = f"not imported: {type(error).__name__}: {getattr(error, 'message', error)}"
                 self._searches.append(None)
 
     def _begin(
-        self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str
+        self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any]
     ) -> tuple[Search, list[int], Mapping[str, str]]:
         """Start the search for a part's program.
 
@@ -126,6 +128,11 @@ class Variant:
         used = symbols_of(part.module)
         self.fixed |= {n: s for n, s in fixed.items() if n in used}
         device = device_of(part.module)
+        if not held:  # weights or what the forward pass saved are inputs
+            known = {
+                n.name: args[s] for n, s in zip(placeholders, part.sources) if isinstance(s, int) and s < len(args)
+            }
+            graph = replace(graph, typical=typical_of(known))
         search = Search(
             graph, {n: sizes[s] for n, s in symbols.items() if s in sizes}, _placed(options, device), str(device)
         )
@@ -234,8 +241,10 @@ class TracedGraph:
         self._sized = bool(sizes_of(module))
 
     def begin(self) -> None:
-        """Start the searches of a graph without frozen weights, at the sizes that it was traced with."""
-        if self.kind != "inference" and not self.variants:
+        """Start the searches of a backward graph at the sizes that it was traced with. Other graphs start theirs at
+        their first call, which has values.
+        """
+        if self.kind == "backward" and not self.variants:
             self._begin(None, sizes_of(self.module))
 
     def __call__(self, *args: Any) -> Any:
@@ -277,7 +286,7 @@ class TracedGraph:
         if len({id(v.frozen) for v in self.variants}) >= MOST_FROZEN + MOST_SIZES:
             return None
         guard = Frozen(frozen, args or ())
-        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind)
+        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or ())
         self.report.frozen = len(frozen)
         self.variants.insert(0, made)
         return made
