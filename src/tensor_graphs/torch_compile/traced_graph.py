@@ -14,8 +14,9 @@ from ..backends.program.program import Program
 from ..backends.registry import backend
 from ..errors import TensorGraphsError
 from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
+from .memory_layout import TracedLayouts
 from .options import CompileOptions
-from .partition import Part, Split, device_of, split
+from .partition import Part, Split, device_of, saved_results, split
 from .report import PROGRAM, SEARCHING, GraphReport, PartReport
 from .runner import direct_call, make_runner
 from .search import Search, submit
@@ -78,9 +79,12 @@ class Variant:
 
     def __init__(
         self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
-        sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any] = (),
+        sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any] = (), seen: int | None = None,
     ) -> None:  # fmt: skip
-        """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known."""
+        """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known.
+        `seen`: number of results that are not saved for the backward pass (None: all).
+        """
+        self._seen, self._layouts = seen, TracedLayouts(split_.module)
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
         self.said: list[str] = []  # reasons why parts have no program
@@ -167,14 +171,15 @@ class Variant:
             self._restrict(program, search.sizes, symbols)
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
-            self._runners.append(make_runner(part, program, positions, _refusing(report, said), self._exact))
+            saved = saved_results(self._split.module, part.name, self._seen)
+            self._runners.append(make_runner(part, program, positions, _refusing(report, said), self._exact, saved))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:
             direct = (
                 direct_call(module, self._split.parts[0], self._runners[0]) if len(self._split.parts) == 1 else None
             )
-            self.state, self.run = READY, direct or module.forward
+            self.state, self.run = READY, direct or (lambda *args: module(*self._layouts.of(args)))
         else:
             self.state, self.run = LOST, None
         self.why = "" if bound else (said[0] if said else "no part has enough operators")
@@ -239,6 +244,7 @@ class TracedGraph:
         self.variants: list[Variant] = []
         self.trial = False  # whether ready variants run although they are not in use yet
         self._sized = bool(sizes_of(module))
+        self._seen, self._layouts = seen if kind == "forward" else None, TracedLayouts(module)
 
     def begin(self) -> None:
         """Start the searches of a backward graph at the sizes that it was traced with. Other graphs start theirs at
@@ -261,7 +267,7 @@ class TracedGraph:
                 found.tried = True
                 return found.run(*args)
         if self.kind == "backward":
-            return self.module(*args)
+            return self.module(*self._layouts.of(args))
         raise NoProgram
 
     def bind(self, variant: Variant) -> list[str]:
@@ -286,7 +292,7 @@ class TracedGraph:
         if len({id(v.frozen) for v in self.variants}) >= MOST_FROZEN + MOST_SIZES:
             return None
         guard = Frozen(frozen, args or ())
-        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or ())
+        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen)
         self.report.frozen = len(frozen)
         self.variants.insert(0, made)
         return made
