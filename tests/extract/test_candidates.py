@@ -20,7 +20,8 @@ from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.tensor import Tensor
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
