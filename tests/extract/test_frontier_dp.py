@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.extract.solve import frontier_dp as module
-from tensor_graphs.extract.solve import frontier_pieces, resolution_order
+from tensor_graphs.extract.solve import frontier_pieces, leaf_search, resolution_order
 from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.cpsat import solve_cpsat
 from tensor_graphs.extract.solve.frontier_dp import FrontierDP
@@ -200,6 +200,7 @@ def test_a_hasty_solution_of_a_large_problem_comes_from_beams(monkeypatch: pytes
             return LabelSearchResult(None, math.inf, 0.0, False, 0)
 
     monkeypatch.setattr(solving, "FrontierDP", Recorded)
+    monkeypatch.setattr(leaf_search, "FrontierDP", Recorded)
     monkeypatch.setattr(solving, "FRONTIER_DP_BEAM_ROWS", 0)
     nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]
     nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
@@ -219,6 +220,7 @@ def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.Mon
             return LabelSearchResult(None, math.inf, 0.0, False, 0)
 
     monkeypatch.setattr(solving, "FrontierDP", GivesUp)
+    monkeypatch.setattr(leaf_search, "FrontierDP", GivesUp)
     nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]
     nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
     problem = Problem.build([*nodes, (22, tuple(range(8, 22)), 0.0)], [22])
