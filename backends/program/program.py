@@ -24,6 +24,7 @@ from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import filled
 from ...egraph.ir.weight_data import Data
 from ...errors import ShapeError, Unpicklable, UsageError
+from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
@@ -40,7 +41,6 @@ from .device_programs import Direct
 from .direct_calls import DirectCalls
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
-from .emit_cpu import bind_sizes
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_of
 from .manifest_summary import described, html_table, memory_of
 from .memory_plan import Layout
@@ -76,7 +76,7 @@ class Program(Unpicklable):
         self, plan: Plan, params: Mapping[str, Data] | None = None, *, reuse_outputs: bool = False,
         sizes: Mapping[str, int] | None = None, device: str | None = None,
     ) -> None:  # fmt: skip
-        plan = bind_sizes(plan, sizes or {})
+        plan = bound_plan(plan, sizes or {})
         emitted = emit_for(plan, reuse_outputs=reuse_outputs)
         self.plan: Plan | None = plan
         self.layout: Layout | None = emitted.layout
