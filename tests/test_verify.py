@@ -19,7 +19,8 @@ from tensor_graphs.backends.verification import compare, rounding_noise
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
 from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.kernel import Template

@@ -36,7 +36,8 @@ from .free_terms import SizedCall, free_call, free_terms
 from .size_fit import LimitedFit, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
 from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, EmittedTexts, NoForm, SizedForm, Text, python, skeleton
-from .template import GeneratedKernel, launches, pattern_text, template_of
+from .template import GeneratedKernel, launches, template_of
+from .term_text import pattern_text
 
 LEAST_POINTS = 4  # points with equal text that a form needs
 NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form

@@ -15,8 +15,9 @@ from ...egraph.ir.tensor import Tensor
 from ...extract.model.kernel import Call
 from ..contract import Measuring
 from ..device import TargetDevice
-from ..generate.generator import KernelGenerator, Lowering, Lowerings
+from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
+from ..generate.lowerings import Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import Precision
 from .emitter import EMITTER

@@ -30,7 +30,8 @@ from ...processes.forks import Lock, in_forked_child
 from ...processes.memory_limits import MEMORY_EXIT, watch_memory
 from ...processes.spawn import start_worker
 from ...writing.files import named_errors
-from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
+from .engine import Arrays, Engine
+from .engine_bounds import Bounds, Deadline, EngineError, MemoryLimit, Stopped
 
 START_SECONDS = 30.0
 

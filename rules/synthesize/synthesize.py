@@ -26,7 +26,7 @@ from ...egraph.ir import builders as api
 from ...egraph.ir.pattern import Term, build, subterms, variables
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor
-from ...egraph.saturate.saturate import InProcess, SaturationSession
+from ...egraph.saturate.sessions import InProcess, SaturationSession
 from ..check.check import verdict
 from .derivable import claim, derived
 from .generalize import BACK, EFFORTS, fixed, generalise, tested_rule

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import settings
-from ..backends.generate.generator import Lowerings
 from ..backends.generate.lowering_pool import LowerPool
+from ..backends.generate.lowerings import Lowerings
 from ..backends.program.weights import SharedWeights
 from ..backends.registry import select
 from ..costdb.store.store import Store, default_root

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
 from ..backends.verification.rounding_noise import RoundingSensitivity
@@ -35,6 +34,7 @@ from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
 from ..extract.candidates.hypergraph import Hypergraph
+from ..extract.model.bound_plan import bound_plan
 from ..extract.model.clock import Halted
 from ..extract.model.plan import Plan
 from ..extract.model.work import graph_flops
@@ -269,7 +269,7 @@ class SizesError(NoPlanError):
 
 def fixed(plan: Plan) -> Plan:
     """Plan with its free dimensions bound to the sizes that it was chosen for."""
-    return bind_sizes(plan, plan.sizes)
+    return bound_plan(plan, plan.sizes)
 
 
 def _no_plan_within_tolerance() -> NoPlanError:
