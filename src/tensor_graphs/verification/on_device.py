@@ -100,7 +100,7 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
             if turn == 1 and some is not None:
                 odd = torch.tensor(odd_numbers(role), dtype=wide, device=device)
                 x = torch.where(some, odd[torch.randint(len(odd), shape, generator=drawn, device=device)], x)
-            found[name] = x.to(torch_dtype(leaf.dtype))
+            found[name] = (x * role.scale).to(torch_dtype(leaf.dtype))
     return found
 
 
