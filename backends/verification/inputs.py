@@ -4,8 +4,8 @@ Indices are in range, including the first and the last, and negative ones where 
 that are compared with a constant or with positions are near those. Divisors are not zero. Integers used only in integer
 arithmetic cover their whole dtype and wrap around. Floats are normal numbers, positive if a logarithm or root is taken
 of them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large;
-in the third, some operands of logarithms and roots are not positive. Inputs that are weights of a deep graph (a training
-step's) are scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
+in the third, some operands of logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a
+training step's) are scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
 
 from __future__ import annotations
