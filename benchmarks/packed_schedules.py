@@ -114,7 +114,7 @@ class Timer:
 
 
 def figures(case: str, timer: Timer, count: int, held: int) -> dict[str, Any]:
-    """Row of a case: µs of its bytes, (µs, estimate, schedule) of its grid, schedule -> µs of the best ones in overlap."""
+    """Row of a case: µs of its bytes, (µs, estimate, schedule) of its grid, schedule -> µs of the best in overlap."""
     template, call = kernel(case)
     schedules = grid(template, call, count)
     apart = timer.timed(template, call, [s for s, _ in schedules.values()])
