@@ -233,7 +233,7 @@ def test_whole_numbers_wrap_before_they_are_widened(dtype: str, tmp_path: Path) 
     root = t.cast(a * b + a, "int64")
     template = generated(root)
     kinds = Operand(Type((4, 8), dtype), contiguous((4, 8)))
-    call = Call({o: kinds for o in template.operands}, Operand(Type((4, 8), "int64"), contiguous((4, 8))), {})
+    call = Call(dict.fromkeys(template.operands, kinds), Operand(Type((4, 8), "int64"), contiguous((4, 8))), {})
     launch, kernel = _compiled_alone(template, call, tmp_path)
     x, y = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (2, 4, 8), dtype=dtype)
     out, given = np.zeros((4, 8), np.int64), {"x": x, "y": y}
