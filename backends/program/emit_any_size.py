@@ -140,7 +140,7 @@ def _line(d: Dim) -> tuple[str, int, int] | None:
 
 
 def free(value: Any) -> bool:
-    """Whether a value, or any element of a nested tuple, contains a free size."""
+    """Whether a value, or any element of a nested tuple, contains a free dimension."""
     return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, DimExpr)
 
 

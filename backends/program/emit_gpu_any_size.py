@@ -253,7 +253,8 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return found
 
     def _conditions(self) -> list[str]:
-        """As for CPU programs, and the conditions of generated kernels, such as that 32 bits hold their addresses."""
+        """Python expressions over the sizes that a call must satisfy: those of CPU programs, and those of generated
+        kernels, such as that 32 bits hold their addresses."""
         found = dict.fromkeys(SizedEmitter._conditions(self))
         for step in self.plan.steps:
             found |= dict.fromkeys(step.template.conditions_of(step.call))
