@@ -83,7 +83,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return self.slots[self.layout.buffer[self.root[value]]]
 
     def _matrices(self, step: Step) -> dict[str, int]:
-        """The result of a product and those operands that have as many rows, by name."""
+        """Name -> value id of the result of a product, and of those operands that have as many rows as the result."""
         return {o: v for o, v in (*step.inputs, ("out", step.output)) if o in ("x", "r", "out")}
 
     def _free_rows(self, step: Step) -> Dim | None:
