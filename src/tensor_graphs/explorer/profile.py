@@ -35,7 +35,7 @@ from ..pipeline.source import as_graph, bound, sizes_of
 from ..pipeline.timing import clock_of, interleaved
 from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
-from ..verification.diagnose import meaning
+from ..verification.plan_terms import meaning
 from ..verification.reference import sample_inputs
 from ..writing.files import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate

@@ -16,7 +16,7 @@ from ..errors import ShapeError, UsageError
 from ..extract.model.plan import Plan, Step, Value
 from ..extract.model.work import graph_flops
 from ..pipeline.prices import CostPricer, calls_of
-from ..verification.diagnose import step_meanings
+from ..verification.plan_terms import step_meanings
 from ..wording import counted
 
 LONGEST_CHAIN = 4  # calls of a region

@@ -137,9 +137,10 @@ def _fill_seeds(module: Any) -> None:
     """Replace the seeds of attention without dropout by zeros, which are constants of the module.
 
     PyTorch leaves them uninitialized, on a device that differs from the traced one, and its backward pass does not read
-    them.
+    them. A forward graph is compiled in AOTAutograd's fake tensor mode, in which `torch.zeros` would have no data.
     """
     import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     for node in list(module.graph.nodes):
         if str(node.target) not in _SEEDS or _argument(node, "dropout_p"):
@@ -147,7 +148,8 @@ def _fill_seeds(module: Any) -> None:
         for user in list(node.users):
             if user.target is operator.getitem and user.args[1] in _SEEDS[str(node.target)]:
                 value, name = user.meta["val"], f"_seed_of_{user.name}"
-                module.register_buffer(name, torch.zeros(value.shape, dtype=value.dtype, device=value.device))
+                with unset_fake_temporarily():
+                    module.register_buffer(name, torch.zeros(value.shape, dtype=value.dtype, device=value.device))
                 with module.graph.inserting_before(user):
                     zeros = module.graph.get_attr(name)
                 zeros.meta = dict(user.meta)
