@@ -104,7 +104,7 @@ class CLowering(Lowering):
     """Lowering of fusion groups for the C backend."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template of a fusion group with its call, if C can compute it."""
+        """(template, call) of a fusion group; none if C cannot compute the group efficiently."""
         if not _worth(asked.group.terms):
             return
         template = self._template(asked.group.terms, ())

@@ -94,7 +94,7 @@ class SizedKernel(KernelBase):
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """The kernel at the generic sizes, with the call's schedule."""
+        """(kernel at the generic sizes, call at these sizes with the call's schedule)."""
         return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property

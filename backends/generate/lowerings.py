@@ -143,7 +143,7 @@ class Lowering:
         images: frozenset[int],
         enough: Callable[[], bool],
     ) -> Iterator[tuple[FusionGroup | MultiOutputGroup, GeneratedKernel]]:
-        """The fusion groups that one kernel can compute, each with its `BODIES` best templates."""
+        """(fusion group, template) pairs: the `BODIES` best templates of each group that one kernel can compute."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, GeneratedKernel, FusionGroup | MultiOutputGroup]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, FusionGroups) else () if enough() else found

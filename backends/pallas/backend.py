@@ -37,7 +37,7 @@ class PallasLowering(Lowering):
     """Lowering for the Pallas backend: one form per fusion group."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template of a fusion group with its call, if it can be emitted."""
+        """(template, call) of a fusion group; none if the group cannot be emitted."""
         template = self._template(asked.group.terms, ())
         if not template.bases and template.lower(asked.call) is not None:
             yield template, asked.call

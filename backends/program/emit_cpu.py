@@ -336,7 +336,7 @@ class ProgramEmitter:
             self.each += STATEMENTS.split(text)
 
     def _scratch(self, step: Step, kind: str) -> str:
-        """The step's scratch memory in the workspace."""
+        """Variable of the step's scratch memory in the workspace, in an operand kind; emits its definition."""
         offset, size = self._scratch_room(step)
         self._use("workspace")
         name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
@@ -533,7 +533,8 @@ class ProgramEmitter:
         return len(re.findall(uses, lines)) - len(re.findall(rf"= (?:argument|tensor)\({uses}\)\n", lines))
 
     def _parameters(self) -> list[str]:
-        """Parameters of `run`."""
+        """Source of each parameter of the emitted function `run`: the inputs, then outputs whose memory a call may
+        give."""
         return [*self.inputs.values(), *(f"{name}=None" for name in self.offered.values())]
 
     def _guarded(self) -> list[str]:

@@ -132,7 +132,7 @@ class Program(Unpicklable):
     # ------------------------------------------------------------ binding
     @property
     def _run(self) -> Callable[..., Sequence[Any]] | None:
-        """The bound program: what the emitted function `bind` returned; None while the program is not bound."""
+        """The function that the emitted `bind` returned; None while the program is not bound."""
         return self._bound
 
     @_run.setter

@@ -224,7 +224,8 @@ class SizeCallWriter:
             return integers.setdefault(x.line.name, len(integers)) if isinstance(x, TracedSize) else -x
 
         def address(base: str, offset: Any) -> tuple[int, int, int]:
-            """Index of the tensor that an address is relative to, and of an integer, or -1 each; further bytes."""
+            """(index of the tensor that an address is relative to or -1, index of an integer to add or -1, further
+            bytes)."""
             if not isinstance(offset, TracedSize | int):
                 raise Untraceable("an argument")
             tensor = bases.setdefault(base, len(bases)) if base else -1

@@ -179,7 +179,7 @@ class SizeCalls:
 
     @property
     def why(self) -> list[str]:
-        """Reasons why some sizes have no function."""
+        """Reasons why calls at some sizes have no function, as sentences."""
         return list(dict.fromkeys([*(one.why for one in self.refused), *([self.unmet] if self.unmet else [])]))
 
 

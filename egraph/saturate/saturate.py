@@ -169,7 +169,7 @@ class _Saturation:
         self.extractable, self.message = True, ""
 
     def run(self, session: SaturationSession) -> EGraphView:
-        """The last complete view within the limits, with a report of what ended the search."""
+        """The last complete view within the limits; its report names the limit that ended the search."""
         try:
             if self.limits.iterations and self.limits.seconds and not self.stop():
                 session.prepare()
@@ -203,7 +203,8 @@ class _Saturation:
         return replace(self.best, report=report)
 
     def ask(self, session: SaturationSession, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
-        """Send a request bounded by the remaining time. Raises Stopped or Deadline if none remains."""
+        """(header, arrays) of the reply to a request, which is bounded by the remaining time. Raises Stopped or
+        Deadline if none remains."""
         seconds = self.limits.seconds - (time.perf_counter() - self.begin)
         if self.stop():
             raise Stopped

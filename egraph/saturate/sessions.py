@@ -14,7 +14,8 @@ class SaturationSession(Protocol):
     """Protocol of where egglog runs: in this process (`InProcess`) or in a worker."""
 
     def prepare(self) -> None:
-        """Start what runs egglog, if needed, and wait until it accepts requests. The time is not charged to a limit."""
+        """Start the engine or its worker process, if needed, and wait until it accepts requests. The time is not
+        charged to a limit."""
         ...
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:

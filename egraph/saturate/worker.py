@@ -193,7 +193,7 @@ class SaturationWorker:
             raise
 
     def _receive(self, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """The result of a request. Raises MemoryLimit, WorkerError or EngineError."""
+        """(header, arrays) of the reply to a request. Raises MemoryLimit, WorkerError or EngineError."""
         found = self._next(bounds)
         if isinstance(found, Exception):
             code = self.kill()

@@ -88,9 +88,8 @@ class ClassLayouts:
         return found
 
     def kind(self, cls: int) -> int:
-        """Id of what affects the bindings of a class as an operand: type, layouts, whether it is given or a weight.
-        Equal for equal properties.
-        """
+        """Id of the properties of a class that affect its bindings as an operand: type, layouts, whether it is given or
+        a weight. Classes with equal properties have equal ids."""
         found = self._kinds.get(cls)
         if found is None:
             lies = tuple(self.of(cls)), self.turned.get(cls), cls in self.given
@@ -99,10 +98,11 @@ class ClassLayouts:
         return found
 
     def made_kind(self, cls: int) -> tuple[int, bool, bool]:
-        """What affects the bindings of a class as an output: (id of type and row-major layout, whether
-        generated kernels may write another layout, whether it is a root). Cached, since the layouts of outputs
-        are known before any
-        kernel is bound."""
+        """(id of type and row-major layout, whether generated kernels may write another layout, whether it is a root)
+        of a class: the properties that affect its bindings as an output.
+
+        Cached, since the layouts of outputs are known before any kernel is bound.
+        """
         found = self._made_kinds.get(cls)
         if found is None:
             number, _ = self.layout_id(self.row_major(cls))

@@ -144,7 +144,7 @@ class _Portfolio:
 
     @gc_paused()
     def run(self, hint: Sequence[int] | IntArray | None) -> Extraction:
-        """The whole pipeline; see `solve`."""
+        """The extraction that the whole portfolio finds, with a lower bound; arguments and errors as for `solve`."""
         rows = self.structures.rows(self.problem)
         lower = self._cheap_bound(rows)
         known = self._hints(hint)
@@ -255,7 +255,7 @@ class _Portfolio:
         )
 
     def _hints(self, hint: Sequence[int] | IntArray | None) -> list[list[int]]:
-        """The hint as rows per class, if it is a valid extraction of this problem."""
+        """The hint as rows per class, in a list of one; empty if it is no valid extraction of this problem."""
         if hint is None:
             return []
         try:

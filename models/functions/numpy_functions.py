@@ -160,7 +160,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
 
 
 def _in_memory_of(value: TracedArray, array: TracedArray) -> TracedArray:
-    """Return a result as an alias of an array's memory, in a way that is not tracked."""
+    """Return a result as an alias of an array's memory, without a record of which elements of the array it shares."""
     return traced(value._node, memory=array._memory)
 
 

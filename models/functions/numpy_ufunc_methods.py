@@ -36,7 +36,7 @@ def reduce(
     ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False,
     initial: Any = np._NoValue, where: Any = True,
 ) -> TracedArray:  # fmt: skip
-    """Result of `ufunc.reduce(array, …)` on a traced array. Raises TraceError for what cannot be traced."""
+    """Result of `ufunc.reduce(array, …)` on a traced array. Raises TraceError for options that cannot be traced."""
     x = t.as_tensor(expression(array))
     axes, names = _axes(axis, x.rank), reduction_dtypes(ufunc, x.dtype, dtype)
     x = t.cast(x, names[1])
@@ -111,7 +111,7 @@ _RUNNING: dict[str, Build] = {"multiply": t.mul, "maximum": t.maximum, "minimum"
 
 
 def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> TracedArray:
-    """Result of `ufunc.accumulate(array, …)` on a traced array. Raises TraceError for what cannot be traced."""
+    """Result of `ufunc.accumulate(array, …)` on a traced array. Raises TraceError for options that cannot be traced."""
     x = t.as_tensor(expression(array))
     if not x.rank:
         raise TraceError(f"np.{ufunc.__name__}.accumulate of a 0-d array")
@@ -144,10 +144,8 @@ def outer(ufunc: np.ufunc, a: Any, b: Any, **named: Any) -> Any:
 
 
 def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of a ufunc call or method on traced arrays (the `__array_ufunc__` protocol).
-
-    Raises TraceError for what cannot be traced.
-    """
+    """Result of a ufunc call or method on traced arrays (the `__array_ufunc__` protocol). Raises TraceError for calls
+    that cannot be traced."""
     if name == "__call__":
         return call(ufunc, inputs, named)
     methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}

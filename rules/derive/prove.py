@@ -225,8 +225,8 @@ def _blocks(graph: Graph) -> list[int]:
 
 
 def _spelled(claim: Claim, mark: str) -> list[tuple[Tensor, Tensor]]:
-    """The pairs that are not trivially equal, with constants expressed by ops and `mark` appended to the names of
-    leaves."""
+    """(left, right) of each pair that is not trivially equal, with constants expressed by ops and `mark` appended to
+    the names of leaves."""
 
     def renamed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         if node.op not in NAMED or not mark:

@@ -94,7 +94,7 @@ class _Search:
         self.pool = [c for c, yes in zip(self.pool, known) if not yes]
 
     def sides(self, one: RuleCandidate) -> tuple[Tensor, Tensor]:
-        """The sides of a candidate at the world's own shapes, where all candidates share leaves."""
+        """(left, right) of a candidate as tensors at the world's own shapes, where all candidates share leaves."""
         leaves = {n: api.input(n, t.shape, t.dtype) for n, t in self.world.types.items()}
         return build(one.left, leaves, {}), build(one.right, leaves, {})
 

@@ -74,7 +74,7 @@ def regions_of(plan: Plan, store: Store, count: int) -> list[Region]:
 
 
 def reason_without_regions(plan: Plan, store: Store) -> str:
-    """Reason why `regions_of` finds no region in a plan, with what to do about it."""
+    """Reason why `regions_of` finds no region in a plan, with advice."""
     kernels = [s for s in plan.steps if not s.is_view]
     if not kernels:
         return "the plan calls no kernels: its outputs are inputs, weights or views of them"

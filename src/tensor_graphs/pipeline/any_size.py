@@ -242,7 +242,8 @@ class Symbolic:
         return {name: range_text(atom.min, atom.max, self.searched[name]) for name, atom in ranges(self.graph).items()}
 
     def notes(self) -> list[str]:
-        """Sentences for the report: what was left out of the search because it does not hold at every size."""
+        """Sentences for the report about e-nodes and kernels that were left out of the search, because they do not hold
+        at every size."""
         found = []
         if self.lost:
             parts = ", ".join(f"{n} {op}" for op, n in sorted(self.lost.items(), key=lambda p: -p[1])[:5])

@@ -118,7 +118,8 @@ class Session:
 
     @property
     def timeline(self) -> Rows:
-        """Spans of all activities, for the report."""
+        """Spans (begin, end in seconds) of all activities of this call and of its measuring processes, by activity, for
+        the report."""
         return timeline(self.began, [("stage", self.clock), *self.clocks])
 
     @property
