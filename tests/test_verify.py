@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
@@ -33,6 +36,7 @@ from tensor_graphs.pipeline.session import Session
 from tensor_graphs.rules import ALL
 from tensor_graphs.verification import comparison, on_device, reference, verify
 from tensor_graphs.verification.diagnose import diagnose
+from tensor_graphs.verification.rewrite_error import rewrite_error
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -212,6 +216,36 @@ def test_rewriting_is_given_up_by_family(monkeypatch: pytest.MonkeyPatch) -> Non
     kernels = {k.name: k.count for k in made.report.kernels}
     assert "np.sin" in kernels and "np.cos" not in kernels
     assert sum(n for name, n in kernels.items() if "matmul" in name) == 1, "the products are still one"
+
+
+def test_a_plan_whose_terms_take_too_long_to_compare_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diagnosis that does not end in time is none: the next plan has no rewritten values."""
+    cheap(monkeypatch, "np.cos", "np.sub")
+    found = []
+
+    def never_in_time(*given: Any, **options: Any) -> Any:
+        found.append(diagnose(*given, **(options | {"ended": lambda: True})))
+        return found[-1]
+
+    monkeypatch.setattr(accept, "diagnose", never_in_time)
+    made = run(Graph.of(tg.sin(tg.input("x", (8, 8)))), (SHIFTED,))
+    assert found == [None] and made.report.verification["passed"]
+    assert {k.name for k in made.report.kernels} == {"np.sin"}
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_the_error_of_rewrites_on_the_host_and_on_a_device(device: str) -> None:
+    pytest.importorskip("torch")
+    x, w = tg.input("x", (8, 8)), tg.param("w", (8, 8))
+    graph = Graph.of([tg.exp(x @ w), tg.argmax(x, 1), x[:0]], params={"w": normal(8, 8)})
+    program = tg.optimize(graph, backend="numpy", measure=False)
+    assert program.plan is not None
+    plan = accept.fixed(program.plan)
+    assert rewrite_error(graph, plan, device=device) == 0.0
+    wrong = Graph.of([tg.exp((x * 1.01) @ w), tg.argmax(x, 1), x[:0]], params=graph.params)
+    assert 1e-3 < rewrite_error(wrong, plan, device=device) < 1
+    with pytest.raises(Halted):
+        rewrite_error(graph, plan, device=device, poll=mock.Mock(side_effect=Halted))
 
 
 def test_values_that_were_only_moved_are_as_they_came() -> None:

@@ -39,14 +39,14 @@ def make_runner(
     plain = PlainTensors(len(positions))
 
     class Runner(torch.nn.Module):  # type: ignore[misc]
-        """A part's program."""
+        """The module that runs a part: its program, or the eager subgraph while the program is not in use."""
 
         verified = False
         active = True
         results_count = len(layouts)
 
         def forward(self, *args: Any) -> Any:
-            """The part's results."""
+            """Results of a part: its program's, or those of the eager subgraph if the program is not in use."""
             if not self.active:
                 return part.module(*traced.of(args))
             try:

@@ -254,7 +254,8 @@ class TracedGraph:
             self._begin(None, sizes_of(self.module))
 
     def __call__(self, *args: Any) -> Any:
-        """The graph's results."""
+        """Results of the graph: of the programs of a variant that is in use for these weights and sizes, else of the
+        eager graph."""
         sizes = sizes_of(self.module, args) if self._sized else {}
         found: Variant | None
         for found in self.variants:
