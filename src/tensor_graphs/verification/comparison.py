@@ -213,7 +213,9 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
     if isinstance(tolerance, str) and tolerance == "exact":
         return 0.0
     if not isinstance(tolerance, str) or tolerance not in FACTORS:
-        raise UsageError(f"tolerance {repr(tolerance)[:80]}", hint='one of "eager", "fast", "exact", or a number')
+        raise UsageError(
+            f"unknown tolerance {repr(tolerance)[:80]}", hint='one of "eager", "fast", "exact", or a number'
+        )
     ulp = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}.get(dtype, 2.0**-23)
     return FACTORS[tolerance] * original + 2 * ulp
 
