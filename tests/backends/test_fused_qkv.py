@@ -92,7 +92,7 @@ def step(
 
 def packed(form: str) -> list[Tensor]:
     """The same of one row and a quantized weight [columns, rows]."""
-    rows, width = 256, (H + 2 * K) * D
+    rows, width = 1024, (H + 2 * K) * D
     codes = t.input("w", (width, rows if form == "fp8" else rows // 2), "uint8")
     scale = x("s", width, rows // quantization.group_of(form, rows))
     y = t.matmul(x("x", 1, 1, rows), t.transpose(quantization.dequantized(form, codes, scale)))
