@@ -43,29 +43,56 @@ BEST = 4  # schedules of a row
 
 
 def attention(
-    groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0, angles: bool = False
-) -> Tensor:
+    groups: int, heads: int, head: int, room: int, *, norm: bool = False, rope: bool = False, window: int = 0,
+    angles: bool = False,
+) -> Tensor:  # fmt: skip
     """Attention of a decode step over a cache of `room` positions.
 
-    `window`: the cache is a ring. `norm`: queries are normed and rotated; with `angles`, the kernel computes the sines
-    and cosines of the position itself.
+    `window`: the cache is a ring. `norm`: queries are normed and rotated (`rope`: rotated); with `angles`, the kernel
+    computes the sines and cosines of the position itself.
     """
     q = t.input("q", (1, groups, heads, head))
     k, v = (t.input(name, (1, groups, room, head)) for name in "kv")
-    if norm:
+    if norm or rope:
         waves = tuple(t.input(name, (1, 1, 1, head)) for name in ("cos", "sin"))
         if angles:
             turn = t.cast(t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), "float32") * waves[0]
             waves = t.cos(turn), t.sin(turn)
-        q = c.rope(c.rms_norm(q, t.input("g", (head,)), eps=1e-6), *waves)
-    own, held = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), t.iota((1, 1, 1, room), 3)
+        q = c.rope(c.rms_norm(q, t.input("g", (head,)), eps=1e-6) if norm else q, *waves)
+    mask = visible(t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), room, window)
+    return c.masked_attention(q, k, v, mask, scale=head**-0.5)
+
+
+def writing_attention(
+    groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0, angles: bool = False
+) -> list[Tensor]:
+    """Attention of a decode step that writes the token's row into both caches, from queries, keys and values before
+    their norms and rotation; parameters as of `attention`.
+    """
+    q, k, v = (t.input(name, (1, 1, n * groups * head)) for name, n in (("q", heads), ("k", 1), ("v", 1)))
+    q, k, v = (t.reshape(x, (1, groups, -1, head)) for x in (q, k, v))
+    at = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1))
+    waves = tuple(t.input(name, (1, 1, 1, head)) for name in ("cos", "sin"))
+    if angles:
+        turn = t.cast(at, "float32") * waves[0]
+        waves = t.cos(turn), t.sin(turn)
+    q, k = (c.rope(normed(x, name) if norm else x, *waves) for x, name in ((q, "qg"), (k, "kg")))
+    place = t.broadcast_to(t.mod(at, room), k.shape)
+    caches = (t.input(name, (1, groups, room, head)) for name in ("keys", "values"))
+    keys, values = (t.scatter_elements(cache, place, x, 2) for cache, x in zip(caches, (k, v)))
+    mask = visible(at, room, window)
+    return [c.masked_attention(q, keys, values, mask, scale=head**-0.5), keys, values]
+
+
+def visible(own: Tensor, room: int, window: int) -> Tensor:
+    """Additive mask of the positions that the token at position `own` sees."""
+    held = t.iota((1, 1, 1, room), 3)
     if window:
         held = own - t.mod(own - held + room, room)
     hidden = t.gt(held, own)
     if window:
         hidden = t.logical_or(t.logical_or(hidden, t.le(held, own - window)), t.lt(held, 0))
-    mask = t.where(hidden, t.full((1,) * 4, float("-inf")), t.full((1,) * 4, 0.0))
-    return c.masked_attention(q, k, v, mask, scale=head**-0.5)
+    return t.where(hidden, t.full((1,) * 4, float("-inf")), t.full((1,) * 4, 0.0))
 
 
 def product(shape: str, rows: int, form: str) -> Tensor:
@@ -149,6 +176,10 @@ CASES: dict[str, Callable[[], Tensor | list[Tensor]]] = {
     "gemma ring 768, norm, angles": lambda: attention(1, 4, 256, 768, norm=True, window=512, angles=True),
     "gemma 1024, norm": lambda: attention(1, 4, 256, 1024, norm=True),
     "gemma ring 768": lambda: attention(1, 4, 256, 768, window=512),
+    "gemma ring 768, norm, writes rows": lambda: writing_attention(1, 4, 256, 768, norm=True, window=512),
+    "gemma ring 768, norm, angles, writes rows": lambda: writing_attention(1, 4, 256, 768, norm=True, window=512, angles=True),
+    "llama-1b 1024, rope": lambda: attention(8, 4, 64, 1024, rope=True),
+    "llama-1b 1024, rope, writes rows": lambda: writing_attention(8, 4, 64, 1024),
     "llama-1b 1024": lambda: attention(8, 4, 64, 1024),
     "llama-8b 1024": lambda: attention(8, 4, 128, 1024),
     "llama-8b 8192": lambda: attention(8, 4, 128, 8192),
