@@ -233,14 +233,13 @@ def test_a_decode_step_has_one_kernel_for_attention_and_caches_written_in_place(
 
 def test_a_cache_that_is_read_counts_and_is_cold() -> None:
     """Its bytes are those of attention alone, and measuring rotates it with the other operands."""
-    torch = pytest.importorskip("torch")
-    assert torch
+    pytest.importorskip("torch")
     roots = writing(768, 256)
     template, alone = generated(roots), generated(attention(768, 256))
     call = call_of(template, "bfloat16")
     (_, ours), (_, least) = (call_work(one, call_of(one, "bfloat16")) for one in (template, alone))
     assert 0 < ours - least < 8 * 256 * 2
     bench = Bench(device_of("cpu"), template.pattern, call)
-    first, second = bench._arguments(2)
+    first, second = bench.sets[0], bench._set(bench.sets[0].operands)
     assert bench.nbytes > 2 * 2 * 768 * 256
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(first.outputs, second.outputs))
