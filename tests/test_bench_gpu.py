@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,23 @@ def test_a_case_fails_where_ours_did_and_results_may_go_elsewhere(
         assert gpu.main() == failed
         assert json.loads((folder / f"gpu/{found['name']}.json").read_text())["variants"]["ours"] == ours
         assert found["name"] in (folder / "gpu.md").read_text()
+
+
+def test_a_failure_that_ends_a_process_names_the_variant_that_was_running(
+    bench: Any, case: Any, tmp_path: Path
+) -> None:
+    gpu, target = bench[0], tmp_path / "a.json"
+    made = SimpleNamespace(
+        record={"name": "a", "variants": {}}, target=target, calls={}, work=SimpleNamespace(name="a")
+    )
+    made.write = lambda: case.Case.write(made)
+    with case.Case.variant(made, "ours") as found:
+        found["us"] = 1.0
+    assert gpu.recorded("a", target, "stopped after 9 s")["failed"] == "stopped after 9 s"
+    with case.Case.variant(made, "max-autotune"):
+        ended = gpu.recorded("a", target, "stopped after 9 s")
+    assert ended["failed"] == "max-autotune: stopped after 9 s" and "running" not in ended
+    assert "running" not in gpu.recorded("a", target, "")
 
 
 def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(

@@ -25,7 +25,8 @@ from tensor_graphs.egraph.ir.op_markdown import table_markdown
 from tensor_graphs.egraph.ir.ops import OPS, Op, OutFunction, TargetText, Type, ViewMethods, register
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.rules.check.check import verdict
 

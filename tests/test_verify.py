@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,11 +16,14 @@ import tensor_graphs as tg
 from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification import compare, rounding_noise
+from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
@@ -30,8 +34,9 @@ from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.rewritten_values import original_values
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.rules import ALL
-from tensor_graphs.verification import comparison, reference, verify
+from tensor_graphs.verification import comparison, on_device, reference, verify
 from tensor_graphs.verification.diagnose import diagnose
+from tensor_graphs.verification.rewrite_error import rewrite_error
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -211,6 +216,36 @@ def test_rewriting_is_given_up_by_family(monkeypatch: pytest.MonkeyPatch) -> Non
     kernels = {k.name: k.count for k in made.report.kernels}
     assert "np.sin" in kernels and "np.cos" not in kernels
     assert sum(n for name, n in kernels.items() if "matmul" in name) == 1, "the products are still one"
+
+
+def test_a_plan_whose_terms_take_too_long_to_compare_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diagnosis that does not end in time is none: the next plan has no rewritten values."""
+    cheap(monkeypatch, "np.cos", "np.sub")
+    found = []
+
+    def never_in_time(*given: Any, **options: Any) -> Any:
+        found.append(diagnose(*given, **(options | {"ended": lambda: True})))
+        return found[-1]
+
+    monkeypatch.setattr(accept, "diagnose", never_in_time)
+    made = run(Graph.of(tg.sin(tg.input("x", (8, 8)))), (SHIFTED,))
+    assert found == [None] and made.report.verification["passed"]
+    assert {k.name for k in made.report.kernels} == {"np.sin"}
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_the_error_of_rewrites_on_the_host_and_on_a_device(device: str) -> None:
+    pytest.importorskip("torch")
+    x, w = tg.input("x", (8, 8)), tg.param("w", (8, 8))
+    graph = Graph.of([tg.exp(x @ w), tg.argmax(x, 1), x[:0]], params={"w": normal(8, 8)})
+    program = tg.optimize(graph, backend="numpy", measure=False)
+    assert program.plan is not None
+    plan = accept.fixed(program.plan)
+    assert rewrite_error(graph, plan, device=device) == 0.0
+    wrong = Graph.of([tg.exp((x * 1.01) @ w), tg.argmax(x, 1), x[:0]], params=graph.params)
+    assert 1e-3 < rewrite_error(wrong, plan, device=device) < 1
+    with pytest.raises(Halted):
+        rewrite_error(graph, plan, device=device, poll=mock.Mock(side_effect=Halted))
 
 
 def test_values_that_were_only_moved_are_as_they_came() -> None:
@@ -424,6 +459,20 @@ def test_indices_stay_in_range() -> None:
     values = reference.sample_inputs(graph.inputs, np.random.default_rng(0), index_bounds(graph))
     assert values["i"].min() >= 0 and values["i"].max() == 2
     assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}
+
+
+def test_inputs_are_drawn_like_typical_values() -> None:
+    x, y, z = (tg.input(n, (1000,)) for n in "xyz")
+    graph = replace(Graph.of(tg.log(x) + y * z), typical={"x": (4.0, 0.01), "y": (-3.0, 0.1)})
+    rng = np.random.default_rng(0)
+    drawn = [drawing.inputs(graph, rng), reference.sampled_near(graph, rng)]
+    torch = pytest.importorskip("torch")
+    for found in (on_device.draw(graph, rng, "cpu"), reference.sampled_near(graph, rng, "cpu")):
+        drawn.append({n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in found.items()})
+    for values in drawn:
+        assert values["x"].min() > 3.9 and values["x"].max() < 4.1
+        assert abs(values["y"].mean() + 3) < 0.1 and 0.05 < values["y"].std() < 0.2
+        assert 0.8 < values["z"].std() < 1.2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int64", "int8", "uint8", "bool"])

@@ -21,7 +21,8 @@ from ...extract.model.kernel import Call, Template
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.free_terms import SizedCall, free_call, free_terms
-from ..generate.template import GeneratedKernel, pattern_text, template_of
+from ..generate.template import GeneratedKernel, template_of
+from ..generate.term_text import pattern_text
 from ..ir.kernel import PROBE
 from ..ir.source_text import literal
 from .emit.kernel import PARALLEL as WORTH

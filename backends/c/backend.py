@@ -21,8 +21,9 @@ from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
 from ..generate.emitter import Lowered
-from ..generate.generator import KernelGenerator, Lowering, Lowerings
+from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
+from ..generate.lowerings import Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..generate.weight_layouts import even
 from ..ir.expr import walk
@@ -103,7 +104,7 @@ class CLowering(Lowering):
     """Lowering of fusion groups for the C backend."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template of a fusion group with its call, if C can compute it."""
+        """(template, call) of a fusion group; none if C cannot compute the group efficiently."""
         if not _worth(asked.group.terms):
             return
         template = self._template(asked.group.terms, ())

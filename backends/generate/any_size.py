@@ -36,7 +36,8 @@ from .free_terms import SizedCall, free_call, free_terms
 from .size_fit import LimitedFit, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
 from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, EmittedTexts, NoForm, SizedForm, Text, python, skeleton
-from .template import GeneratedKernel, launches, pattern_text, template_of
+from .template import GeneratedKernel, launches, template_of
+from .term_text import pattern_text
 
 LEAST_POINTS = 4  # points with equal text that a form needs
 NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form
@@ -93,7 +94,7 @@ class SizedKernel(KernelBase):
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """The kernel at the generic sizes, with the call's schedule."""
+        """(kernel at the generic sizes, call at these sizes with the call's schedule)."""
         return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property

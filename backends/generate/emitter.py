@@ -109,7 +109,8 @@ class Emitter(Protocol):
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """As `space`, for an input precision of float32 matrix products."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to an input precision; arguments
+        and result as for `space`."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:

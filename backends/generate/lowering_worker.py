@@ -26,7 +26,8 @@ IDLE_S = 60  # seconds without input after which a worker ends
 def answer(job: Job) -> Reply:
     """Reply to a job: its terms lowered with each of its generators."""
     from ..registry import backend
-    from .generator import KernelGenerator, Lowerings
+    from .generator import KernelGenerator
+    from .lowerings import Lowerings
 
     lowerings = Lowerings(job.limit)
     found: Reply = []

@@ -158,7 +158,8 @@ class StrategyEmitter(EmitterBase):
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """As `space`, for an input precision of float32 matrix products (`Emitter.rounding`)."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to an input precision
+        (`Emitter.rounding`)."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:

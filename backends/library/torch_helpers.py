@@ -35,7 +35,8 @@ def layer_norm_out(x: Any, gain: Any, shift: Any, eps: float, out: Any) -> None:
 
 
 def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Operands of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v share."""
+    """(q, k, v, mask) of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v
+    share."""
     if q.dim() == 3:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask

@@ -180,8 +180,8 @@ def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[
 
 
 def _under(inner: tuple[int, ...], own: tuple[int, ...], axes: Axes) -> Iterator[tuple[int, ...]]:
-    """For each axis of a reshape's operand (shape `inner`), the root axes of the result's axes with which it shares
-    elements."""
+    """For each axis of a reshape's operand (of shape `inner`), the root axes of those result axes that run over some of
+    the same elements. `own`: shape of the result; `axes`: root axes of each result axis."""
     spans = [(prod(own[n:]), prod(own[n + 1 :])) for n in range(len(own))]
     for n in range(len(inner)):
         high, low = prod(inner[n:]), prod(inner[n + 1 :])

@@ -97,7 +97,8 @@ def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
 
 
 def any_size_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
-    """As `tensor_guard`, but for tensors of any sizes and strides with as many axes as those in `given`."""
+    """Function that tests whether arguments are tensors like those in `given` (`tensor_guard`), but of any sizes and
+    strides with as many axes. None if Torch has no such guards, or if `given` fails the test."""
     guards = _dynamo_guards("TensorGuards")
     if guards is None:
         return None

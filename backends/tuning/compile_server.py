@@ -114,7 +114,7 @@ class Server:
             compiler.job, compiler.until = None, float("inf")
 
     def _lost(self, compiler: Compiler, status: str, message: str) -> None:
-        """Remove a compiler; its job fails."""
+        """Remove a compiler that ended or was killed; the reply to its job is a failure of this status and message."""
         self.selector.unregister(compiler.way)
         self.compilers.remove(compiler)
         code = compiler.end()
@@ -126,7 +126,7 @@ class Server:
             self.say(lost)
 
     def say(self, reply: Mapping[str, Any]) -> None:
-        """Write a reply."""
+        """Write a reply to the parent, as a line of JSON."""
         self._reply(json.dumps(reply).encode())
 
     def _reply(self, line: bytes) -> None:

@@ -91,7 +91,7 @@ class _Builder:
         return False
 
     def _dense(self, value: int) -> int:
-        """The value if it is dense, else a row-major copy of it."""
+        """Id of the value if it is dense, else of a row-major copy, for which a kernel is added."""
         old = self.values[value]
         source = Operand(old.type, old.strides)
         if source.dense:

@@ -83,7 +83,7 @@ class Body:
         return f"{self.kernel.name}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
 
     def launch(self, call: Call) -> Launch:
-        """The `Launch` of a call: source text and how it is launched. Raises KernelError as `launch_of` does."""
+        """Source text of a call, and how it is launched. Raises KernelError as `launch_of` does."""
         name = self.name(call)
         if name not in self._launches:
             self._launches[name] = launch_of(self.kernel, self.known(call))

@@ -19,7 +19,7 @@ from ..ir.rule import Rule
 from ..ir.tensor import Tensor
 from ..view.glue import merged
 from ..view.view import EGraphView, Ints
-from .engine import Stop, never
+from .engine_bounds import Stop, never
 from .limit_steps import parts
 from .pruned_views import CostFilter, kept
 from .saturate import Limits, saturate_blocks

@@ -66,7 +66,7 @@ class _ClassGroups:
     shared: frozenset[int]
 
     def moved(self, to: Mapping[int, int]) -> Iterator[FusionGroup]:
-        """These groups with classes replaced by `to`."""
+        """The fusion groups with each class replaced by its image in the map `to`."""
         for r in self.groups:
             yield replace(
                 r, cls=to[r.cls], leaves=tuple([(t, to[c]) for t, c in r.leaves]), inner=tuple([(t, to[c]) for t, c in r.inner]),
@@ -248,10 +248,8 @@ class FusionGroups:
 
     @cached_property
     def packed(self) -> dict[int, int]:
-        """Weight-only class -> e-node that computes the class from fewer bytes than it has.
-
-        Dequantizations, views of these, and what they read. Empty without a dequantization of weights.
-        """
+        """Weight-only class -> e-node that computes the class from fewer bytes than it has: dequantizations, views of
+        these, and the values that they read. Empty without a dequantization of weights."""
         view, weight = self.view, self.view.weight
         if not any(op == "dequantize" and weight[view.cls[n]] for n, op in enumerate(view.op)):
             return {}
@@ -409,10 +407,8 @@ class FusionGroups:
         return kept[:MAX_START_NODES]
 
     def reachable(self) -> list[int]:
-        """Classes that the roots need through e-nodes of near-minimal cost, roots first.
-
-        Given classes and index formulas are left out, and what only they need.
-        """
+        """Classes that the roots need through e-nodes of near-minimal cost, roots first. Left out are given classes,
+        index formulas, and classes that only these need."""
         order: dict[int, None] = {}
         stack = list(reversed(self.view.roots))
         while stack:
@@ -501,10 +497,8 @@ class FusionGroups:
         return [r for r in policies if not r.products or products]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
-        """Groups of one policy, the largest first.
-
-        With at most MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer.
-        """
+        """(growth, its group, None without one) under one policy, the largest groups first: with at most
+        MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer."""
         # a larger one is not used; but where statistics are leaves, its growth tells which ones other groups share
         most = UNLIMITED_PRODUCTS if policy.spread_bare else MAX_SHARED_ON_PATH
         whole = FusionGrowth(self, cls, policy, most_met=most)

@@ -120,7 +120,8 @@ class MaximalPartition:
         return self._depends(first - {b}, b) or self._depends(second - {a}, a)
 
     def _merge(self, a: int, b: int) -> None:
-        """Merge two parts."""
+        """Merge the parts with the numbers `a` and `b` into one of them, that with a reduction if only one has any; the
+        other one becomes empty."""
         into, gone = sorted((a, b), key=lambda n: self.parts[n].extent is None)
         one, other = self.parts[into], self.parts[gone]
         self.home |= dict.fromkeys(other.members, into)

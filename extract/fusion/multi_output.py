@@ -128,8 +128,8 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def _side_outputs(self, r: FusionGroup) -> list[tuple[Tensor, int]]:
-        """At most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes
-        read to compute them."""
+        """(term, class) of at most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by
+        falling bytes read to compute them."""
         if r.term.entry.kind == "view":  # the viewed value has groups of its own
             return []
         beside, read_beside = self.groups.uses.beside, self.groups.beside.get(r.cls, ())
@@ -213,7 +213,7 @@ class MultiOutputFusion:
         return found
 
     def _joined_groups(self, apart: Sequence[FusionGroup]) -> Iterator[MultiOutputGroup]:
-        """Groups that join independent fusion groups; and the same with one intermediate value stored as well."""
+        """Groups that join the independent fusion groups `apart`; and each with one intermediate value stored, too."""
         classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
         if len(classes) > MAX_GROUP_LEAVES:
             return
@@ -396,7 +396,8 @@ def _inputs(r: FusionGroup, view: EGraphView) -> set[int]:
 
 
 def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Disjoint slices in order of their starts, the shortest of each start; overlapping later slices are dropped."""
+    """(start, stop, class) of the slices without those that begin before an earlier one ends. `slices`: in order of
+    their starts, the shortest of each start first."""
     kept: list[tuple[int, int, int]] = []
     for start, stop, cls in slices:
         if not kept or start >= kept[-1][1]:

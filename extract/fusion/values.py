@@ -84,7 +84,7 @@ class MaximalFusionValues:
         return _is_row_reduction(self.op(cls)) or (product is not None and product[1] > 1)
 
     def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
-        """The extent of a matrix-vector product; None for other classes."""
+        """`extent` of a class that is a matrix-vector product; None for other classes."""
         if self.op(cls) != "matmul":
             return None
         left, right = (concrete(self.groups.view.types[k].shape) for k in self.kids(cls))

@@ -305,7 +305,7 @@ class Backend(Protocol):
 
         The backend itself if it has no such state.
 
-        `lowerings`: the state that the backends of one optimization share (generate.generator.Lowerings); None: a
+        `lowerings`: the state that the backends of one optimization share (generate.lowerings.Lowerings); None: a
         new one.
         """
         ...

@@ -12,7 +12,9 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, pattern_text, raise_recursion_limit
+from tensor_graphs.backends.generate.recursion_limit import DEEPEST, raise_recursion_limit
+from tensor_graphs.backends.generate.template import GeneratedKernel
+from tensor_graphs.backends.generate.term_text import pattern_text
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.expr import Builder, factors

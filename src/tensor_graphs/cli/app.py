@@ -67,7 +67,7 @@ app.add_typer(kernels_app, name="kernels")
 
 # ---------------------------------------------------------------- arguments
 def _own_rules(file: Path | None) -> list[Rule]:
-    """Rules of a file in this project's own rule syntax."""
+    """The rewrite rules of a file in this project's rule syntax."""
     if file is None:
         return []
     from ..rules.files.rule_file import OwnRule, read

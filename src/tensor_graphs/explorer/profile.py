@@ -35,7 +35,7 @@ from ..pipeline.source import as_graph, bound, sizes_of
 from ..pipeline.timing import clock_of, interleaved
 from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
-from ..verification.diagnose import meaning
+from ..verification.plan_terms import meaning
 from ..verification.reference import sample_inputs
 from ..writing.files import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate
@@ -131,7 +131,8 @@ def profile(
 
 
 def _searched(graph: Graph, backend: str, budget: float, costdb: Path | None, progress: Progress) -> Program:
-    """The program of a search that measures what its kernels lack. Neither verified nor timed: plans are timed here."""
+    """A program found by a search that measures unmeasured kernels of its plan. It is neither verified nor timed:
+    `profile` times whole plans."""
     options = Options(backend=backend, budget=budget, costdb=costdb, again=True, verify=False)
     session = Session(options, progress, whole=False)
     with session.running(), measurer_started(session):

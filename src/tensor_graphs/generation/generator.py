@@ -114,7 +114,8 @@ class Generator(Unpicklable):
 
     @property
     def quantization(self) -> str:
-        """What `quantize` did to the weights of the decode step, and their error, as text; empty if it is None."""
+        """Text about the weights of the decode step that `quantize` has changed, and about their error; empty if
+        `quantize` is None."""
         return self._programs.quantization
 
     @property

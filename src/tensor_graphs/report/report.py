@@ -244,7 +244,7 @@ class Report:
     __repr__ = __str__
 
     def __getattr__(self, name: str) -> Any:
-        """A renamed field under its old name."""
+        """Value of a field that was renamed, under its old name. Raises AttributeError for other names."""
         if name not in _RENAMED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self, _RENAMED[name])

@@ -142,7 +142,7 @@ class WholeCalls:
         return {**self.__dict__, "_last": None}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """The results of a call."""
+        """Results of a call by the chosen callable: the compiled one, or the caller's own."""
         if torch.compiler.is_compiling():  # inside of another compiled function, which captures the module's operators
             return self.own(*args, **named)
         if self._last is not None and not named:

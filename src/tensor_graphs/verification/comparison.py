@@ -94,7 +94,8 @@ class OutputError:
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """A plan that failed verification: its worst output, and what was excluded from the next plan for it."""
+    """A plan that failed verification: its worst output, and the rules or kernels that were excluded from the next plan
+    for it."""
 
     output: OutputError
     excluded: tuple[str, ...] = ()

@@ -128,8 +128,8 @@ class Judge:
 
 
 def _norm(error: OutputError) -> float:
-    """A float output's norm as a multiple of its limit, if it is over the limit and rounding may explain that; else
-    0."""
+    """Relative error of a float output as a multiple of its limit, if it exceeds the limit and rounding may explain
+    that; else 0."""
     if error.discrete or error.miscompiled or error.plan <= error.allowed:
         return 0.0
     return error.plan / error.allowed if error.allowed else math.inf
