@@ -155,9 +155,10 @@ def layer_caches(heads: int, groups: int, head: int, room: int, *, norm: bool) -
 
 @dataclass(frozen=True)
 class Layer:
-    """Sizes of a decoder's layer: columns of the residual stream, of the gated product, of queries, keys and values
-    together, and of the attention's result; heads of queries a group, groups, head size. `norms` = 2: the output of each
-    half is normed before it is added. `norm`: queries and keys are normed.
+    """Sizes of a layer of a decoder.
+
+    Columns of the residual stream (`hidden`) and of the gated product (`inner`), heads of queries of a group, groups,
+    head size. `norms` = 2: the output of each half is normed before it is added. `norm`: queries and keys are normed.
     """
 
     hidden: int
