@@ -1,7 +1,7 @@
 """Library kernels in C of 2-D convolutions and pooling.
 
-Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual and
-activation fused; maximum and average pooling.
+Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual
+and activation fused; maximum and average pooling.
 
 Values are channels-last; weights are packed at load. A call costs less than one of oneDNN through Torch (20 µs), and
 writes to memory of the plan.
@@ -185,7 +185,7 @@ def _direct_scratch(call: Call) -> int:
 def _block(call: Call) -> int:
     """Output tiles of a block of Winograd's convolution."""
     k, c, _, _ = extents(call.operands["w"])
-    return max(LEAST_TILES, min(MOST_TILES, BLOCK_BYTES // (4 * 16 * (c + k))))
+    return max(LEAST_TILES, min(MOST_TILES, max(BLOCK_BYTES, 4 * 16 * c * k // 2) // (4 * 16 * (c + k))))
 
 
 def _winograd_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
