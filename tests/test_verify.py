@@ -16,6 +16,7 @@ import tensor_graphs as tg
 from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification import compare, rounding_noise
+from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
@@ -33,7 +34,7 @@ from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.rewritten_values import original_values
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.rules import ALL
-from tensor_graphs.verification import comparison, reference, verify
+from tensor_graphs.verification import comparison, on_device, reference, verify
 from tensor_graphs.verification.diagnose import diagnose
 from tensor_graphs.verification.rewrite_error import rewrite_error
 
@@ -458,6 +459,20 @@ def test_indices_stay_in_range() -> None:
     values = reference.sample_inputs(graph.inputs, np.random.default_rng(0), index_bounds(graph))
     assert values["i"].min() >= 0 and values["i"].max() == 2
     assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}
+
+
+def test_inputs_are_drawn_like_typical_values() -> None:
+    x, y, z = (tg.input(n, (1000,)) for n in "xyz")
+    graph = replace(Graph.of(tg.log(x) + y * z), typical={"x": (4.0, 0.01), "y": (-3.0, 0.1)})
+    rng = np.random.default_rng(0)
+    drawn = [drawing.inputs(graph, rng), reference.sampled_near(graph, rng)]
+    torch = pytest.importorskip("torch")
+    for found in (on_device.draw(graph, rng, "cpu"), reference.sampled_near(graph, rng, "cpu")):
+        drawn.append({n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in found.items()})
+    for values in drawn:
+        assert values["x"].min() > 3.9 and values["x"].max() < 4.1
+        assert abs(values["y"].mean() + 3) < 0.1 and 0.05 < values["y"].std() < 0.2
+        assert 0.8 < values["z"].std() < 1.2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int64", "int8", "uint8", "bool"])

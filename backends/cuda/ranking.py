@@ -80,14 +80,14 @@ def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
 
     Schedules of one kind differ only in vector widths, in the repeats along the reduction and, with threads along the
     reduction, in the threads along columns. Tensor-core schedules (with `warps`) of one kind have equal column tiles
-    `n`.
+    `n` and equal prefetch distances.
     """
     alike: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, Schedule]] = []
     for s in ordered:
         beside = 0 if any(k.startswith("t") and k[1:].isdigit() for k in s) else s.get("tn", 1)
         key = (beside, *(s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")))
-        key = (s["n"],) if "warps" in s else key
+        key = (s["n"], s.get("ahead", 0)) if "warps" in s else key
         turns.append((alike.get(key, 0), s))
         alike[key] = alike.get(key, 0) + 1
     return [s for _, s in sorted(turns, key=lambda pair: pair[0])]

@@ -86,6 +86,9 @@ class SkinnyGemmSchedule(Schedule):
     wide: int | None = optional("warps along columns", POWERS)
     deep: int | None = optional("chunks of 32 K elements of a warp per iteration", POWERS)
     packed: bool = flag("codes of quantized weights: 16 bytes a load, converted two at a time", fixed=True, form=True)
+    ahead: int | None = optional(
+        "with `packed`: prefetch distance of cp.async copies of codes in iterations", Domain(1, MOST_AHEAD)
+    )
     vector: tuple[tuple[str, int], ...] = sides(
         "contiguous elements per thread along a short inner reduction", Domain(1, 8, powers=True), "v"
     )
@@ -108,7 +111,7 @@ class SkinnyGemmSchedule(Schedule):
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
         """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
-        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed)
+        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed, self.ahead or 0)
         threads = 32 * warps.along * wide
         across = min(n // 2, threads)
         down = min(padded(max(1, shape.m)), threads // across)
@@ -138,7 +141,15 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
     packed = not s.packed or (s.n % (16 * wide) == 0 and s.deep is None and not s.warm)
-    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows and packed and (s.early or not s.warm)
+    return (
+        s.valid
+        and s.n % (8 * wide) == 0
+        and s.warps * wide <= 32
+        and rows
+        and packed
+        and (s.early or not s.warm)
+        and (s.packed or s.ahead is None)
+    )
 
 
 def combining_layout(first: ThreadLayout, shape: Shape) -> ThreadLayout:
@@ -244,7 +255,7 @@ def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> 
     `splits`: whether the reduction may be split (split-K).
     """
     few = _few(kernel, shape, splits and _splittable(kernel, shape))
-    packed = _packed(kernel, shape, few)
+    packed = packed_ranking(kernel, shape, splits)
     first = _parsed(packed, count - count // 4) if packed is not None else []
     return [*(s.but(packed=True) for s in first), *(_parsed(few, count - len(first)) if few is not None else [])]
 
@@ -264,9 +275,13 @@ def merge_packed(found: Sequence[Schedule], own: Sequence[Schedule], count: int)
     return [*first, *earlier_first(found, [s for s in own if s not in first], count - len(first))]
 
 
-def _packed(kernel: Kernel, shape: Shape, few: SkinnyGemmRanking | None) -> PackedGemmRanking | None:
+def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRanking | None:
     """Description of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time; None if they have
-    no known encoding (`code_forms`)."""
+    no known encoding (`code_forms`).
+
+    `splits`: whether the reduction may be split (split-K).
+    """
+    few = _few(kernel, shape, splits and _splittable(kernel, shape))
     if few is None:
         return None
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
@@ -395,6 +410,7 @@ __all__ = [
     "combining_layout",
     "fastest",
     "merge_packed",
+    "packed_ranking",
     "simt_applies",
     "simt_legal",
     "simt_schedules",

@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 
 from ...egraph.ir import dtypes
@@ -16,6 +16,7 @@ from ...egraph.ir.index_maps import BroadcastMap, ConcatMap, IndexMap, ReshapeMa
 from ...egraph.ir.tensor import Tensor, make
 from ..ir.expr import Builder, Expr, operands_first
 from ..ir.index import WINDOW, Axis, Index, index, linear, unravelled
+from ..ir.integer_range import IntegerRanges
 from ..ir.kernel import Buffer
 from ..ir.simplify import as_index, conjuncts
 from ..ir.unfusable import Unfusable
@@ -33,7 +34,9 @@ class TermLowering:
         self.memo: dict[tuple[tuple[Index, ...], tuple[Expr, ...]], dict[Tensor, Expr]] = {}
         self.moved: dict[Tensor, Index] = {}  # offset by which slices start later
         self.maps: dict[Tensor, IndexMap] = {}
+        self.ranges = IntegerRanges(builder)
         self.unroll_limit = 0  # number of elements up to which a reduction is unrolled; 0: never
+        self.written: frozenset[Tensor] = frozenset()  # scatters whose rows the kernel itself writes
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
         """Expression of a tensor's element at an index, loaded only where all `guards` hold.
@@ -70,10 +73,14 @@ class TermLowering:
             return self.b.load(name, place, buffer.dtype, (), guards)
         rule = _rule(t)
         if rule is not None:
-            return rule(self, t, at, guards)
+            return self.ranges.wrapped(rule(self, t, at, guards), t.dtype)
         if not t.entry.pointwise:
             raise Unfusable(f"{t.op} has no index expression")
-        return self.b.pointwise(t.op, [self.operand(a, at, guards) for a in t.args])
+        return self.combined(t.op, [self.operand(a, at, guards) for a in t.args], t.dtype)
+
+    def combined(self, op: str, args: Sequence[Expr], dtype: str) -> Expr:
+        """Expression of an elementwise op on elements, of `dtype`."""
+        return self.ranges.wrapped(self.b.pointwise(op, args), dtype)
 
     def index_map(self, t: Tensor) -> IndexMap:
         """The index map of a view or layout op."""
@@ -166,7 +173,11 @@ def _cast(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr,
         raise Unfusable(
             "integers converted to float64 in a kernel that computes in float32"
         )  # float64 that no buffer has is computed in float32
-    return r.b.make("cast", (x,), t.dtype, kind)
+    if t.dtype == "int64" and x.op == "index":
+        return x  # computed in 64 bits where it has to be
+    if x.op == "const" and x.kind != "float":
+        return r.ranges.constant(int(x.value), t.dtype)
+    return r.b.make("cast", (x,), "int32" if t.dtype == "int64" and x.kind == "bool" else t.dtype, kind)
 
 
 def _from_float8(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
@@ -208,7 +219,7 @@ def _unrolled(r: TermLowering, t: Tensor, at: tuple[Index, ...], axes: list[int]
         for a, k in zip(axes, place):
             inner[a] = index(k)
         x = r.value(t.args[0], tuple(inner), guards)
-        found = x if found is None else r.b.pointwise(t.entry.monoid, (found, x))
+        found = x if found is None else r.combined(t.entry.monoid, (found, x), t.dtype)
     assert found is not None
     return found
 
@@ -222,7 +233,7 @@ def _matmul(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Exp
     left = (*at[:-1], k)
     right = (k, at[-1]) if y.rank == 2 else (*at[:-2], k, at[-1])
     a, b = r.operand(x, left, guards), r.operand(y, right, guards)
-    return r.b.reduce("sum", axis, r.b.mul(a, b))
+    return r.b.reduce("sum", axis, r.combined("mul", (a, b), t.dtype))
 
 
 def _view(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
@@ -276,7 +287,7 @@ def _conv(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr,
     place = (i * s + k * d for i, s, k, d in zip(at[2:], t.attr("strides"), tap, t.attr("dilations")))
     channel = (at[1] // per_out if per_out < sizes[0] else Index()) * inner + c
     image, weight = r.value(padded, (at[0], channel, *place), guards), r.value(w, (at[1], c, *tap), guards)
-    return r.b.reduce("sum", axis, r.b.mul(image, weight))
+    return r.b.reduce("sum", axis, r.combined("mul", (image, weight), t.dtype))
 
 
 def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
@@ -324,9 +335,28 @@ def _gather_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: 
     return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
 
 
+def _scatter_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    """Expression of a scatter of one row that the kernel writes itself: the new row at its place, else the operand.
+
+    What is loaded at the place of the new row is not used, so it does not matter whether that row is written before or
+    after the load (ir/row_update.py).
+    """
+    base, places, row = t.args
+    axis, sizes = t.attr("axis"), concrete(t.shape)
+    if t not in r.written or t.attr("mode") != "set" or concrete(row.shape) != (*sizes[:axis], 1, *sizes[axis + 1 :]):
+        raise Unfusable("a scatter that is read, other than of one row that the kernel writes")
+    own = (*at[:axis], Index(), *at[axis + 1 :])
+    place = from_the_start(r.b, r.value(places, own, guards), sizes[axis])
+    if place.op in ("index", "const"):
+        raise Unfusable("a scatter to a known place that is read")
+    new, old = r.value(row, own, guards), r.value(base, at, guards)
+    return r.b.pointwise("where", (r.b.pointwise("eq", (r.b.index(at[axis]), place)), new, old))
+
+
 _RULES: dict[str, Rule] = {
     "full": _full, "iota": _iota, "cast": _cast, "from_float8": _from_float8,
     "matmul": _matmul, "conv": _conv, "gather": _gather, "gather_elements": _gather_elements,
+    "scatter_elements": _scatter_elements,
 }  # fmt: skip
 
 

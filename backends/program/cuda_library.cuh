@@ -29,6 +29,18 @@ template <class T, int N> DEVICE void fetch(Pack<T, N>& to, const T* from) {
     else to = read<N>(from);
 }
 
+// The same of a vector of codes, whose line is read soon.
+DEVICE void fetch_codes(Pack<unsigned char, 16>& to, const unsigned char* from) {
+    if constexpr (BYTES >= 16) fetch_line(to, from);
+    else to = read<16>(from);
+}
+// A vector of codes in shared memory, by words.
+DEVICE void read_codes(Pack<unsigned char, 16>& to, const Pack<unsigned char, 16>& from) {
+    const Pack<unsigned, 4> words = *reinterpret_cast<const Pack<unsigned, 4>*>(&from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reinterpret_cast<unsigned*>(&to)[i] = words.at[i];
+}
+
 // A vector that nobody here reads again.
 template <int N, class T> DEVICE Pack<T, N> read_once(const T* x) {
     if constexpr (BYTES >= 16 && N * sizeof(T) == 16) {
@@ -236,6 +248,10 @@ template <class T> DEVICE void sum_rows(float (&sums)[4], const Pack<T, 8>& rows
 DEVICE void add_group(float (&sums)[4], const float (&products)[4], const float (&rows)[4], const float (&offset)[2], const float (&scale)[2]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[j] += scale[j / 2] * (products[j] + offset[j / 2] * rows[j]);
+}
+DEVICE void add_sums(float (&sums)[4], const float (&more)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[j] += more[j];
 }
 // Floats e2m1 in low and high halves: the bytes of the wider floats are looked up by their magnitudes.
 template <class T> DEVICE void e2m1(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x, float) {

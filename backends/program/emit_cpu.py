@@ -340,7 +340,7 @@ class ProgramEmitter:
         offset, size = self._scratch_room(step)
         self._use("workspace")
         name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
-        return name if kind == "numpy" else self._once(f"{self._use('tensor')}({name})", f"{name}_t")
+        return name if kind == "numpy" else self._once(f"{self._use(CONVERSIONS[kind])}({name})", f"{name}_{kind[0]}")
 
     def _scratch_room(self, step: Step) -> tuple[str, str]:
         """Offset and bytes of a step's scratch memory, as source."""

@@ -102,6 +102,7 @@ def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and isinstance(default, simple) and value == default
 
 
+_READ_IN_ORDER = {"ravel", "reshape"}  # functions whose `order` is that of elements, not of the result in memory
 _IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without effect on the result
 
 
@@ -118,7 +119,12 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         )
     places, given = _by_name(name, function, args, named)
     out = given.pop("out", None)
-    given = {k: v for k, v in given.items() if k not in _IGNORED and not (k == "order" and v in ("C", "K", "A", None))}
+    reads = name in _READ_IN_ORDER
+    given = {
+        k: v
+        for k, v in given.items()
+        if k not in _IGNORED and (reads or k != "order" or v not in ("C", "K", "A", None))
+    }
     try:
         inspect.signature(build).bind(*places, **given)
     except TypeError as error:

@@ -20,20 +20,24 @@ from ..torch_export.aten_reduce import arg, sort
 from .numpy_builders import Axes, Build, ints
 
 
-def _order(order: Any) -> None:
-    if order not in ("C", "K", "A", None):
+def _order(rank: int, order: Any) -> None:
+    """Check the order in which the elements of an array of `rank` axes are read. Raises TraceError if it may differ
+    from row-major order, as "F" does, and "A" and "K" for some arrays of the caller.
+    """
+    if order not in ("C", None) and (rank > 1 or order not in ("F", "A", "K")):
         raise TraceError(
             f"the memory order {order!r} cannot be traced", hint="order='C', and .T where elements are to move"
         )
 
 
 def _reshape(a: Tensor, shape: Any, order: str = "C", copy: Any = None) -> Tensor:
-    _order(order)
-    return t.reshape(a, ints(shape))
+    sizes = ints(shape)
+    _order(max(a.rank, len(sizes)) if order == "F" else a.rank, order)
+    return t.reshape(a, sizes)
 
 
 def _ravel(a: Tensor, order: str = "C") -> Tensor:
-    _order(order)
+    _order(a.rank, order)
     return t.reshape(a, (volume(a.shape),))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +29,7 @@ from ...errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ...processes.memory_limits import machine_memory
 from ..common.module_paths import ModulePaths, path_of_onnx
 from ..files.arrays import MappedArray
+from ..files.limits import check_count
 from .input_sizes import named_sizes, unique
 from .masked import masked_value
 from .names import node_label, short
@@ -79,7 +80,7 @@ class _Poison:
 
 
 _POISON = _Poison()
-Env = dict[str, "Value | _Poison"]
+Env = ChainMap[str, "Value | _Poison"]  # values by name; those of a subgraph in front of those around it
 
 
 @dataclass
@@ -91,11 +92,14 @@ class _Loader:
     paths: ModulePaths = field(default_factory=ModulePaths)
     #: Tensors of subgraphs and attributes, by id of their TensorProto (kept alive here): unrolled bodies reuse them.
     read: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
+    #: How often the nodes of a graph or subgraph read each name, by id of its GraphProto (kept alive here).
+    reads: dict[int, tuple[Any, Counter[str]]] = field(default_factory=dict)
+    built: int = 0  # nodes and initializers of the subgraphs built so far, which are built once for each iteration
 
     def load(self, model: Any) -> Graph:
         """Return the whole graph. All unsupported operator variants are raised together."""
         graph = model.graph
-        env: Env = {}
+        env: Env = ChainMap()
         for tensor in graph.initializer:
             env[tensor.name] = self.initializer(tensor, tensor.name)
         inputs = []
@@ -169,8 +173,7 @@ class _Loader:
 
     def run(self, graph: Any, env: Env) -> None:
         """Build all nodes of a graph in order; results are stored in `env`."""
-        reads = Counter(name for node in all_nodes(graph.node) for name in node.input)
-        reads.update(o.name for o in graph.output)
+        reads = self.reads_of(graph)
         for proto in graph.node:
             operands = [env[name] if name else None for name in proto.input]
             results: Iterable[Value | _Poison | None]
@@ -184,6 +187,14 @@ class _Loader:
                     env[name] = value
                 elif name and reads[name]:
                     raise BadModelError(f"{node_label(proto)} does not give its result {short(name)}")
+
+    def reads_of(self, graph: Any) -> Counter[str]:
+        """How often nodes and outputs of a graph, and its subgraphs, read each name."""
+        if id(graph) not in self.reads:
+            found = Counter(name for node in all_nodes(graph.node) for name in node.input)
+            found.update(o.name for o in graph.output)
+            self.reads[id(graph)] = graph, found
+        return self.reads[id(graph)][1]
 
     def node(
         self, proto: Any, operands: list[Value | None], wanted: list[bool], env: Env
@@ -229,11 +240,14 @@ class _Loader:
     def branch(self, env: Env, graph: Any, given: Sequence[Value] = ()) -> list[Value]:
         """Return the outputs of a subgraph that can read the enclosing scope; its inputs are bound to `given`.
 
-        Raises BadModelError for another number of inputs, UnsupportedError for unsupported outputs.
+        Raises BadModelError for another number of inputs, UnsupportedError for unsupported outputs, TooLargeError once
+        all subgraphs together have more operations than the setting `max_nodes`.
         """
+        self.built += len(graph.node) + len(graph.initializer) + 1
+        check_count(self.built, where=str(self.file))
         if len(graph.input) != len(given):
             raise BadModelError(f"the subgraph {short(graph.name)} takes {len(graph.input)} values, not {len(given)}")
-        inner = {**env, **{info.name: value for info, value in zip(graph.input, given)}}
+        inner = env.new_child({info.name: value for info, value in zip(graph.input, given)})
         for tensor in graph.initializer:
             inner[tensor.name] = self.once(tensor, f"{graph.name}/{tensor.name}")
         self.run(graph, inner)

@@ -394,13 +394,38 @@ def test_an_index_out_of_range_reads_the_nearest_row() -> None:
     np.testing.assert_array_equal(got, 2 * table[[0, 2, 4, 4]])
 
 
-def test_whole_numbers_wrap_as_numpys_do() -> None:
-    small = t.input("x", (3,), "int32")
-    assert generated(small + small).lower(kernel_call(small + small)) is None, "int32 would wrap at 64 bits"
-    wide = t.input("x", (3,), "int64")
-    top = np.array([(1 << 63) - 1, 5, -7])
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(run(wide + wide, x=top), top + top)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
+def test_whole_numbers_wrap_as_numpys_do(dtype: str) -> None:
+    """At the width of their dtype, also where another operation reads them: a wider cast, a comparison, a quotient."""
+    limits = np.iinfo(dtype)
+    x = np.array([limits.max, limits.max - 1, limits.min, 1, 0], dtype)
+    y = np.array([limits.max, 3, limits.min + 1, limits.max, 7], dtype)
+    a, b = t.input("x", (5,), dtype), t.input("y", (5,), dtype)
+    with np.errstate(all="ignore"):
+        for root, want in (
+            (t.cast(a * b, "int64"), (x * y).astype(np.int64)),
+            (t.cast(a + b, "float64") * t.input("z", (5,), "float64"), (x + y).astype(np.float64)),
+            (t.lt(a - b, a), x - y < x),
+            (make("floordiv", [make("neg", [a], {}), b], {}), np.floor_divide(-x, y)),
+            (t.cast(t.abs(a), "int64"), np.abs(x).astype(np.int64)),
+        ):
+            given = {"x": x, "y": y, "z": np.ones(5)}
+            read = {str(n.attr("name")) for n in topological([root]) if n.op == "input"}
+            np.testing.assert_array_equal(run(root, **{n: given[n] for n in read}), want)
+
+
+def test_whole_numbers_wrap_after_a_cast_to_fewer_bits() -> None:
+    x = np.array([100, 127, -128, 90], np.float32)
+    small = t.cast(t.input("x", (4,)), "int8")
+    np.testing.assert_array_equal(
+        run(t.cast(small * small, "int32"), x=x), np.square(x.astype(np.int8)).astype(np.int32)
+    )
+
+
+def test_products_of_indices_have_64_bits() -> None:
+    where = t.iota((60000,), 0)
+    got = run(where * where + t.input("x", (60000,), "int64"), x=np.zeros(60000, np.int64))
+    np.testing.assert_array_equal(got, np.arange(60000) ** 2)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8"])

@@ -226,6 +226,21 @@ def test_double_precision(tmp_path: Path) -> None:
     check(template, call, *_compiled_alone(template, call, tmp_path), "float64")
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int32"])
+def test_whole_numbers_wrap_before_they_are_widened(dtype: str, tmp_path: Path) -> None:
+    """C++ adds narrow integers as `int`."""
+    a, b = t.input("x", (4, 8), dtype), t.input("y", (4, 8), dtype)
+    root = t.cast(a * b + a, "int64")
+    template = generated(root)
+    kinds = Operand(Type((4, 8), dtype), contiguous((4, 8)))
+    call = Call(dict.fromkeys(template.operands, kinds), Operand(Type((4, 8), "int64"), contiguous((4, 8))), {})
+    launch, kernel = _compiled_alone(template, call, tmp_path)
+    x, y = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (2, 4, 8), dtype=dtype)
+    out, given = np.zeros((4, 8), np.int64), {"x": x, "y": y}
+    kernel([{**given, "out": out}[n].ctypes.data for n in launch.args], launch.grid, launch.block)
+    np.testing.assert_array_equal(out, (x * y + x).astype(np.int64))
+
+
 def test_several_results_of_one_kernel(tmp_path: Path) -> None:
     """A residual and the statistics of its rows."""
     total = x("a", 12, 40) + x("b", 12, 40)

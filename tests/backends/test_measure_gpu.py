@@ -39,6 +39,7 @@ from tensor_graphs.errors import WorkerError
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.extract.model.library_kernel import LibraryKernel, identify
 from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.processes.child import NICE
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
@@ -570,6 +571,9 @@ def test_kernels_compile_without_a_gpu_and_twins_are_found(pool: CompilePool) ->
     assert pool.submit(broken, CALL).result()["status"] == "compile-error"
     dead = kernel_text(template(lambda call: f"import os; os._exit(5); {launch(call)}"), CALL)
     assert pool.submit(dead, CALL).result()["status"] == "crash"
+    assert pool._process is not None
+    own, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, pool._process.pid))
+    assert theirs == min(19, own + NICE)  # the search and what feeds the device have the cores first
 
 
 def test_a_binary_says_what_it_uses_as_cuobjdump_does(pool: CompilePool, tmp_path: Path) -> None:

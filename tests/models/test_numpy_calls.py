@@ -237,6 +237,18 @@ def test_another_byte_order_is_refused(function):
         trace(lambda x: (function(x), x), [X])
 
 
+@pytest.mark.parametrize("order", ["F", "A", "K"])
+@pytest.mark.parametrize(
+    "function", [np.ravel, lambda x, order: x.flatten(order), lambda x, order: x.reshape(4, -1, order=order)]
+)
+def test_orders_that_depend_on_memory_are_refused(function, order):
+    """A program takes arrays of every memory layout; NumPy's result differs by layout there."""
+    with pytest.raises(TraceError, match="order"):
+        trace(lambda x: function(x, order=order), (X,))
+    if function is np.ravel:
+        agrees(lambda x: np.ravel(x, order=order), X[0])
+
+
 def test_arrays_with_operators_of_their_own_are_refused():
     x = np.ones((2, 2), np.float32)
     program = tg.optimize(lambda x: x * x, [x], measure=False, backend="numpy")

@@ -14,6 +14,7 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
+import tensor_graphs as tg  # noqa: E402
 from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import BadModelError, TensorGraphsError, TooLargeError, UnsupportedError, UsageError  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx, support_table  # noqa: E402
@@ -220,6 +221,23 @@ def test_function_bomb(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- 6: unsupported
+def test_nested_loops_are_counted_while_they_are_unrolled(tmp_path: Path) -> None:
+    """60 iterations, five levels deep, are 777 million operations."""
+
+    def body(levels: int) -> Any:
+        inner = (
+            node("Loop", ["m", "on", "v"], ["w"], body=body(levels - 1)) if levels else node("Add", ["v", "v"], ["w"])
+        )
+        given = [info(f"i{levels}", (), TensorProto.INT64), info(f"c{levels}", (), TensorProto.BOOL), info("v")]
+        results = [info("go", (), TensorProto.BOOL), info("w")]
+        return helper.make_graph([inner, node("Identity", ["on"], ["go"])], "body", given, results)
+
+    weights = [numpy_helper.from_array(np.asarray(v), n) for n, v in (("m", np.int64(60)), ("on", np.bool_(True)))]
+    file = save(tmp_path, [node("Loop", ["m", "on", "x"], ["y"], body=body(4))], weights)
+    with tg.settings.override(max_nodes=500):
+        refused(file, TooLargeError, "operations, more than 500")
+
+
 def test_everything_unsupported_is_listed_at_once(tmp_path: Path) -> None:
     nodes = [node("NonMaxSuppression", ["x", "x"], ["a"]), node("Unique", ["x"], ["b"]), node("Unique", ["x"], ["c"]),
              node("Magic", ["x"], ["d"], domain="vendor"), node("Nonsense", ["x"], ["e"]), node("Relu", ["x"], ["y"])]  # fmt: skip

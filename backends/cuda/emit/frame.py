@@ -80,6 +80,7 @@ class ThreadFrame(Writer[CudaScope]):
         self.place: dict[str, str] = {}  # text of the block's tile index along rows and columns
         self.rings: list[str] = []  # declarations of shared-memory prefetch rings
         self.ring_bytes = 0
+        self.codes = 0  # vectors of 16 bytes in the ring of a packed skinny GEMM, which partial sums overwrite
         self.warm: list[str] = []  # statements before the wait for the previous kernel
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 

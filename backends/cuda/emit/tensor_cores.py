@@ -47,6 +47,7 @@ class TensorCores(CudaPart):
             frame.warm += fragments.warmed()
         fragments.stage()
         frame.ahead.lines += own.ahead.lines
+        frame.codes = own.codes
         found: dict[Expr, PartialSums] = {}
         for e in (*fragments.dots, *fragments.sums):
             found[e] = fragments.put(e, frame.shared)

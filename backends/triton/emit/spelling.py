@@ -73,6 +73,7 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # dtypes that TMA boxes 
 TRITON = {
     "float32": "tl.float32", "float16": "tl.float16", "bfloat16": "tl.bfloat16", "float64": "tl.float64", "bool": "tl.int1",
     "int8": "tl.int8", "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8",
+    "uint16": "tl.uint16", "uint32": "tl.uint32", "uint64": "tl.uint64",
 }  # fmt: skip
 
 

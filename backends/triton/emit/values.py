@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...ir.expr import Expr, below_maximum, unknown
@@ -115,11 +115,9 @@ class TileValues(TritonPart):
             return self.makers[e.op](e)
         if e.op == "cast":
             x = self.value(e.args[0])
-            small = e.args[0].kind == "bool" or e.args[0].op == "index"
-            target = "int32" if e.value == "int64" and small else e.value
-            if e.args[0].kind == "bool" and target == "float32":
+            if e.args[0].kind == "bool" and e.value == "float32":
                 return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
-            return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
+            return Tile(f"{x.atom}.to({TRITON[e.value]})", x.dims, e.value)
         if e.op == "erf" and frame.narrow and frame.wide == "float32":
             return self.short_erf(e)
         if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
@@ -131,6 +129,8 @@ class TileValues(TritonPart):
         if not text or (e.kind == "int" and e.op in ("div", "pow")):
             raise Unfusable(f"{e.op} has no Triton form")
         tiles = [self.floated(a) for a in e.args]
+        if e.op in ("floordiv", "mod") and _signs_differ(tiles):
+            raise Unfusable("a quotient of signed and unsigned integers")
         if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
             return tiles[tiles[0].text == "0.0"]
         if e.op == "mul" and "1.0" in (tiles[0].text, tiles[1].text):
@@ -173,6 +173,13 @@ class TileValues(TritonPart):
         dims = frame.union([low, top])
         safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")
         return Tile(f"tl.{e.op}({frame.spread(low, dims)} - {frame.spread(safe, dims)})", dims, frame.wide)
+
+
+def _signs_differ(tiles: Sequence[Tile]) -> bool:
+    """Whether a dividend and a divisor are signed and unsigned integers, which Triton refuses to divide; a constant has
+    the sign of a dividend in its place, not that of a divisor."""
+    x, y = (t.dtype.startswith("uint") for t in tiles)
+    return x != y and tiles[1].dtype != "const"
 
 
 def _power(exponent: Tile) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import TextIO
+
+NICE = 5  # what workers that compile in advance add to their niceness
 
 
 def die_with_parent() -> None:
@@ -14,6 +17,14 @@ def die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def yield_to_others() -> None:
+    """Let this process and its children have a core after others of the same priority: compilers that work in advance
+    else take the cores of the search that they work for and of the processes that feed the device.
+    """
+    with suppress(OSError, AttributeError):  # a sandbox may refuse it; not every platform has it
+        os.nice(NICE)
 
 
 def own_output() -> TextIO:

@@ -87,6 +87,19 @@ def split(
     return Split(fused, tuple(parts)), report
 
 
+def saved_results(module: Any, part: str, seen: int | None) -> set[int]:
+    """Results of a part of a split module that nothing reads but the backward pass.
+
+    `seen`: number of the module's results that its caller gets (None: all).
+    """
+    output = module.graph.output_node()
+    results = output.args[0]
+    shown = set(results[:seen]) if seen is not None else set(results)
+    (call,) = (n for n in module.graph.find_nodes(op="call_module") if n.target == part)
+    taken = [n for n in call.users if n.target is operator.getitem and n not in shown]
+    return {int(n.args[1]) for n in taken if set(n.users) == {output}}
+
+
 def bytes_of(value: Any) -> int:
     """Bytes of a traced tensor at the sizes it was traced with; 0 for other values."""
     if isinstance(value, list | tuple):
@@ -265,4 +278,4 @@ def _islands(graph: Any, inside: set[Any], reasons: dict[Any, str]) -> list[Isla
     return [IslandReport(name, n, reason, crossing[name, reason]) for (name, reason), n in counts.items()]
 
 
-__all__ = ["Part", "Split", "device_of", "split", "tensors_of"]
+__all__ = ["Part", "Split", "device_of", "saved_results", "split", "tensors_of"]
