@@ -187,6 +187,12 @@ def test_several_rows_are_left_to_kernels_of_their_own() -> None:
         kernel([t.sum(keys, axis=2, keepdims=True), keys])
 
 
+def test_a_row_that_is_replaced_without_being_written_has_the_kernels_that_it_had() -> None:
+    here = t.eq(t.iota((1, 1, 64, 1), 2), t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)))
+    template = generated(t.where(here, x("row", 1, 1, 1, 64), x("k", 1, 1, 64, 64)))
+    assert template.lower(call_of(template, "bfloat16")) is not None
+
+
 def test_only_clusters_write_rows_beside_attention() -> None:
     template = generated(writing(64, 64))
     found = template.lower(call_of(template, "bfloat16"))
