@@ -228,10 +228,8 @@ def _narrower(computed: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """Whether values computed in one dtype may differ from those of NumPy's dtype: other integers wrap elsewhere, and
     shorter floats are rounded."""
     kinds = computed.kind + wanted.kind
-    return (
-        kinds in ("ff", "cc")
-        and computed.itemsize < wanted.itemsize
-        or (computed != wanted and not set(kinds) - set("iu"))
+    return (kinds in ("ff", "cc") and computed.itemsize < wanted.itemsize) or (
+        computed != wanted and not set(kinds) - set("iu")
     )
 
 
