@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from ...egraph.ir.weight_data import Data
 from ...errors import ShapeError, Unpicklable, UsageError
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
+from ...imported import imported
 from ...processes.forks import Lock
 from ...wording import counted
 from ...writing.files import named_path
@@ -702,7 +702,7 @@ def _mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
 @contextmanager
 def in_plain_modes(device: str) -> Iterator[None]:
     """Context without autocast on a device ("" for the host), inference mode and gradients, if Torch is imported."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None:
         yield
         return

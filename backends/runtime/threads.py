@@ -89,5 +89,5 @@ def _one_thread() -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).omp_set_num_threads(1)  # for C kernels without Torch
     torch = sys.modules.get("torch")
-    if torch is not None:
+    if hasattr(torch, "set_num_threads"):  # not while another thread of the parent imported it
         torch.set_num_threads(1)
