@@ -28,6 +28,7 @@ from ..ir.loop_fusion import shared_maximum
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
+from ..lowering.concat_split import unsplit_flops
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, partial_layout
@@ -102,8 +103,8 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def work(self) -> float:
-        """Flops of the terms, without recomputation."""
-        return graph_flops(self.roots)
+        """Flops of the terms, without recomputation due to a schedule."""
+        return max(graph_flops(self.roots), unsplit_flops(self.roots))
 
     @property
     def code_identity(self) -> str:
