@@ -123,6 +123,13 @@ def test_winograd(x: tuple[int, ...], pads: tuple[int, ...]) -> None:
         check(name, call_of(name, x, 80, pads=pads))
 
 
+def test_long_sums_round_little() -> None:
+    """Partial sums of 256 terms: a sum of 4608 terms in one accumulator is off by 6e-7."""
+    call = call_of("c.tiled_conv", (1, 512, 6, 5), 32)
+    check("c.tiled_conv", call, limit=3e-7)
+    check("c.tiled_conv", call_of("c.tiled_conv", (1, 2048, 3, 3), 16, window=(1, 1), pads=(0, 0, 0, 0)), limit=3e-7)
+
+
 def test_what_they_cannot_compute_is_refused() -> None:
     for more in ({"strides": (2, 2)}, {"dilations": (2, 2)}, {"window": (3, 5)}, {"groups": 2}):
         assert not ROWS["c.winograd_conv"].applies(call_of("c.winograd_conv", (1, 32, 8, 8), 32, **more))
