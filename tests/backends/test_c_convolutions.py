@@ -11,7 +11,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs import settings
-from tensor_graphs.backends.c.convolutions import SOURCE, convolution_rows, pool_rows
+from tensor_graphs.backends.c.convolutions import SOURCE, VERSION, convolution_rows, pool_rows
 from tensor_graphs.backends.registry import backend, select, unfused_backends
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
 from tensor_graphs.egraph.ir.ops import Type
@@ -186,3 +186,4 @@ def test_the_text_is_the_same_for_all_kernels() -> None:
     """So that a search compiles it once."""
     call = call_of("c.tiled_conv", (1, 16, 4, 4), 16)
     assert all(row.source is not None and row.source(replace(call)) is SOURCE for row in ROWS.values())
+    assert {row.version for row in ROWS.values()} == {VERSION}, "measurements belong to the text"
