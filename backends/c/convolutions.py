@@ -1,5 +1,7 @@
-"""Library kernels in C of 2-D convolutions: direct ones (tiled_products.py) and Winograd's (winograd.py), with bias,
-residual and activation fused.
+"""Library kernels in C of 2-D convolutions and pooling.
+
+Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual
+and activation fused; maximum and average pooling.
 
 Values are channels-last; weights are packed at load. A call costs less than one of oneDNN through Torch (20 µs), and
 writes to memory of the plan.
@@ -32,9 +34,14 @@ from ..library.torch_calls import (
     usable,
 )
 from .tiled_products import DIRECT, FEW_CHANNELS, MAX_TAPS, MICRO_KERNEL, PANEL
+from .windows import WINDOWS
 from .winograd import BLOCK_BYTES, LEAST_TILES, MOST_TILES, WINOGRAD
 
-SOURCE: Mapping[str, str] = {"tiled_conv": MICRO_KERNEL + DIRECT, "tiled_winograd": WINOGRAD}
+SOURCE: Mapping[str, str] = {
+    "tiled_conv": MICRO_KERNEL + DIRECT,
+    "tiled_winograd": WINOGRAD,
+    "tiled_windows": WINDOWS,
+}
 """C functions and their text. All of them are in every program that uses one: the text is compiled once."""
 
 BIAS, RESIDUAL, COPIED = 1, 2, 4  # flags of the C functions
@@ -64,7 +71,14 @@ def winograd_packed(w: Any) -> Any:
     return np.ascontiguousarray(made.reshape(16, k // 16, 16, c).transpose(0, 1, 3, 2))
 
 
-HELPERS: dict[str, str] = {f.__name__: inspect.getsource(f).rstrip() for f in (conv_packed, winograd_packed)}
+def depthwise_packed(w: Any) -> Any:
+    """Weights [C, 1, height, width] as [tap][C]."""
+    return np.ascontiguousarray(np.asarray(w).reshape(w.shape[0], -1).T)
+
+
+HELPERS: dict[str, str] = {
+    f.__name__: inspect.getsource(f).rstrip() for f in (conv_packed, winograd_packed, depthwise_packed)
+}
 """Helper functions of emitted programs that pack weights: name -> source."""
 
 
@@ -105,6 +119,21 @@ def _winograd(call: Call) -> bool:
     )
 
 
+def _depthwise(call: Call) -> bool:
+    """Condition on calls of the depthwise convolution: one output channel for each input channel."""
+    k, c, *window = extents(call.operands["w"])
+    whole = all(isinstance(d, int) for d in (k, *window))
+    return whole and c == 1 and k == call.attrs["groups"] and prod(window) <= MAX_TAPS and _channels_last_x(call)
+
+
+def _pool(call: Call) -> bool:
+    """Condition on calls of pooling."""
+    a = call.attrs
+    fits = len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS and isinstance(extents(call.operands["x"])[1], int)
+    inside = all(p < (k - 1) * d + 1 for p, k, d in zip(a["pads"], (*a["kernel"],) * 2, (*a["dilations"],) * 2))
+    return fits and inside and planar(call) and _channels_last_x(call)
+
+
 def _small(call: Call) -> bool:
     """Condition on calls: sizes fit into 32 bits."""
     return all(prod(map(int, extents(o))) < LARGEST for o in call.places.values())
@@ -113,14 +142,18 @@ def _small(call: Call) -> bool:
 # ---------------------------------------------------------------- code
 def _ends(call: Call, bias: bool, residual: bool, act: int, flags: int) -> str:
     """The last arguments of a C function: flags, activation, and the bits of its limits."""
-    bits = [struct.unpack("<i", struct.pack("<f", call.attrs[name] if act == 2 else 0.0))[0] for name in ("lo", "hi")]
+    bits = [struct.unpack("<i", struct.pack("<f", call.attrs[o] if act == 2 else 0.0))[0] for o in ("lo", "hi")]
     return f"{BIAS * bias + RESIDUAL * residual + flags}, {act}, {bits[0]}, {bits[1]}"
 
 
-def _addresses(call: Call, bias: bool, residual: bool) -> str:
+def _operands(call: Call, bias: bool, residual: bool) -> list[str]:
     """The operands of a C function; absent ones are not read."""
-    n = call.names
-    return ", ".join((n["x"], n["w"], n["b" if bias else "x"], n["r" if residual else "x"], n["out"], n["scratch"]))
+    return [call.names[o] for o in ("x", "w", "b" if bias else "x", "r" if residual else "x", "out")]
+
+
+def _addresses(call: Call, bias: bool, residual: bool) -> str:
+    """The operands of a C function and its scratch memory."""
+    return ", ".join((*_operands(call, bias, residual), call.names["scratch"]))
 
 
 def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
@@ -152,7 +185,7 @@ def _direct_scratch(call: Call) -> int:
 def _block(call: Call) -> int:
     """Output tiles of a block of Winograd's convolution."""
     k, c, _, _ = extents(call.operands["w"])
-    return max(LEAST_TILES, min(MOST_TILES, BLOCK_BYTES // (4 * 16 * (c + k))))
+    return max(LEAST_TILES, min(MOST_TILES, max(BLOCK_BYTES, 4 * 16 * c * k // 2) // (4 * 16 * (c + k))))
 
 
 def _winograd_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
@@ -172,6 +205,34 @@ def _winograd_scratch(call: Call) -> int:
     return 4 * 16 * _block(call) * (c + k)
 
 
+def _windows(call: Call, operands: str, window: tuple[int, ...], kind: int, ends: str) -> str:
+    """A call of the C function of windows."""
+    a = call.attrs
+    n, c, h, w = extents(call.operands["x"])
+    _, _, oh, ow = extents(call.output)
+    numbers = (n, h, w, c, oh, ow, *window, *a["strides"], *a["dilations"], *a["pads"][:2], kind)
+    return f"tiled_windows({operands}, {', '.join(map(str, numbers))}, {ends})"
+
+
+def _depthwise_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        operands = ", ".join(_operands(call, bias, residual))
+        window = extents(call.operands["w"])[2:]
+        return _windows(call, operands, window, 0, _ends(call, bias, residual, act, 0))
+
+    identify(code, f"c.depthwise_conv[{bias},{residual},{act}]")
+    return code
+
+
+def _pool_code(kind: int) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        x, out = call.names["x"], call.names["out"]
+        return _windows(call, f"{x}, {x}, {x}, {x}, {out}", call.attrs["kernel"], kind, "0, 0, 0, 0")
+
+    identify(code, f"c.pool[{kind}]")
+    return code
+
+
 @identified("c.conv_packed")
 def _pack_direct(call: Call) -> str:
     return f"conv_packed({call.names['w']}, {call.attrs['groups']})"
@@ -188,7 +249,7 @@ class ConvolutionKind:
 
     applies: Callable[[Call], bool]
     code: Callable[[bool, bool, int], Callable[[Call], str]]
-    scratch: Callable[[Call], int]
+    scratch: Callable[[Call], int] | None
     prep: Code
     helper: str
     rate: float
@@ -198,6 +259,9 @@ KINDS: Mapping[str, ConvolutionKind] = {
     "tiled_conv": ConvolutionKind(_direct, _direct_code, _direct_scratch, _pack_direct, "conv_packed", 4.0),
     "winograd_conv": ConvolutionKind(
         _winograd, _winograd_code, _winograd_scratch, "winograd_packed({w})", "winograd_packed", 6.0
+    ),
+    "depthwise_conv": ConvolutionKind(
+        _depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0
     ),
 }
 
@@ -225,9 +289,22 @@ def convolution_rows() -> list[LibraryKernel]:
     return found
 
 
+def pool_rows() -> list[LibraryKernel]:
+    """Maximum and average pooling."""
+    attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
+    return [
+        LibraryKernel(
+            f"c.{name}", "c", f"{name}(x, {attrs})", _pool_code(kind), family="reduction", layout=channels_last, rate=4.0,
+            applies=both(usable, SINGLE, filled, _pool, _small), source=lambda call: SOURCE,
+            setup=("address", "c_function", "c_library"),
+        )
+        for kind, name in ((1, "max_pool"), (2, "avg_pool"))
+    ]  # fmt: skip
+
+
 def _ending(spelled: str) -> str:
     """Suffix of a kernel's name for an activation pattern."""
     return "" if spelled == "{}" else f"_{spelled.partition('(')[0]}"
 
 
-__all__ = ["HELPERS", "SOURCE", "conv_packed", "convolution_rows", "winograd_packed"]
+__all__ = ["HELPERS", "SOURCE", "conv_packed", "convolution_rows", "depthwise_packed", "pool_rows", "winograd_packed"]

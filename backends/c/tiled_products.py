@@ -203,7 +203,7 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
         for (int first = begin * TILE_PANELS; first < panels && first < (begin + inner) * TILE_PANELS; first += TILE_PANELS) {
             const int count = panels - first < TILE_PANELS ? panels - first : TILE_PANELS, width = 16 * count;
             const int channel = group * made + first * 16, left_over = made - first * 16 < width ? made - first * 16 : width;
-            for (int i = 0; i < there; i++) /* results are there, or may be written, when the sums are done */
+            for (int i = TILE_ROWS; i < TILE_ROWS + there; i++) /* of the next tile */
                 for (int j = 0; j < left_over; j += 16) {
                     __builtin_prefetch(y + (pixel + i) * k + channel + j, 1);
                     if (flags & 2) __builtin_prefetch(r + (pixel + i) * k + channel + j);

@@ -11,7 +11,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs import settings
-from tensor_graphs.backends.c.convolutions import SOURCE, convolution_rows
+from tensor_graphs.backends.c.convolutions import SOURCE, convolution_rows, pool_rows
 from tensor_graphs.backends.registry import backend, select, unfused_backends
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
 from tensor_graphs.egraph.ir.ops import Type
@@ -20,7 +20,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from .reference import expected
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
-ROWS = {row.name: row for row in convolution_rows()}
+ROWS = {row.name: row for row in (*convolution_rows(), *pool_rows())}
 
 
 def last(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -47,6 +47,7 @@ def call_of(
     attrs: dict[str, Any] = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     attrs |= {"s": (1, k, 1, 1)} if "bias" in name else {}
     attrs |= {"lo": -0.25, "hi": 1.5} if "clip" in name else {}
+    attrs |= {"kernel": window} if "pool" in name else {}
     return Call({o: operands[o] for o in ROWS[name].operands}, Operand(kind(out), last(out)), attrs)
 
 
@@ -63,7 +64,35 @@ def check(name: str, call: Call, limit: float = 2e-6) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_epilogue(name: str) -> None:
-    check(name, call_of(name, (2, 16, 7, 9), 48))
+    alone = "depthwise" in name or "pool" in name
+    check(name, call_of(name, (2, 16, 7, 9), 16 if alone else 48, groups=16 if alone else 1))
+
+
+WINDOWS = [
+    {"x": (2, 70, 9, 8), "strides": (2, 1), "pads": (0, 1, 1, 2)},
+    {"x": (1, 16, 5, 5), "window": (5, 2), "pads": (2, 0, 2, 1), "dilations": (1, 3)},
+    {"x": (3, 5, 6, 7), "window": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0)},
+    {"x": (1, 100, 1, 1)},
+    {"x": (1, 129, 11, 4), "window": (7, 7), "pads": (3, 3, 3, 3)},
+]
+
+
+@pytest.mark.parametrize("case", range(len(WINDOWS)))
+@pytest.mark.parametrize(
+    "name", ["c.depthwise_conv_bias_residual_relu", "c.depthwise_conv", "c.max_pool", "c.avg_pool"]
+)
+def test_windows_without_a_sum_over_channels(name: str, case: int) -> None:
+    channels = WINDOWS[case]["x"][1]
+    check(name, call_of(name, k=channels, groups=channels, **WINDOWS[case]))
+
+
+def test_a_maximum_of_nan_is_nan() -> None:
+    call = call_of("c.max_pool", (1, 20, 4, 4), 20, window=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0), groups=20)
+    x = np.ones((1, 20, 4, 4), np.float32)
+    x[0, 19, 0, 1], x[0, 0, 3, 2], x[0, 1] = np.nan, np.nan, -np.inf
+    got = compiled(ROWS["c.max_pool"], call)({"x": in_layout(x, call.operands["x"])})()[0]
+    assert np.isnan(got[0, 19, 0, 0]) and np.isnan(got[0, 0, 1, 1]) and np.isnan(got).sum() == 2
+    assert (got[0, 1] == -np.inf).all()
 
 
 DIRECT = [
