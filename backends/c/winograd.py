@@ -7,7 +7,9 @@ transformed back. It is done for blocks of output tiles, so that what lies betwe
 
 from __future__ import annotations
 
-BLOCK_BYTES = 1 << 19  # bytes between the steps, or half of those of the weights: a block has as many output tiles as fit
+BLOCK_BYTES = (
+    1 << 19
+)  # bytes between the steps, or half of those of the weights: a block has as many output tiles as fit
 LEAST_TILES, MOST_TILES = 24, 256  # output tiles of a block; each block reads all weights
 
 WINOGRAD = """/* Convolution of 3 x 3 with stride 1, channels-last; c and k are multiples of 16. w: transformed and packed weights,
