@@ -179,7 +179,7 @@ def _direct_scratch(call: Call) -> int:
         return 4 * c
     (_, _, oh, ow), (_, _, kh, kw), a = extents(call.output), extents(call.operands["w"]), call.attrs
     (step_h, step_w), (dil_h, _) = a["strides"], a["dilations"]
-    return 4 * n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw)
+    return int(4 * n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw))
 
 
 def _block(call: Call) -> int:
@@ -276,7 +276,10 @@ def convolution_rows() -> list[LibraryKernel]:
             "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
         }  # fmt: skip
         fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, _small)
-        add = lambda ending, term, code, more: found.append(LibraryKernel(f"c.{ending}", "c", term, code, **more))
+
+        def add(ending: str, term: str, code: Callable[[Call], str], more: dict[str, Any]) -> None:
+            found.append(LibraryKernel(f"c.{ending}", "c", term, code, **more))
+
         for spelled, act in ACTIVATIONS.items():
             code = kind.code(bias, False, act)
             add(f"{name}{suffix}{_ending(spelled)}", spelled.format(pattern), code, {**more, "applies": fits})
