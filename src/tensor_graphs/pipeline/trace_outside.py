@@ -34,7 +34,7 @@ MOST_CODES = 200  # functions that are looked at
 
 
 def outside_reads(function: Any) -> list[str]:
-    """What the code of a function or module reads from outside, sorted: "time.time()", "os.environ", "a file".
+    """Outside sources that the code of a function or module reads, sorted: "time.time()", "os.environ", "a file".
 
     Looked at are the function, the methods `forward` and `__call__` of an object and its submodules, and functions that
     these name, without those of libraries.
