@@ -1,7 +1,7 @@
 """Detection of functions and modules whose code reads the clock, the environment or files.
 
-A program has the values that were read while the function was traced. Two calls for a comparison give equal results if
-the value changes rarely, so the code itself is looked at.
+A traced program keeps the values that were read during tracing. Comparing the results of two calls does not detect
+values that change rarely, so the code objects are inspected instead.
 """
 
 from __future__ import annotations
