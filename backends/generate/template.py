@@ -42,12 +42,12 @@ COUNTING = f'''_counters = {{}}
 
 
 def counters(device):
-    """Counters of the programs that have stored their part of a tile: zero between kernels."""
+    """Counters of thread blocks that have stored their part of a tile, one per tile; zero between kernels."""
     if device not in _counters:
         _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
     return _counters[device]'''
 CARRYING = '''def carried(x, out):
-    """What a kernel that writes some places of out leaves there otherwise: x, which may be out."""
+    """Copy x to out, unless they share memory: the elements that a scattering kernel does not write."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations

@@ -25,6 +25,7 @@ from .torch_calls import (
     BITS,
     CONVOLUTIONS,
     FLOATS,
+    GEOMETRY,
     NUMBER,
     PRODUCTS,
     SINGLE,
@@ -41,6 +42,7 @@ from .torch_calls import (
     flat_code,
     half_pads,
     heads_fit,
+    is_weight_gradient,
     one_block,
     planar,
     pool_pads,
@@ -50,6 +52,7 @@ from .torch_calls import (
     symmetric,
     two_d,
     usable,
+    weight_gradient_code,
 )
 from .torch_helpers import HELPERS
 
@@ -331,9 +334,13 @@ def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: b
 
 def _convolutions() -> list[LibraryKernel]:
     base = (symmetric, channel_bias)
+    gradient = _all(_FLOAT, is_weight_gradient)
     eager: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": _all(_FLOAT, *base)}
     onednn: dict[str, Any] = {"family": "conv", "dense": ("w", "b"), "prep": {"w": _conv_pack}}
-    rows = []
+    rows = [
+        row("weight_gradient", f"conv(x, w, {GEOMETRY})", weight_gradient_code, setup=("weight_gradient",), family="conv",
+            applies=gradient),
+    ]  # fmt: skip
     for suffix, pattern, bias in CONVOLUTIONS:
         rows.append(row(f"conv{suffix}", pattern, _conv_code(bias), **eager))
         if not bias:

@@ -106,6 +106,26 @@ def recurrent_packed(
     return found
 
 
+def weight_gradient(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, kernel: Any) -> Any:
+    """Convolution of x[C, N, *S] and w[O, N, *G] as the gradient of a convolution's weight, from its image x and its
+    result's gradient w, with batch and channels exchanged. Stride and dilation are exchanged as well. `kernel`: spatial
+    sizes of the result. cuDNN must not round float32 operands to TF32.
+    """
+    like = x.new_empty(1).expand(w.shape[0], x.shape[0], *kernel)  # only its shape counts
+    rule = getattr(torch.backends.cudnn, "conv", torch.backends.cudnn)
+    name, strict = ("fp32_precision", "ieee") if hasattr(rule, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(rule, name)
+    setattr(rule, name, strict)
+    try:
+        made = torch.ops.aten.convolution_backward(
+            w.transpose(0, 1), x.transpose(0, 1), like, None, dilations, pads, strides, False, [0] * len(pads), 1,
+            [False, True, False],
+        )[1]  # fmt: skip
+    finally:
+        setattr(rule, name, before)
+    return made.transpose(0, 1).contiguous()
+
+
 def recurrent_layers(
     x: Any, state: Any, weights: Any, cell: str, activations: str, hidden: int, width: int, layers: int, directions: int,
     out: Any = None,

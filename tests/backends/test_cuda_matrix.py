@@ -76,10 +76,12 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8, "early": 1, "warm": 1}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
     "int4": (lambda: _packed(16, 1024, 32, "int4"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 4, "n": 8, "split": 2, "early": 1},
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "wide": 2, "packed": 1, "split": 2, "early": 1},
-        {"warps": 2, "n": 16, "packed": 1, "ahead": 3}, {"warps": 2, "wide": 2, "n": 32, "packed": 1, "split": 2, "early": 1, "ahead": 1}]),
+        {"warps": 2, "n": 16, "packed": 1, "ahead": 3}, {"warps": 2, "wide": 2, "n": 32, "packed": 1, "split": 2, "early": 1, "ahead": 1},
+        {"warps": 2, "n": 16, "packed": 1, "ahead": 2, "direct": 1}]),
     "int4 of a row": (lambda: _packed(1, 2048, 24, "int4") + x("r", 1, 24), (), [
         {"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1},
-        {"warps": 4, "n": 32, "packed": 1, "ahead": 3}, {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 2, "early": 1}]),
+        {"warps": 4, "n": 32, "packed": 1, "ahead": 3}, {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 2, "early": 1},
+        {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1}]),
     "int8 of a row": (lambda: _packed(1, 1024, 16, "int8"), (), [
         {"warps": 2, "n": 16, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 2, "n": 16, "packed": 1, "ahead": 7}]),
     "fp8": (lambda: _packed(5, 1152, 16, "fp8"), (), [

@@ -170,12 +170,8 @@ class SimtEmitter(CudaPart):
         shared = [f"    {declared}"] if frame.shared else []
         rings = frame.rings
         if frame.codes:
-            ring = "ROOM(Codes, ring);" if room else f"__shared__ Codes ring[{-(-frame.shared // 4)}];"
-            rings = [
-                "    typedef Pack<unsigned char, 16> Codes;",
-                f"    {ring}",
-                "    float* const shared = (float*)ring;",
-            ]
+            ring = "ROOM(Slot, ring);" if room else f"__shared__ Slot ring[{-(-frame.shared // 4)}];"
+            rings = [f"    {ring}", "    float* const shared = (float*)ring;"]
             shared = []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
         if frame.warm or frame.ahead.lines:

@@ -15,6 +15,7 @@ from .frame import CudaPart, Local
 from .loads import ThreadLoads
 from .nest import ThreadNest
 from .packed_fragments import PackedFragments, span_of
+from .ring_fragments import RingFragments
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class TensorCores(CudaPart):
             if not wide:
                 raise Unfusable("a product without a packed weight")
             own = FragmentFrame(frame, axis, warps, wide)
-            fragments: Fragments = PackedFragments(own, axis)
+            fragments: Fragments = (RingFragments if warps.ahead else PackedFragments)(own, axis)
         else:
             own = FragmentFrame(frame, axis, warps)
             fragments = Fragments(own, axis)

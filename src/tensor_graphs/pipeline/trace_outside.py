@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from ..imported import imported
+
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime", "gmtime",
            "strftime", "ctime", "asctime")  # fmt: skip
 _NOW = ("now", "today", "utcnow")  # constructors of dates that read the clock
@@ -64,7 +66,7 @@ def _functions_of(value: Any) -> Iterator[FunctionType]:
     if isinstance(value, FunctionType):
         yield value
         return
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     for owner in list(value.modules()) if torch is not None and isinstance(value, torch.nn.Module) else [value]:
         for name in ("forward", "__call__"):
             method = vars(owner).get(name) if hasattr(owner, "__dict__") else None
@@ -93,15 +95,15 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _named_in(code: CodeType, known: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    imported: dict[str, Any] = {}  # local names of modules and their contents
+    local: dict[str, Any] = {}  # local names of modules and their contents
     value: Any = None
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST"):
-            value = imported.get(step.argval, known.get(step.argval) if step.opname != "LOAD_FAST" else None)
+            value = local.get(step.argval, known.get(step.argval) if step.opname != "LOAD_FAST" else None)
         elif step.opname == "IMPORT_NAME":
-            value = sys.modules.get(step.argval)
+            value = imported(step.argval)
         elif step.opname in ("STORE_FAST", "STORE_DEREF"):
-            imported[step.argval] = value
+            local[step.argval] = value
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
             if isinstance(value, type) and issubclass(value, datetime.date) and step.argval in _NOW:
                 yield None, f"{value.__name__}.{step.argval}()"

@@ -738,7 +738,7 @@ def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
 
 
 def place(memory, offset, shape, dtype, strides=None):
-    """An array in the workspace; strides in elements."""
+    """An array at a byte offset of the workspace; row-major unless strides (in elements) are given."""
     if strides is not None:
         strides = [s * np.dtype(dtype).itemsize for s in strides]
     return np.ndarray(shape, dtype, memory, offset, strides)
