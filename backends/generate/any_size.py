@@ -33,6 +33,7 @@ from ..ir.source_text import literal
 from ..ir.unfusable import Unfusable
 from .emitter import Emitter
 from .free_terms import SizedCall, free_call, free_terms
+from .large_sizes import changes_at_large_sizes
 from .size_fit import LimitedFit, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
 from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, EmittedTexts, NoForm, SizedForm, Text, python, skeleton
@@ -52,8 +53,8 @@ class SizedKernel(KernelBase):
     """A generated GPU kernel for every size.
 
     `origin`, `origin_call`: the kernel and its call at generic sizes, under which it is measured. `free`,
-    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size. Schedule and
-    sizes are those of a call (sizes are attributes).
+    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size; `generic`: the
+    generic sizes. Schedule and sizes are those of a call (sizes are attributes).
     """
 
     origin: GeneratedKernel
@@ -61,6 +62,7 @@ class SizedKernel(KernelBase):
     free: tuple[Tensor, ...]
     free_call: Call
     ranges: Bounds
+    generic: Sizes
     others: tuple[Emitter, ...] = ()  # emitters of kernels for sizes that the chosen schedule leaves
     forms: dict[Any, tuple[SizedForm, ...] | str] = field(default_factory=dict)  # by schedule; text: why there are none
     _emitted: dict[Any, EmittedTexts | str] = field(default_factory=dict)
@@ -183,6 +185,9 @@ class SizedKernel(KernelBase):
         Raises NoForm if some sizes have no form.
         """
         own, said = None, ""
+        at = lambda sizes: self._at(sizes, {}, self.origin.emitter)[2]
+        if changes_at_large_sizes(self.origin, self.origin_call, at, self.free_call, self.ranges, self.generic):
+            raise NoForm("the kernel is another one at the largest sizes")
         space = self.origin.space(self.origin_call)
         for schedule in [chosen, *_unique(space, chosen)[:NEXT_BEST]]:
             try:
@@ -446,7 +451,7 @@ def sized_kernel(
     if {*ranges} & {*template.operands}:
         return None
     made = SizedKernel(
-        template.name, template.backend, pattern_text(roots), template, call, tuple(roots), free, ranges, tuple(others),
+        template.name, template.backend, pattern_text(roots), template, call, tuple(roots), free, ranges, dict(numbers.sizes), tuple(others),
         family=template.family, setup=tuple(dict.fromkeys((*template.setup, *(n for e in others for n in e.setup)))),
         version=template.version, prep=template.prep,
         inplace=template.inplace, beside=template.beside, dense=template.dense, loss=template.loss, rate=template.rate,
