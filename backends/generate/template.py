@@ -266,6 +266,11 @@ class GeneratedKernel(KernelBase):
         self.lowered[layout_key(call)] = found
         return found
 
+    def kernel(self, call: Call) -> Kernel | None:
+        """The kernel of a call in the IR; None if the terms cannot be lowered for these layouts."""
+        read = self._read(call)
+        return None if read is None else read[0]
+
     def _lower(self, call: Call) -> Lowered | None:
         read = self._read(call)
         if read is None:

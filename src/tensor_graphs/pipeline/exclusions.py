@@ -28,7 +28,7 @@ STORED = "values stored in fewer bits than an output has"
 
 @dataclass
 class Exclusions:
-    """What the failed plans of one search have excluded from the next ones.
+    """Candidates that failed plans of one search exclude from its next plans.
 
     `choose`: extraction, solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where
     unmeasured. `plain`: makes the hypergraph without rewriting, with every value stored in its compute dtype. `say`:
