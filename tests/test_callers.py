@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,29 @@ def test_modules_run_with_nested_arguments_and_other_weights() -> None:
 
 
 @pytest.mark.usefixtures("slow_plans")
+def test_calls_like_an_earlier_one_are_checked_in_c() -> None:
+    torch = pytest.importorskip("torch")
+    seen: list[tuple[int, ...]] = []
+
+    def function(a: Any) -> Any:
+        seen.append(tuple(a.stride()))
+        return torch.relu(a) + 1
+
+    x = torch.randn(4, 4)
+    program = tg.optimize(function, (x,), budget=1, measure=False, effort=0)
+    calls = caller.CallerProgram.around(program, caller.Caller.of(function, (x,), {}))  # type: ignore[arg-type]
+    seen.clear()
+    for given in (x, x, x.t(), x, x.t()) * 3:
+        torch.testing.assert_close(calls(given), torch.relu(given) + 1)
+    assert (
+        len(seen) == 15 and calls._check is not None and not calls._checks
+    )  # strides alternate: no more checks are made
+    for other in (x.double(), x[:2], x.numpy()):
+        with pytest.raises(ShapeError) if not isinstance(other, np.ndarray) else nullcontext():
+            calls(other)
+    assert len(seen) == 15
+
+
 def test_programs_with_states_are_not_exchanged() -> None:
     class Counting(torch.nn.Module):
         def __init__(self) -> None:

@@ -21,9 +21,12 @@ import numpy as np
 
 from ..backends.program.program import Program
 from ..backends.runtime.arguments import by_name
+from ..backends.runtime.cpu_tensors import tensor_guard
 from ..backends.runtime.marshalling import Quick, Spec, array_of, is_torch, tensor_of
 from ..egraph.ir.structure import filled
 from .arguments import array_leaves, has_structure, result_leaves, with_arrays
+
+CHECKS = 4  # checks of arguments in C that a program makes at most
 
 
 @dataclass(frozen=True)
@@ -92,16 +95,17 @@ class Caller:
         if not self.torch:
             return self.call(given)
         torch = sys.modules["torch"]
-        if torch._C._is_any_autocast_enabled():
+        modes = torch._C
+        if modes._is_any_autocast_enabled():
             with torch.autocast(self.device.partition(":")[0], enabled=False), torch.no_grad():
                 return self.call(given)
-        if not torch.is_grad_enabled():
-            return self.call(given)
-        torch._C._set_grad_enabled(False)  # the context of torch.no_grad() takes 1.5 µs
+        if not modes.is_grad_enabled():
+            return self.function(*given) if self.plain else self.call(given)
+        modes._set_grad_enabled(False)  # the context of torch.no_grad() takes 1.5 µs
         try:
             return self.call(given)
         finally:
-            torch._C._set_grad_enabled(True)
+            modes._set_grad_enabled(True)
 
     def run_arrays(self, names: Sequence[str], given: Mapping[str, Any]) -> list[Any]:
         """The function's results as arrays, for verification. `given`: arrays by input name, `names`: their order."""
@@ -154,6 +158,8 @@ class CallerProgram(Program):
     caller: Caller | None
     said: str  # text of the timing comparison, for the saved manifest and the warning of `save`
     _kinds: Sequence[tuple[Any, Any, tuple[int, ...]]] | None  # type, dtype, shape of each positional argument
+    _check: Callable[..., bool] | None  # whether positional arguments are tensors like those of an earlier call, in C
+    _checks: int  # such checks that may still be made
     _as_is: bool | None  # whether results already have the program's nesting; None before the first call
 
     @classmethod
@@ -165,6 +171,7 @@ class CallerProgram(Program):
         made = object.__new__(cls)
         made.__dict__.update(program.__dict__)
         made.caller, made.said, made._kinds, made._as_is = caller, said, None, None
+        made._check, made._checks = None, CHECKS
         if caller.plain and not program.manifest.sizes:
             made._kinds = [(type(x), x.dtype, tuple(x.shape)) for x in caller.args]
         return made
@@ -183,12 +190,14 @@ class CallerProgram(Program):
         kinds = self._kinds
         if kinds is None or named or len(args) != len(kinds):
             return super().__call__(*args, **named)
-        for x, (kind, dtype, shape) in zip(args, kinds):
-            if type(x) is not kind or x.dtype != dtype or x.shape != shape:
-                return super().__call__(*args)
+        if self._check is None or not self._check(*args):
+            for x, (kind, dtype, shape) in zip(args, kinds):
+                if type(x) is not kind or x.dtype != dtype or x.shape != shape:
+                    return super().__call__(*args)
+            self._remember(args)
         caller = self.caller
         assert caller is not None
-        if not caller.in_mode:
+        if caller.training is not None and not caller.in_mode:
             return super().__call__(*args)
         found = caller.returned(args)
         if self._as_is:
@@ -196,6 +205,12 @@ class CallerProgram(Program):
         if self._as_is is None:
             self._as_is = has_structure(found, self.manifest.structure, torch=caller.torch)
         return found if self._as_is else filled(self.manifest.structure, result_leaves(found, torch=caller.torch))
+
+    def _remember(self, args: Sequence[Any]) -> None:
+        """Make a check in C for tensors like those of a call; a few times at most, where strides alternate."""
+        if self._checks and self.caller is not None and self.caller.torch and args:
+            self._checks -= 1
+            self._check = tensor_guard(args)
 
     def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The outputs as a flat sequence (`Program.flat`)."""
