@@ -13,6 +13,7 @@ import inspect
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import product
 from math import prod
 from typing import Any
@@ -43,6 +44,9 @@ SOURCE: Mapping[str, str] = {
     "tiled_windows": WINDOWS,
 }
 """C functions and their text. All of them are in every program that uses one: the text is compiled once."""
+
+VERSION = blake2b("".join(SOURCE.values()).encode(), digest_size=4).hexdigest()
+"""Version of all kernels in keys of stored measurements: other text has other times."""
 
 BIAS, RESIDUAL, COPIED = 1, 2, 4  # flags of the C functions
 LARGEST = 1 << 31  # elements of an operand that 32-bit sizes can describe
@@ -274,6 +278,7 @@ def convolution_rows() -> list[LibraryKernel]:
         more: dict[str, Any] = {
             "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
             "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
+            "version": VERSION,
         }  # fmt: skip
         fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, _small)
 
@@ -299,7 +304,7 @@ def pool_rows() -> list[LibraryKernel]:
         LibraryKernel(
             f"c.{name}", "c", f"{name}(x, {attrs})", _pool_code(kind), family="reduction", layout=channels_last, rate=4.0,
             applies=both(usable, SINGLE, filled, _pool, _small), source=lambda call: SOURCE,
-            setup=("address", "c_function", "c_library"),
+            setup=("address", "c_function", "c_library"), version=VERSION,
         )
         for kind, name in ((1, "max_pool"), (2, "avg_pool"))
     ]  # fmt: skip

@@ -31,24 +31,42 @@ typedef float tile_vec __attribute__((vector_size(4 * TILE_LANES), aligned(4), m
 typedef int32_t tile_int __attribute__((vector_size(4 * TILE_LANES)));
 #define TILE_SPLAT(x) ((x) - (tile_vec){0})
 #define TILE_STEP(i) x = TILE_SPLAT(a##i[k]); for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] += x * w[j]
+#define TILE_TERMS 256 /* terms of a partial sum, at which it is added to the whole one: rounding grows with their number */
 #define TILE_KERNEL(P) \\
 static __attribute__((noinline)) void tile_##P(const float *const *rows, int taps, int channels, const float *packed, \\
                                                int64_t panel, float *sums) \\
 { \\
     tile_vec c[TILE_ROWS][P * TILE_PARTS]; \\
+    int terms = 0, whole = 1; \\
     for (int i = 0; i < TILE_ROWS; i++) for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] = (tile_vec){0}; \\
     for (int t = 0; t < taps; t++, rows += TILE_ROWS) { \\
         const float *a0 = rows[0], *a1 = rows[1], *a2 = rows[2], *a3 = rows[3], *a4 = rows[4], *a5 = rows[5]; \\
-        for (int64_t k = 0; k < channels; k++, packed += 16) { \\
-            tile_vec x, w[P * TILE_PARTS]; \\
-            for (int p = 0; p < P; p++) \\
-                for (int j = 0; j < TILE_PARTS; j++) \\
-                    w[p * TILE_PARTS + j] = *(const tile_vec *)(packed + p * panel + j * TILE_LANES); \\
-            TILE_STEP(0); TILE_STEP(1); TILE_STEP(2); TILE_STEP(3); TILE_STEP(4); TILE_STEP(5); \\
+        for (int64_t begin = 0; begin < channels; begin += TILE_TERMS) { \\
+            const int64_t end = channels - begin < TILE_TERMS ? channels : begin + TILE_TERMS; \\
+            if (terms + end - begin > TILE_TERMS) { \\
+                for (int i = 0; i < TILE_ROWS; i++) \\
+                    for (int j = 0; j < P * TILE_PARTS; j++) { \\
+                        tile_vec *const to = (tile_vec *)(sums + 16 * P * i + j * TILE_LANES); \\
+                        if (whole) *to = c[i][j]; else *to += c[i][j]; \\
+                        c[i][j] = (tile_vec){0}; \\
+                    } \\
+                terms = whole = 0; \\
+            } \\
+            terms += (int)(end - begin); \\
+            for (int64_t k = begin; k < end; k++, packed += 16) { \\
+                tile_vec x, w[P * TILE_PARTS]; \\
+                for (int p = 0; p < P; p++) \\
+                    for (int j = 0; j < TILE_PARTS; j++) \\
+                        w[p * TILE_PARTS + j] = *(const tile_vec *)(packed + p * panel + j * TILE_LANES); \\
+                TILE_STEP(0); TILE_STEP(1); TILE_STEP(2); TILE_STEP(3); TILE_STEP(4); TILE_STEP(5); \\
+            } \\
         } \\
     } \\
     for (int i = 0; i < TILE_ROWS; i++) \\
-        for (int j = 0; j < P * TILE_PARTS; j++) *(tile_vec *)(sums + 16 * P * i + j * TILE_LANES) = c[i][j]; \\
+        for (int j = 0; j < P * TILE_PARTS; j++) { \\
+            tile_vec *const to = (tile_vec *)(sums + 16 * P * i + j * TILE_LANES); \\
+            if (whole) *to = c[i][j]; else *to += c[i][j]; \\
+        } \\
 }
 #if defined(__clang__)
 #pragma clang fp contract(fast)

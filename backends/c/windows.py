@@ -6,7 +6,12 @@ image, several vectors of channels at a time. The text uses the vectors and acti
 
 from __future__ import annotations
 
-WINDOWS = """static inline __attribute__((always_inline)) tile_vec tile_loaded(const float *p, int count)
+WINDOWS = """#if defined(__clang__)
+#define TILE_UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define TILE_UNROLLED _Pragma("GCC unroll 49")
+#endif
+static inline __attribute__((always_inline)) tile_vec tile_loaded(const float *p, int count)
 {
     if (count >= TILE_LANES) return *(const tile_vec *)p;
     tile_vec v = {0};
@@ -34,6 +39,26 @@ static inline __attribute__((always_inline)) void tile_window_sums(int P, int ki
         }
     }
     for (int p = 0; p < P; p++) *(tile_vec *)(sums + p * TILE_LANES) = a[p] / TILE_SPLAT(kind == 2 ? (float)area : 1.0f);
+}
+/* Depthwise convolution by side x side of pixels whose windows are inside of the image, TILE_LANES channels at a time:
+   weights stay in registers. x: the first pixel's window; step: floats from one window to the next. */
+static inline __attribute__((always_inline)) void tile_depthwise_line(int side, const float *x, int64_t line, int64_t tap,
+    int64_t step, const float *w, const float *b, const float *r, float *y, int c, int columns, tile_act a)
+{
+    for (int j = 0; j + TILE_LANES <= c; j += TILE_LANES) {
+        tile_vec k[49];
+        TILE_UNROLLED
+        for (int t = 0; t < side * side; t++) k[t] = *(const tile_vec *)(w + (int64_t)t * c + j);
+        const tile_vec bias = b ? *(const tile_vec *)(b + j) : (tile_vec){0};
+        const float *from = x + j;
+        for (int i = 0; i < columns; i++, from += step) {
+            tile_vec s = bias;
+            TILE_UNROLLED
+            for (int t = 0; t < side * side; t++) s += k[t] * *(const tile_vec *)(from + t / side * line + t % side * tap);
+            if (r) s += *(const tile_vec *)(r + (int64_t)i * c + j);
+            *(tile_vec *)(y + (int64_t)i * c + j) = tile_activated(s, a);
+        }
+    }
 }
 #if defined(__clang__)
 #pragma clang fp contract(off)
@@ -68,7 +93,23 @@ void tiled_windows(const float *x, const float *w, const float *b, const float *
     for (int64_t line = 0; line < (int64_t)n * oh; line++) {
         const int row = (int)(line % oh);
         const float *const image = x + line / oh * h * wide * c;
+        const int above = row * step_h - top, before = (left + step_w - 1) / step_w;
+        const int span = (kw - 1) * dil_w + 1, after = wide + left >= span ? (wide + left - span) / step_w + 1 : 0;
+        const int last = after < ow ? after : ow; /* columns from `before` to `last` have whole windows */
+        const int whole = kind == 0 && kh == kw && (kh == 3 || kh == 5 || kh == 7) && c % TILE_LANES == 0 && above >= 0
+            && above + (kh - 1) * dil_h < h;
+        if (whole && before < last) {
+            const int64_t to = (line * ow + before) * c;
+            const float *const from = image + ((int64_t)above * wide + before * step_w - left) * c;
+            const float *const bias = flags & 1 ? b : 0, *const residual = flags & 2 ? r + to : 0;
+            const int64_t below = (int64_t)dil_h * wide * c, beside = (int64_t)dil_w * c, step = (int64_t)step_w * c;
+            if (kh == 3) tile_depthwise_line(3, from, below, beside, step, w, bias, residual, y + to, c, last - before, a);
+            else if (kh == 5) tile_depthwise_line(5, from, below, beside, step, w, bias, residual, y + to, c, last - before, a);
+            else tile_depthwise_line(7, from, below, beside, step, w, bias, residual, y + to, c, last - before, a);
+        }
         for (int column = 0; column < ow; column++) {
+            if (whole && column == before && before < last) column = last;
+            if (column >= ow) break;
             const float *from[64]; /* MAX_TAPS */
             int tap[64], taps = 0;
             for (int t = 0; t < kh; t++) {

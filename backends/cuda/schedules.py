@@ -288,7 +288,7 @@ def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRank
         return None
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
     span = span_of(kernel, shape, main)
-    if not span or any(e.axis == main and e not in shape.dots for e in kernel.reductions):
+    if not span or any(e.axis == main and e not in shape.dots and e.axes - {*shape.batch} for e in kernel.reductions):
         return None
     grouped = all(s is not None and s.grouped(main) for s in sides_of(kernel, shape, main))
     return PackedGemmRanking(

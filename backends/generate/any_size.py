@@ -20,6 +20,7 @@ from ..ir.source_text import literal
 from .emitter import Emitter
 from .form_search import LARGEST, FormSearch
 from .free_terms import SizedCall, free_call, free_terms
+from .size_fit import Sizes
 from .size_text import PLACEHOLDER, SIZE, Bounds, NoForm, SizedForm, python
 from .template import GeneratedKernel
 from .term_text import pattern_text
@@ -31,8 +32,8 @@ class SizedKernel(KernelBase):
     """A generated GPU kernel for every size.
 
     `origin`, `origin_call`: the kernel and its call at generic sizes, under which it is measured. `free`,
-    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size. Schedule and
-    sizes are those of a call (sizes are attributes).
+    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size; `generic`: the
+    generic sizes. Schedule and sizes are those of a call (sizes are attributes).
     """
 
     origin: GeneratedKernel
@@ -40,6 +41,7 @@ class SizedKernel(KernelBase):
     free: tuple[Tensor, ...]
     free_call: Call
     ranges: Bounds
+    generic: Sizes
     others: tuple[Emitter, ...] = ()  # emitters of kernels for sizes that the chosen schedule leaves
     forms: dict[Any, tuple[SizedForm, ...] | str] = field(default_factory=dict)  # by schedule; text: why there are none
 
@@ -130,7 +132,9 @@ class SizedKernel(KernelBase):
     # ------------------------------------------------------------ forms
     @cached_property
     def _search(self) -> FormSearch:
-        return FormSearch(self.origin, self.origin_call, self.free, self.free_call, self.ranges, self.others)
+        return FormSearch(
+            self.origin, self.origin_call, self.free, self.free_call, self.ranges, self.generic, self.others
+        )
 
     def all_forms(self, call: Call) -> tuple[SizedForm, ...]:
         """Forms of a call's schedule, in the order in which they are tried. Raises ShapeError if there is none."""
@@ -177,7 +181,7 @@ def sized_kernel(
     if {*ranges} & {*template.operands}:
         return None
     made = SizedKernel(
-        template.name, template.backend, pattern_text(roots), template, call, tuple(roots), free, ranges, tuple(others),
+        template.name, template.backend, pattern_text(roots), template, call, tuple(roots), free, ranges, dict(numbers.sizes), tuple(others),
         family=template.family, setup=tuple(dict.fromkeys((*template.setup, *(n for e in others for n in e.setup)))),
         version=template.version, prep=template.prep,
         inplace=template.inplace, beside=template.beside, dense=template.dense, loss=template.loss, rate=template.rate,

@@ -29,6 +29,7 @@ from ...extract.model.kernel import Call
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.unfusable import Unfusable
 from .emitter import Emitter
+from .large_sizes import changes_at_large_sizes
 from .size_fit import LimitedFit, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
 from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, EmittedTexts, NoForm, SizedForm, Text, skeleton
@@ -47,8 +48,8 @@ class FormSearch:
     """Search for forms of one kernel.
 
     `origin`, `origin_call`: the kernel and its call at generic sizes. `free`, `free_call`: terms and call in free
-    sizes. `ranges`: least and largest value of each free size. `others`: emitters of kernels for sizes that the chosen
-    schedule leaves.
+    sizes. `ranges`: least and largest value of each free size. `generic`: the generic sizes. `others`: emitters of
+    kernels for sizes that the chosen schedule leaves.
     """
 
     origin: GeneratedKernel
@@ -56,6 +57,7 @@ class FormSearch:
     free: tuple[Tensor, ...]
     free_call: Call
     ranges: Bounds
+    generic: Sizes
     others: tuple[Emitter, ...]
     _known: dict[Any, EmittedTexts | str] = field(default_factory=dict)
 
@@ -65,6 +67,9 @@ class FormSearch:
         Raises NoForm if some sizes have no form.
         """
         own, said = None, ""
+        at = lambda sizes: self._at(sizes, {}, self.origin.emitter)[2]
+        if changes_at_large_sizes(self.origin, self.origin_call, at, self.free_call, self.ranges, self.generic):
+            raise NoForm("the kernel is another one at the largest sizes")
         space = self.origin.space(self.origin_call)
         for schedule in [chosen, *_unique(space, chosen)[:NEXT_BEST]]:
             try:

@@ -450,6 +450,13 @@ def _mask_fits(call: Call) -> bool:
     return _plain_attention(call) and (call.operands["m"].type.rank < 5 or extents(call.operands["m"])[1:3] == (1, 1))
 
 
+def _plain_updates(call: Call) -> bool:
+    """Whether the elements are those of the updates, of a dtype whose sums Torch does not round more often."""
+    kinds = {n: o.type.dtype for n, o in (*call.operands.items(), ("out", call.output))}
+    same = kinds["x"] == kinds["u"] == kinds["out"] in ("float32", "float64", "int32", "int64")
+    return same and kinds["i"] in ("int32", "int64")
+
+
 def _rest() -> list[LibraryKernel]:
     code = "sdpa({q}, {k}, {v}, {mask}, {scale}, {causal})"
     spelled = "attention_spelled({q}, {k}, {v}, {mask}, {scale}, {causal}, {window}, {softcap})"
@@ -468,6 +475,8 @@ def _rest() -> list[LibraryKernel]:
             exact=True),
         *(row(f"concat{n if n > 2 else ''}", pattern, f"torch.cat(({parts}), {{axis}}, out={{out}})", family="copy", exact=True)
           for n, pattern, parts in concats()),
+        row("updated", "scatter_elements(x, i, u, axis=axis, mode=mode)", "updated({x}, {i}, {u}, {axis}, {mode}, {out})",
+            family="scatter", inplace=("x",), setup=("updated",), applies=_plain_updates),
         row("rope", "rope(x, c, s)", "rope_out({x}, {c}, {s}, {out})", setup=("rope_out",), applies=_FLOAT),
         row("embedding", "gather(x, i, axis=0)", "torch.embedding({x}, {i}.clamp(0, {x}.shape[0] - 1))", family="gather",
             applies=lambda c: c.operands["i"].type.dtype in ("int32", "int64") and c.operands["x"].type.rank == 2,

@@ -160,14 +160,14 @@ def symmetric(call: Call) -> bool:
 
 
 def is_weight_gradient(call: Call) -> bool:
-    """Condition on calls: a convolution whose kernel is larger than its result, as in gradients of weights, and that
-    is such a gradient: the convolution with stride and dilation exchanged makes an image of the kernel's size.
+    """Condition on calls: a convolution whose kernel is not much smaller than its result, as in gradients of weights,
+    and that is such a gradient: the convolution with stride and dilation exchanged makes an image of the kernel's size.
     """
     image, kernel, result = (extents(o)[2:] for o in (call.operands["x"], call.operands["w"], call.output))
     sizes = (*image, *kernel, *result)
     if call.attrs["groups"] != 1 or not symmetric(call) or not all(type(s) is int for s in sizes):
         return False
-    if not prod(sizes) or prod(kernel) <= prod(result):
+    if not prod(sizes) or 4 * prod(kernel) <= prod(result):
         return False
     places = zip(image, kernel, result, call.attrs["dilations"], half_pads(call), call.attrs["strides"])
     return all((i + 2 * pad - step * (r - 1) - 1) // stride + 1 == k for i, k, r, stride, pad, step in places)

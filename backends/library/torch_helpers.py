@@ -174,6 +174,27 @@ def conv_uneven(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups:
     return torch.convolution(wide, w, None, strides, [0] * n, dilations, False, [0] * n, groups)
 
 
+def updated(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:
+    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
+    with the element there: "add", "mul", "max", "min". Negative indices count from the end. Raises IndexError for
+    indices beyond the axis.
+    """
+    size, index = x.shape[axis], index.long()
+    if index.numel():
+        low, high = (int(v) for v in index.aminmax())
+        if low < -size or high >= size:
+            raise IndexError(f"index {high if high >= size else low} is out of bounds for axis {axis} with size {size}")
+        index = index if low >= 0 else index.remainder(size)
+    if x.data_ptr() != out.data_ptr():
+        out.copy_(x)
+    if mode == "set":
+        out.scatter_(axis, index, updates)
+    elif mode == "add":
+        out.scatter_add_(axis, index, updates)
+    else:
+        out.scatter_reduce_(axis, index, updates, {"mul": "prod", "max": "amax", "min": "amin"}[mode])
+
+
 def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:
     """x * cos + rotate_half(x) * sin over the last axis, into out."""
     half = x.shape[-1] // 2

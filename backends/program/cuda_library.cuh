@@ -327,6 +327,12 @@ template <class T, int N> DEVICE void moved(Pack<T, 8> (&x)[N], float by) {
 #pragma unroll
     for (int i = 0; i < 4 * N; ++i) word(x, i) = pair_sum(word(x, i), one_pair<T>, more, T());
 }
+// Products of 16-bit floats, two at a time, each rounded once.
+template <class T> DEVICE void multiply_pairs(Pack<T, 8>& y, const Pack<T, 8>& a, const Pack<T, 8>& b) {
+    const unsigned *x = reinterpret_cast<const unsigned*>(&a), *w = reinterpret_cast<const unsigned*>(&b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reinterpret_cast<unsigned*>(&y)[i] = pair_sum(x[i], w[i], 0x80008000u, T());
+}
 // What a warp has of a product, TILES times 8 columns of every 16 rows, into rows of ROW values; and what PARTS warps have.
 template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const float (&x)[N][4]) {
     const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;

@@ -19,6 +19,8 @@ from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
     loops          ThreadLoops: loops over axes that a block does not cover
     fragments      Fragments: skinny GEMM on tensor cores
     packed_fragments  PackedFragments: the same with codes of quantized weights (code_forms: which codes)
+    tile_loads     TileLoads: addresses of codes
+    code_ring      CodeRing: their copies ahead through shared memory
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
 
