@@ -251,6 +251,10 @@ def test_the_table_of_models_names_what_failed(benchmark_module: Callable[[str],
     assert "| 9.0 |" in row and "| 12.0 | 10.0 | 3.00 | 0.90 | 29 / 58 / 1.5 | 3 |" in row and "| 3 / 5 | 5.0 |" in row
     text = module.render({r["name"]: r for r in (broken, found)})
     assert "- failed: unet_fp16_b2: ours: NoPlanError: none" in text and "- gpt2_t128: a x3" in text
+    ended = [{**r, "failed": "stopped after 300 s"} for r in (found, broken)]
+    text = module.render({r["name"]: r for r in ended})
+    assert "- failed: gpt2_t128: stopped after 300 s after ours was measured\n" in text
+    assert "- failed: unet_fp16_b2: stopped after 300 s\n" in text
 
 
 def test_products_of_odd_sizes_stand_beside_those_over_padded_weights(benchmark_module: Callable[[str], Any]) -> None:

@@ -2,7 +2,7 @@
 
 It fuses pointwise chains, row and column reductions, gathers and transposing copies into one kernel, where libraries
 make one pass over memory per operation. Of matrix products it generates only memory-bound ones (GEMV, skinny GEMM).
-Kernels work on the same memory as NumPy's and Torch's.
+Convolutions and pooling are library kernels (convolutions.py). Kernels work on the same memory as NumPy's and Torch's.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from ..ir.expr import walk
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
+from .convolutions import HELPERS as PACKING
+from .convolutions import convolution_rows, pool_rows
 from .emit.attention import ROWS as ATTENTION_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
 from .helpers import HELPERS, c_library
@@ -171,7 +173,7 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(EMITTER, HELPERS)
+BACKEND = C(EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows()))
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

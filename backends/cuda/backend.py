@@ -138,6 +138,7 @@ CLUSTERS = Strategy(
     ranked=lambda asked, count: clustered_schedules(asked.kernel, asked.shape, count),
     legal=lambda kernel, shape, s, splits: clustered_fits(kernel, shape, s),
     emit=lambda found, s, name: [emit_clusters(found.kernel, found.shape, s, name, found.constant)],
+    updates=True,
 )
 ATTENTION = Strategy(
     "attention of few rows",

@@ -340,7 +340,7 @@ class ProgramEmitter:
         offset, size = self._scratch_room(step)
         self._use("workspace")
         name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
-        return name if kind == "numpy" else self._once(f"{self._use('tensor')}({name})", f"{name}_t")
+        return name if kind == "numpy" else self._once(f"{self._use(CONVERSIONS[kind])}({name})", f"{name}_{kind[0]}")
 
     def _scratch_room(self, step: Step) -> tuple[str, str]:
         """Offset and bytes of a step's scratch memory, as source."""
@@ -487,7 +487,7 @@ class ProgramEmitter:
         function = self._function()
         if self._takes_tensors():
             offered = tuple(self.offered)
-            said = [f"RESULTS = {offered}  # outputs whose memory calls may give, behind the inputs"] if offered else []
+            said = [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
             function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:

@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...processes.child import die_with_parent, own_output
+from ...processes.child import die_with_parent, own_output, yield_to_others
 from ...processes.memory_limits import MEMORY_EXIT, limit_own_memory
 from . import compile_worker
 
 CHUNK = 1 << 16
+NICE = 5  # behind the search and its lowering workers
 READY = 0  # reply id that is no job: the compiler is loaded
 
 Job = Mapping[str, Any]
@@ -165,6 +166,7 @@ def main() -> None:
     """`compile_server COMPILERS CAPABILITY`: serve standard input. SIGINT is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    yield_to_others(NICE)
     out = own_output()
     compile_worker.begin(int(sys.argv[2]))
     server = Server(0, out.fileno(), int(sys.argv[1]))

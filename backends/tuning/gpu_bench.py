@@ -17,7 +17,7 @@ from ...egraph.ir.pattern_parser import parse_terms
 from ...egraph.ir.tensor import topological
 from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms
-from ...extract.model.work import written_into
+from ...extract.model.work import is_read, written_into
 from ..generate.kernel_text import KernelText, module_of
 from ..verification import compare
 from ..verification.rounding_noise import RoundingSensitivity, kernel_fault
@@ -103,6 +103,8 @@ class Bench:
         self.roots = pattern_terms(parse_terms(pattern), call)
         self.roles = gpu_operands.operand_roles(self.roots)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
+        # in-place outputs of which a call touches a few rows; those that it also reads are as cold as other operands
+        self.unread = {n: o for n, o in self.bases.items() if not is_read(self.roots, n)}
         self.sets: list[Arguments] = []
         self.tried: dict[int, LoadedKernel] = {}
         self.size = 1.0  # scale of the operand values, besides their roles
@@ -110,7 +112,7 @@ class Bench:
             self._drawn()
             device.synchronize()
         operands = self.sets[0].operands
-        untouched = {*self.bases.values()}, {*self.bases}
+        untouched = {*self.bases.values()}, {*self.unread}
         tensors = [x for n, x in operands.items() if n not in untouched[0]]
         tensors += [x for n, x in enumerate(self.sets[0].outputs) if n not in untouched[1]]
         self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # bytes read and written with one set
@@ -144,9 +146,10 @@ class Bench:
         return False
 
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
-        """Operands with new outputs. Outputs that update an operand in place (scatter) are shared by all sets."""
+        """Operands with new outputs. Outputs that update an operand in place (scatter) and are not read are shared by
+        all sets."""
         rooms = [
-            self.sets[0].rooms[n] if self.sets and n in self.bases else gpu_operands.room(o, self.device.name)
+            self.sets[0].rooms[n] if self.sets and n in self.unread else gpu_operands.room(o, self.device.name)
             for n, o in enumerate(self.call.outputs)
         ]
         return Arguments(operands, rooms)

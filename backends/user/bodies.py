@@ -39,7 +39,10 @@ def launch_of(kernel: Kernel, known: Mapping[str, Any]) -> Launch:
                           where=str(kernel.file), hint="return the text, or tg.Launch(source=..., grid=...)")  # fmt: skip
     grid = found.grid if isinstance(found.grid, tuple) else (found.grid,)
     if not 1 <= len(grid) <= 3 or any(type(g) is not int or g < 1 for g in grid):
-        raise KernelError(f"the grid of {kernel.name!r} is {found.grid!r}", where=f"{kernel.file}, {_shown(known)}")
+        raise KernelError(
+            f"the grid of {kernel.name!r} is {found.grid!r}, not one to three positive integers",
+            where=f"{kernel.file}, {_shown(known)}",
+        )
     return found
 
 

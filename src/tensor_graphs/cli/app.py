@@ -90,7 +90,7 @@ def _tolerance(text: str) -> str | float:
         return float(text)
     except ValueError:
         if text not in ("eager", "fast", "exact"):
-            raise UsageError(f"--tolerance {text!r}", hint="eager, fast, exact, or a relative error") from None
+            raise UsageError(f"invalid --tolerance {text!r}", hint="eager, fast, exact, or a relative error") from None
         return text
 
 
@@ -308,7 +308,7 @@ def measure(
     from ..backends.tuning.jobs import read_jobs
 
     if device not in (GPU_KIND, "cpu"):
-        raise UsageError(f"--device {device!r}", hint="cuda or cpu")
+        raise UsageError(f"invalid --device {device!r}", hint="cuda or cpu")
     with working(verbose, as_json) as progress:
         found: FleetOutcome | Outcome
         common: dict[str, Any] = {

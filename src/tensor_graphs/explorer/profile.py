@@ -274,7 +274,7 @@ def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
     if alike:
         lines.append(f"{alike} further plans call nearly the same kernels as one of these: not timed")
     if untimed:
-        lines.append(f"{untimed} further plans were not timed: the time was up (a larger --budget, or --resume)")
+        lines.append(f"{untimed} further plans were not timed: out of time (a larger --budget, or --resume)")
     return "\n".join(lines)
 
 

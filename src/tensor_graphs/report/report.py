@@ -233,7 +233,7 @@ class Report:
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
         )
         if self.omitted:
-            rows.append(("omitted", f"the time was up: {', '.join(self.omitted)}"))
+            rows.append(("omitted", f"out of time: {', '.join(self.omitted)}"))
         if self.source:
             rows.append(("source", self.source))
         return [*rows, *(("cache", why) for why in self.plan_cache_notes), *(("note", w) for w in self.warnings)]
