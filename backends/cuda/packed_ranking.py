@@ -19,12 +19,9 @@ ROUND, COPIED, DIRECT = (1.01, 0.036), (0.53, 0.023), (0.21, 0.095)  # µs of a 
 EACH = {32: 2.6, 16: 2.1}  # instructions of a thread per number, by the numbers of 16 bytes
 GROUPED, OCTET = 2.4, 2.9  # the same where offsets and scales are applied to sums of products; for 8 rows more
 BESIDE, RINGED = 170, 146  # further instructions of a thread in a round of loads into registers, and of copies
-IN_FLIGHT, STARVED, FEWER = (
-    20 << 10,
-    0.24,
-    0.16,
-)  # bytes in flight below which DRAM is slower; warps fewer than 16 on an SM
-REREAD = 1.11  # DRAM time beside that of the codes
+IN_FLIGHT, STARVED = 20 << 10, 0.24  # bytes in flight on an SM below which DRAM is slower, and by how much
+FEWER = 0.16  # slower for each halving of the warps on an SM below 16
+REREAD, PAUSED = 1.11, 1.08  # DRAM time beside that of the codes; the same where registers hold codes until their use
 #: Prefetch distances that are tried, with whether codes stay in registers.
 AHEAD = ((0, False), (2, True), (2, False), (4, False))
 RING = 100 << 10  # limit of a block's ring in bytes: two blocks share a multiprocessor
@@ -113,7 +110,7 @@ class PackedGemmRanking:
         latency = (FIRST + (base + more * tiles * self.matrices) * rounds) * max(1.0, busy / resident)
         fewer = 1 + FEWER * max(0.0, log2(16 / (here * along * wide)))
         joined = (1.7 + 0.1 * split) * (split > 1) + 0.07 * log2(along)
-        dram *= REREAD * share / busy * exp(min(2.0, starved))
+        dram *= REREAD * (1.0 if ahead and not direct else PAUSED) * share / busy * exp(min(2.0, starved))
         return START + max(dram, share * issued, latency) * fewer + joined
 
 
