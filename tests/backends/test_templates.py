@@ -34,7 +34,7 @@ NEVER = {
 def _never(template: Template, dtype: str) -> bool:
     if template.name.startswith("c.winograd"):
         return True  # channels are multiples of 16, which are not drawn here: test_c_convolutions.py
-    packed = template.name.startswith(("torch.mkl", "torch.onednn", "c.tiled")) and dtype != "float32"
+    packed = template.name.startswith(("torch.mkl", "torch.onednn", "c.")) and dtype != "float32"
     narrow = dtype == "bfloat16" and template.name.startswith("torch.onednn") and template.family == "contraction"
     return (template.name, dtype) in NEVER or (packed and not (narrow and multiplies_bfloat16()))
 
