@@ -3,10 +3,10 @@
 
 Each case is a product of a decode step of Llama-3-8B (`benchmarks.decode_kernels`, and `gate-up x ROWS FORM` with the
 activation). All legal schedules of a grid are ranked by the ranking model (`backends/cuda/packed_ranking.py`); the
-first `--count` of each prefetch distance are timed as a search times them (caches cold). The `--held` best ones are
-timed again as in a program whose kernels overlap: weights are read before the wait for the previous launch. Printed are
-µs of the bytes at the device's bandwidth, then µs and schedules, best first; `--out` writes all of them with the
-model's estimates.
+first `--count` of each form (prefetch distance, codes in registers or not) are timed as a search times them (caches
+cold). The `--held` best ones are timed again as in a program whose kernels overlap: weights are read before the wait
+for the previous launch. Printed are µs of the bytes at the device's bandwidth, then µs and schedules, best first;
+`--out` writes all of them with the model's estimates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
-from tensor_graphs.backends.cuda.ranking import Schedule
+from tensor_graphs.backends.cuda.ranking import FLAGS, Schedule
 from tensor_graphs.backends.cuda.schedules import packed_ranking
 from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.costdb.keys.rates import GPU
@@ -66,8 +66,8 @@ def kernel(case: str) -> tuple[GeneratedKernel, Call]:
 
 
 def grid(template: GeneratedKernel, call: Call, count: int) -> dict[str, tuple[Schedule, float]]:
-    """Stored text of a schedule -> (schedule, estimated µs): of each prefetch distance the `count` best legal ones, no
-    two of them with equal tiles and threads."""
+    """Stored text of a schedule -> (schedule, estimated µs): of each prefetch distance, with codes in registers or not,
+    the `count` best legal ones, no two of them with equal tiles and threads."""
     found = template.lower(call)
     assert found is not None and template.fits is not None
     model = packed_ranking(found.kernel, found.shape, found.cuts)
@@ -75,15 +75,19 @@ def grid(template: GeneratedKernel, call: Call, count: int) -> dict[str, tuple[S
     ordered = sorted(model.ranked(), key=lambda pair: pair[1])
     chosen: dict[str, tuple[Schedule, float]] = {}
     seen = set[tuple[int, ...]]()
-    left = dict.fromkeys({s.get("ahead", 0) for s, _ in ordered}, count)
+    form = lambda s: (s.get("ahead", 0), s.get("direct", 0))
+    left = dict.fromkeys({form(s) for s, _ in ordered}, count)
     for numbers, us in ordered:
-        schedule = {k: v for k, v in numbers.items() if v != 1 or k[0] in "tu"} | {"packed": 1, "early": 1}
+        schedule = {k: v for k, v in numbers.items() if v != 1 or k[0] in "tu" or k in FLAGS} | {
+            "packed": 1,
+            "early": 1,
+        }
         schedule |= {"warps": numbers["warps"], "n": numbers["n"]}
-        kind = tuple(numbers.get(name, 0) for name in ("ahead", "n", "warps", "wide"))
-        if left[kind[0]] and kind not in seen and template.fits(replace(call, schedule=schedule)):
+        kind = (*form(numbers), *(numbers.get(name, 0) for name in ("n", "warps", "wide")))
+        if left[form(numbers)] and kind not in seen and template.fits(replace(call, schedule=schedule)):
             seen.add(kind)
             chosen[json.dumps(schedule, sort_keys=True)] = schedule, us
-            left[numbers.get("ahead", 0)] -= 1
+            left[form(numbers)] -= 1
     return chosen
 
 

@@ -337,3 +337,15 @@ def test_differences_that_rounding_decides_are_accepted():
         0, zero, zero + np.float32(1e-3)
     )
     assert "itself, on 3 inputs" in compared(centred, X)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.stride(0) + x, lambda x: x * 2 if x.is_contiguous() else x * 3])
+def test_torch_functions_that_depend_on_the_memory_layout_are_refused(function):
+    """torch.export has the strides of the examples; a program takes tensors of every layout."""
+    with pytest.raises(TraceError, match="differs from that of its graph"):
+        tg.optimize(function, (torch.ones(3, 4),), budget=0, measure=False)
+
+
+def test_functions_that_accept_one_layout_only_are_compared_in_that():
+    program = tg.optimize(lambda x: x.view(-1) + 1, (torch.ones(3, 4),), budget=0, measure=False)
+    assert "on its examples" in program.report.verification["caller"]

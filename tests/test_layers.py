@@ -38,6 +38,7 @@ UPPER = (
 )  # of src/tensor_graphs, each may import those before it
 BASE = {
     "errors",
+    "imported",
     "settings",
     "cache_folder",
     "progress",

@@ -527,3 +527,20 @@ def test_a_plan_that_takes_long_to_build_is_stored_unchecked_once_the_time_is_up
     assert optimized(budget=0.0).report.from_plan_cache and len(read) == 1
     optimized(again=True)
     assert len(read) == 2, "with time left it is checked at once"
+
+
+def test_a_store_at_a_loop_of_links_ends_in_no_error_without_a_name(home: Path) -> None:
+    loop = home / "loop"
+    loop.symlink_to(loop)
+    options: dict[str, Any] = {
+        "params": {"w": W, "g": G},
+        "backend": "numpy",
+        "costdb": loop,
+        "measure": False,
+        "budget": 1,
+    }
+    try:
+        program = tg.optimize(model(), **options)
+    except TensorGraphsError:
+        return
+    assert program(np.ones((8, 24), np.float32)).shape == (8, 24)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification.inputs import index_bounds
+from tensor_graphs.egraph.ir import builders
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dims import bind, parse
 from tensor_graphs.egraph.ir.graph import Graph
@@ -134,6 +135,12 @@ def test_a_c_kernel_of_one_size_has_no_form_for_others() -> None:
         "a sum over the sequence": (tg.sum(tg.tanh(x), 1, True), True),
         "a mean over it: a number made of its size": (tg.sum(tg.tanh(x), 1, True) * (1.0 / t), False),
         "a row as long as the sequence": (c.softmax(tg.tanh(tg.permute(x, (0, 2, 1))), axis=2), False),
+        "a condition that is true at short sequences": (
+            tg.where(builders.iota((b, t, 48), 1) < 307, tg.tanh(x), 0.0),
+            False,
+        ),
+        "one that is true at every length": (tg.where(builders.iota((b, t, 48), 1) < 701, tg.tanh(x), 0.0), True),
+        "the position modulo 307": (x + tg.cast(builders.iota((b, t, 48), 1) % 307, "float32"), False),
     }
     for name, (root, holds) in cases.items():
         template = generated(root)
@@ -144,6 +151,35 @@ def test_a_c_kernel_of_one_size_has_no_form_for_others() -> None:
         assert (found is not None) is holds, name
         if found is not None:
             assert found.call.output.type.shape == bound_call(found.free_call, {"B": 1, "T": 16}).output.type.shape
+
+
+LENGTH = tg.dim("T", max=200000)
+
+
+@pytest.mark.parametrize(
+    ("expression", "function"),
+    [
+        (lambda i: i * i, lambda i: i * i),
+        (lambda i: i * 100_000, lambda i: i * 100_000),
+        (lambda i: tg.cast(tg.cast(i, "int16") * tg.cast(i, "int16"), "int64"),
+         lambda i: np.square(i.astype(np.int16)).astype(np.int64)),
+        (lambda i: tg.where(i < 1000, i, 7), lambda i: np.where(i < 1000, i, 7)),
+        (lambda i: tg.sum(i * i, 0, True), lambda i: np.sum(i * i, keepdims=True)),
+    ],
+    ids=["squares", "multiples", "narrow squares", "condition", "sum of squares"],
+)  # fmt: skip
+def test_positions_far_beyond_the_searched_size(
+    expression: Callable[[Any], Any], function: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """They exceed 32 bits, wrap at the width of their dtype and meet conditions that no searched position meets."""
+    if backend("c").unavailable():
+        pytest.skip(backend("c").unavailable())
+    x, i = tg.input("x", (LENGTH,), "int64"), builders.iota((LENGTH,), 0)
+    program = tg.optimize(expression(i) + x, dims={"T": 128}, **{**FAST, "backend": "c"}, verify=False, costdb=tmp_path)
+    for n in (1, 999, 1001, 70_000):
+        zeros = np.zeros(n, np.int64)
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(program(zeros), function(np.arange(n)) + zeros)
 
 
 @pytest.fixture(scope="module")

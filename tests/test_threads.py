@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import copy
 import gc
+import importlib
 import linecache
 import os
 import pickle
@@ -42,6 +44,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError, warned, warnings_into
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.gc_pause import gc_paused
+from tensor_graphs.imported import imported
 from tensor_graphs.models.torch_export import aten_recurrent
 from tensor_graphs.torch_compile.compiled_graph import CompiledGraph
 from tensor_graphs.torch_compile.options import CompileOptions
@@ -367,3 +370,22 @@ def test_optimizations_keep_nothing() -> None:
     ]  # (a worker may have been ended)
     assert len(set(beside[1:])) == 1 and all(r.children <= most for _, r in found), found
     assert slope(found) < 400, found  # KB
+
+
+def test_modules_that_another_thread_imports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the end of its import `sys.modules` has a module without most of its contents, such as `torch.autocast`."""
+    (tmp_path / "slowly_imported.py").write_text(
+        "import time\nbegan = True\nfor _ in range(200):\n    time.sleep(0.01)\n    if released: break\nwhole = True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(builtins, "released", False, raising=False)
+    assert imported("slowly_imported") is None
+    thread = threading.Thread(target=lambda: importlib.import_module("slowly_imported"))
+    thread.start()
+    while "slowly_imported" not in sys.modules:
+        time.sleep(0.001)
+    assert not hasattr(sys.modules["slowly_imported"], "whole")
+    threading.Timer(0.05, lambda: monkeypatch.setattr(builtins, "released", True)).start()
+    assert imported("slowly_imported").whole
+    thread.join()
+    sys.modules.pop("slowly_imported")

@@ -495,6 +495,28 @@ def test_the_worst_kernel_goes_first(inject: Callable[..., None], monkeypatch: p
     assert made.report.verification["passed"]
 
 
+def test_an_inaccurate_kernel_that_nothing_replaces_stays(inject: Callable[..., None]) -> None:
+    rough = kernel("np.rough_tanh", "tanh(x)", "np.multiply(np.tanh({x}), np.float32(1.00001), out={out})")
+    inject(rough, without="np.tanh")
+    made = run(tg.exp(tg.tanh(tg.input("x", (64,)))) * 2.0)
+    found = made.report.verification
+    assert found["passed"] and found["dropped"][-1] == "all rewrites" and found["failed"]
+    with pytest.raises(NoPlanError, match="within tolerance"):
+        run(tg.exp(tg.tanh(tg.input("x", (64,)))) * 2.0, tolerance=1e-7)
+
+
+@pytest.mark.parametrize(("off", "inner", "passed"), [(1e-7, (), True), (7e-7, (), False), (7e-7, ("a",), True), (7e-7, ("b",), False), (3e-6, ("a", "b"), False)])  # fmt: skip
+def test_values_inside_of_a_training_step_may_round_more(off: float, inner: tuple[str, ...], passed: bool) -> None:
+    x, y = tg.input("x", (1000,)), tg.input("y", (1000,))
+    graph = replace(Graph.of({"a": x * y, "b": x + y}), inner=frozenset(inner))
+
+    def computed(values: Any) -> list[Any]:
+        a, b = values["x"].astype(np.float64), values["y"].astype(np.float64)
+        return [(a * b * (1 + off)).astype(np.float32), (a + b).astype(np.float32)]
+
+    assert verify.verify(graph, computed).passed is passed
+
+
 @pytest.mark.parametrize("code", ["{x} +", "{out}.nothing_of_that_name({x})"])
 def test_a_kernel_that_was_never_run_and_does_not_is_left_out(inject: Callable[..., None], code: str) -> None:
     inject(LibraryKernel("broken", "numpy", "exp(neg(x))", code, space=lambda call: [{}]))  # fewer kernels: cheaper

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from math import prod
 
@@ -21,6 +22,7 @@ from ...extract.model.kernel import Call, Template
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.free_terms import SizedCall, free_call, free_terms
+from ..generate.large_sizes import changes_at_large_sizes
 from ..generate.template import GeneratedKernel, template_of
 from ..generate.term_text import pattern_text
 from ..ir.kernel import PROBE
@@ -85,7 +87,8 @@ def sized(
             if _put(text, numbers, sizes) != _plain(there):
                 return None
             threads = max(threads, there, key=lambda t: (t.count(PARALLEL), len(t)))
-        if not tried:
+        ranges = {n: (atom.min, atom.max) for n, atom in numbers.graph.free_dims.items()}
+        if not tried or changes_at_large_sizes(template, call, partial(_template, roots), free, ranges, numbers.sizes):
             return None
         chosen, at = _template(roots, searched), bound_call(free, searched)
         if chosen.lower(at) is None:

@@ -87,8 +87,9 @@ class SkinnyGemmSchedule(Schedule):
     deep: int | None = optional("chunks of 32 K elements of a warp per iteration", POWERS)
     packed: bool = flag("codes of quantized weights: 16 bytes a load, converted two at a time", fixed=True, form=True)
     ahead: int | None = optional(
-        "with `packed`: prefetch distance of cp.async copies of codes in iterations", Domain(1, MOST_AHEAD)
+        "with `packed`: prefetch distance of cp.async copies in iterations", Domain(1, MOST_AHEAD), starts=2
     )
+    direct: bool = flag("with `ahead`: only scales and rows are copied, codes stay in registers")
     vector: tuple[tuple[str, int], ...] = sides(
         "contiguous elements per thread along a short inner reduction", Domain(1, 8, powers=True), "v"
     )
@@ -111,7 +112,7 @@ class SkinnyGemmSchedule(Schedule):
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
         """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
-        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed, self.ahead or 0)
+        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed, self.ahead or 0, self.direct)
         threads = 32 * warps.along * wide
         across = min(n // 2, threads)
         down = min(padded(max(1, shape.m)), threads // across)
@@ -149,6 +150,7 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
         and packed
         and (s.early or not s.warm)
         and (s.packed or s.ahead is None)
+        and (s.ahead is not None or not s.direct)
     )
 
 
@@ -286,7 +288,7 @@ def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRank
         return None
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
     span = span_of(kernel, shape, main)
-    if not span or any(e.axis == main and e not in shape.dots for e in kernel.reductions):
+    if not span or any(e.axis == main and e not in shape.dots and e.axes - {*shape.batch} for e in kernel.reductions):
         return None
     grouped = all(s is not None and s.grouped(main) for s in sides_of(kernel, shape, main))
     return PackedGemmRanking(

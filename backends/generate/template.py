@@ -28,6 +28,7 @@ from ..ir.loop_fusion import shared_maximum
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
+from ..lowering.concat_split import unsplit_flops
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, partial_layout
@@ -42,12 +43,12 @@ COUNTING = f'''_counters = {{}}
 
 
 def counters(device):
-    """Counters of the programs that have stored their part of a tile: zero between kernels."""
+    """Counters of thread blocks that have stored their part of a tile, one per tile; zero between kernels."""
     if device not in _counters:
         _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
     return _counters[device]'''
 CARRYING = '''def carried(x, out):
-    """What a kernel that writes some places of out leaves there otherwise: x, which may be out."""
+    """Copy x to out, unless they share memory: the elements that a scattering kernel does not write."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
@@ -102,8 +103,8 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def work(self) -> float:
-        """Flops of the terms, without recomputation."""
-        return graph_flops(self.roots)
+        """Flops of the terms, without recomputation due to a schedule."""
+        return max(graph_flops(self.roots), unsplit_flops(self.roots))
 
     @property
     def code_identity(self) -> str:
@@ -264,6 +265,11 @@ class GeneratedKernel(KernelBase):
         found = None if read is None else Lowered(read[0], read[1], (dict(call.schedule),))
         self.lowered[layout_key(call)] = found
         return found
+
+    def kernel(self, call: Call) -> Kernel | None:
+        """The kernel of a call in the IR; None if the terms cannot be lowered for these layouts."""
+        read = self._read(call)
+        return None if read is None else read[0]
 
     def _lower(self, call: Call) -> Lowered | None:
         read = self._read(call)

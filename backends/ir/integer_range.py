@@ -85,8 +85,7 @@ class IntegerRanges:
         if e.op == "const":
             return int(e.value), int(e.value)
         if e.op == "index":
-            low, high = e.value.range
-            return low, high
+            return INT32  # a kernel for all sizes is lowered at small ones
         if e.op == "load":
             return _of_dtype(e.value[3])
         if e.op == "cast":
@@ -94,9 +93,11 @@ class IntegerRanges:
             given = self.of(e.args[0]) if e.args[0].kind != "float" else whole
             return given if _within(given, whole) else whole
         if e.op == "reduce":
-            monoid, axis = e.value
-            body = self.of(e.args[0])
-            return (body[0] * axis.size, body[1] * axis.size) if monoid == "sum" else body if monoid != "prod" else WIDE
+            low, high = self.of(e.args[0])
+            most = INT32[1]  # elements of an axis, at any size
+            return {"max": (low, high), "min": (low, high), "sum": (most * min(low, 0), most * max(high, 0))}.get(
+                e.value[0], WIDE
+            )
         rule = RANGES.get(e.op)
         return rule([self.of(a) for a in e.args]) if rule is not None else WIDE
 
@@ -111,6 +112,12 @@ class IntegerRanges:
         if dtypes.itemsize(dtype) == 8 or _within(found, _of_dtype(dtype)):
             return e
         return self.constant(e.value, dtype) if e.op == "const" else self.b.make("cast", (e,), dtype, "int")
+
+    def as_dtype(self, e: Expr, source: str, dtype: str) -> Expr:
+        """A term of a sum or product: cast to the `dtype` of the result if that of the terms, `source`, is another
+        integer dtype."""
+        same = source == dtype or e.kind != "int" or dtypes.category(dtype) != "int" or e.op in ("index", "const")
+        return e if same else self.b.make("cast", (e,), dtype, "int")
 
     def constant(self, value: int, dtype: str) -> Expr:
         """The constant that an integer is as `dtype`: it wraps as casts do."""

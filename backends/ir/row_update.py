@@ -39,7 +39,8 @@ def row_update(e: Expr) -> RowUpdate | None:
 
 def reads_overwritten(kernel: Kernel) -> bool:
     """Whether a kernel reads an operand that it writes a row into."""
-    return any(e.op == "where" and row_update(e) is not None for e in kernel.exprs)
+    places = {place for store in kernel.stores for place, _ in store.parts}
+    return bool(places) and any((u := row_update(e)) is not None and u.place in places for e in kernel.exprs)
 
 
 def uses_overwritten(kernel: Kernel, buffers: Collection[str], stores: Collection[OutputStore]) -> bool:

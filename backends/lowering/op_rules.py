@@ -204,7 +204,8 @@ def _reduce(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Exp
     inner = list(at)
     for a, i in zip(axes, unravelled(index(axis), sizes)):
         inner[a] = i
-    return r.b.reduce(REDUCTION[t.entry.monoid], axis, r.value(t.args[0], tuple(inner), guards))
+    body = r.ranges.as_dtype(r.value(t.args[0], tuple(inner), guards), t.args[0].dtype, t.dtype)
+    return r.b.reduce(REDUCTION[t.entry.monoid], axis, body)
 
 
 #: Binary op that a reduction folds -> reduction of the kernel IR.
@@ -218,7 +219,7 @@ def _unrolled(r: TermLowering, t: Tensor, at: tuple[Index, ...], axes: list[int]
         inner = list(at)
         for a, k in zip(axes, place):
             inner[a] = index(k)
-        x = r.value(t.args[0], tuple(inner), guards)
+        x = r.ranges.as_dtype(r.value(t.args[0], tuple(inner), guards), t.args[0].dtype, t.dtype)
         found = x if found is None else r.combined(t.entry.monoid, (found, x), t.dtype)
     assert found is not None
     return found

@@ -28,7 +28,7 @@ __all__ = ["BACKEND", "Pallas", "generated"]
 JAX = TargetDevice("jax", False, "tensor_graphs.backends.pallas.programs", any_size=False)
 HELPERS: Mapping[str, str] = {
     "pallas_interpreted": '''def pallas_interpreted():
-    """Whether kernels run in Pallas's interpreter: JAX has no accelerator."""
+    """Whether kernels run in Pallas's interpreter, because JAX has no accelerator."""
     return jax.default_backend() == "cpu"''',
 }
 

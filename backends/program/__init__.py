@@ -3,5 +3,5 @@
 In: a plan.
 Out: a callable program.
 Imports: backends, backends.ir, backends.library, backends.runtime, backends.user, backends.verification,
-    costdb.keys, egraph.ir, errors, extract.model, plain, private, processes, wording, writing.
+    costdb.keys, egraph.ir, errors, extract.model, imported, plain, private, processes, wording, writing.
 """

@@ -487,7 +487,7 @@ class ProgramEmitter:
         function = self._function()
         if self._takes_tensors():
             offered = tuple(self.offered)
-            said = [f"RESULTS = {offered}  # outputs whose memory calls may give, behind the inputs"] if offered else []
+            said = [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
             function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:

@@ -478,7 +478,7 @@ class Program(Unpicklable):
         return self._exchange.quick(specs, lambda: None if self._run is None else self._tensors)
 
     def _tensor_calls(self, space: Mapping[str, Any]) -> TensorCalls:
-        """How the executed source takes CPU tensors, read from the names TENSORS and RESULTS in its namespace."""
+        """Calling convention of the executed source for CPU tensors, by TENSORS and RESULTS of its namespace."""
         outputs: Sequence[Any] = self.manifest.outputs
         own = [i for i in space.get("RESULTS", ()) if bytes_of(outputs[i]) < LARGE]
         own = own if own == list(space.get("RESULTS", ()))[: len(own)] else []  # they are given by position

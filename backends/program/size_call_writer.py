@@ -40,8 +40,9 @@ class TensorMap:
 
 
 def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block: Sequence[int]) -> bytes:
-    """The tensor map of a matrix of 16-bit elements, as `CudaKernel.described` makes it. Raises LookupError if the
-    driver makes none."""
+    """The tensor map of a matrix of 16-bit elements at the address `where`, in boxes of the shape `block`, as
+    `CudaKernel.described` makes it. `apart`: elements from a row to the next. Raises LookupError if the driver makes
+    none."""
     memory = ctypes.create_string_buffer(192)
     start = -(-addressof(memory) // 64) * 64
     encode = getattr(library, "cuTensorMapEncodeTiled", None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from ...imported import imported
 
 
 def mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
@@ -23,7 +24,7 @@ def mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
 @contextmanager
 def in_plain_modes(device: str) -> Iterator[None]:
     """Context without autocast on a device ("" for the host), inference mode and gradients, if Torch is imported."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None:
         yield
         return

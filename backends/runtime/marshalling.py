@@ -6,7 +6,6 @@ is a tensor, else arrays; converting GPU results to arrays synchronizes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ import numpy as np
 
 from ...egraph.ir import dtypes
 from ...errors import ShapeError, UsageError
+from ...imported import imported
 from ...wording import with_article
 from .cpu_tensors import (
     Spec,
@@ -89,7 +89,7 @@ class NumpyMarshalling:
             try:
                 if guard is not None and guard(*given):
                     return form(given)
-                if "torch" not in sys.modules or not all(map(is_plain, given, specs)):
+                if imported("torch") is None or not all(map(is_plain, given, specs)):
                     return None
                 calls = tensors()
                 form = as_tensors(calls) if filled and calls is not None and calls.direct else as_arrays

@@ -25,6 +25,7 @@ from ...processes.memory_limits import MEMORY_EXIT, limit_own_memory
 from . import compile_worker
 
 CHUNK = 1 << 16
+NICE = 5  # behind the search and its lowering workers
 READY = 0  # reply id that is no job: the compiler is loaded
 
 Job = Mapping[str, Any]
@@ -165,7 +166,7 @@ def main() -> None:
     """`compile_server COMPILERS CAPABILITY`: serve standard input. SIGINT is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
-    yield_to_others()
+    yield_to_others(NICE)
     out = own_output()
     compile_worker.begin(int(sys.argv[2]))
     server = Server(0, out.fileno(), int(sys.argv[1]))

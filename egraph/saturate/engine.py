@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 def load_bindings() -> Any:
     """egglog's extension module without its Python package, whose import takes ten times as long."""
     if "egglog.bindings" in sys.modules:
-        return sys.modules["egglog.bindings"]
+        return importlib.import_module("egglog.bindings")  # waits for another thread that is importing it
     package = importlib.util.find_spec("egglog")
     if package is not None and package.submodule_search_locations:
         finder = importlib.machinery.PathFinder.find_spec("egglog.bindings", list(package.submodule_search_locations))

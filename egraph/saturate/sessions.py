@@ -1,4 +1,4 @@
-"""Where egglog runs for a saturation: in this process, or in a worker process."""
+"""Sessions of egglog for a saturation: in this process, or in a worker process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .engine_bounds import Bounds, Stopped
 
 
 class SaturationSession(Protocol):
-    """Protocol of where egglog runs: in this process (`InProcess`) or in a worker."""
+    """Protocol of a session of egglog, in this process (`InProcess`) or in a worker process."""
 
     def prepare(self) -> None:
         """Start the engine or its worker process, if needed, and wait until it accepts requests. The time is not

@@ -244,10 +244,11 @@ class MultiOutputFusion:
             written = [c for _, c in r.leaves if c in writers]
             if 0 < len(written) < MAX_OUTPUTS and r.term.entry.kind != "view" and _attends(r):
                 beside = partial(self._further_operands, {c for _, c in r.leaves})
-                group = self._writing(r, [min(writers[c], key=beside) for c in written])
-                if group is not None:
-                    computed = frozenset(c for _, c in group.leaves if c not in self.groups.given)
-                    alike.setdefault(group.classes, {}).setdefault(computed, group)
+                chosen = [min(writers[c], key=beside) for c in written]
+                read = {c for one in (r, *chosen) for _, c in one.leaves} - {*written}
+                known = alike.setdefault((r.cls, *written), {})
+                if (computed := frozenset(read - self.groups.given)) not in known and len(read) <= MAX_WRITING_LEAVES:
+                    known[computed] = self._writing(r, chosen)
         for groups in alike.values():
             yield from sorted(groups.values(), key=self._operand_cost)[:MAX_WRITING_CHOICES]
 
@@ -260,12 +261,10 @@ class MultiOutputFusion:
         further = {c for _, c in r.leaves} - {*known}
         return sum(self.groups.costs[c] for c in further - self.groups.given), len(further), len(r.leaves)
 
-    def _writing(self, r: FusionGroup, writers: Sequence[FusionGroup]) -> MultiOutputGroup | None:
-        """The group of `r` and of `writers`, whose values `r` reads; None if it has too many operands."""
+    def _writing(self, r: FusionGroup, writers: Sequence[FusionGroup]) -> MultiOutputGroup:
+        """The group of `r` and of `writers`, whose values `r` reads."""
         made = {w.cls for w in writers}
         classes = list(dict.fromkeys(c for one in (r, *writers) for _, c in one.leaves if c not in made))
-        if len(classes) > MAX_WRITING_LEAVES:
-            return None
         types = self.view.types
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
         known = dict(named)

@@ -31,7 +31,7 @@ DESTROYED = 0.5  # relative error from which a weight stays as it is: its scales
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a quantization of a graph to `form` did.
+    """Summary of the quantization of a graph's weights to `form`.
 
     weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of the quantized
     weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are.

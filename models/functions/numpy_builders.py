@@ -29,3 +29,8 @@ def promoted(*values: Any) -> tuple[list[Tensor], str]:
     """(operands as expressions of their common dtype, that dtype)."""
     dtype = common_dtype(*values)
     return [operand(v, dtype) for v in values], dtype
+
+
+def promoted_arrays(*values: Any) -> tuple[list[Tensor], str]:
+    """The same as NumPy's products promote: Python numbers are arrays there, of 64 bits."""
+    return promoted(*(np.asarray(v) if type(v) in (bool, int, float) else v for v in values))

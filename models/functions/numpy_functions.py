@@ -219,7 +219,18 @@ def _agreeing(name: str, result: Any, wanted: Any) -> Any:
         raise TraceError(f"np.{name} of a traced array makes {result.shape}, NumPy makes {np.shape(wanted)}")
     if result.dtype == dtype and (result.ndim or result._scalar == (not isinstance(wanted, np.ndarray))):
         return result
+    if _narrower(np.dtype(result.dtype), dtype):
+        raise TraceError(f"np.{name} of a traced array is computed in {result.dtype}, NumPy's in {dtype}")
     return traced(t.cast(result._node, native_name(dtype)), scalar=not isinstance(wanted, np.ndarray))
+
+
+def _narrower(computed: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether values computed in one dtype may differ from those of NumPy's dtype: other integers wrap elsewhere, and
+    shorter floats are rounded."""
+    kinds = computed.kind + wanted.kind
+    return (kinds in ("ff", "cc") and computed.itemsize < wanted.itemsize) or (
+        computed != wanted and not set(kinds) - set("iu")
+    )
 
 
 __all__ = ["COMPOSED", "FUNCTIONS", "LAYOUT", "call", "title"]

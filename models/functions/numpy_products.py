@@ -13,7 +13,7 @@ from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.einsum import einsum
 from .numpy_array import is_traced, traced
-from .numpy_builders import Axes, Build, as_dtype, ints, promoted
+from .numpy_builders import Axes, Build, as_dtype, ints, promoted_arrays
 from .numpy_ufuncs import common_dtype
 
 
@@ -57,7 +57,7 @@ def _contraction(build: Callable[..., Tensor]) -> Build:
     """
 
     def run(a: Any, b: Any, *more: Any, **named: Any) -> Any:
-        (x, y), dtype = promoted(a, b)
+        (x, y), dtype = promoted_arrays(a, b)
         if dtype == "bool":
             x, y = t.cast(x, "int32"), t.cast(y, "int32")
         return traced(t.cast(build(x, y, *more, **named), dtype), scalar=True)
@@ -112,7 +112,7 @@ def _einsum(*operands: Any, optimize: Any = False) -> Any:
     equation, values = operands[0], operands[1:]
     if not isinstance(equation, str):
         raise TraceError("np.einsum with lists of axes cannot be traced", hint='give the equation as text: "ij,jk->ik"')
-    nodes, dtype = promoted(*values)
+    nodes, dtype = promoted_arrays(*values)
     if dtype == "bool":
         nodes = [t.cast(n, "int32") for n in nodes]
     return traced(t.cast(einsum(equation, nodes), dtype), scalar=True)

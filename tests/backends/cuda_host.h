@@ -20,7 +20,7 @@ struct Place { int x; };
 static Place threadIdx, blockIdx;
 
 namespace host {
-struct Copy { void* to; const void* from; };
+struct Copy { void* to; const void* from; int bytes; };
 struct Fiber {
     ucontext_t context; jmp_buf left; std::vector<char> stack; bool begun, done; int points;
     std::vector<std::vector<Copy>> rounds;  // asynchronous copies that nobody has waited for; the last round is open
@@ -116,6 +116,7 @@ template <class... A> bool run(void (*kernel)(A...), void** args, int blocks, in
 }  // namespace host
 
 inline void __syncthreads() { host::meet(); }
+inline void __syncwarp() { host::meet_warp(); }
 inline void visible() {}
 inline void begin_next() {}
 inline void prefetch_line(const void* x) { volatile char there = *static_cast<const char*>(x); (void)there; }  // reads: an address beyond an operand is found
@@ -123,19 +124,20 @@ inline void await_previous() {}
 inline float recent(const float* x) { return *x; }
 inline void recent_word(float* y, const float* x) { std::memcpy(y, x, 16); }
 // Asynchronous copies happen as late as they may: when their round is waited for; with AT_ONCE, as early as they may.
-template <class P, class T> void fetch_word(P& to, const T* from) {
+template <int N> void fetch_near(void* to, const void* from) {
 #ifdef AT_ONCE
-    std::memcpy(&to, from, 16);
+    std::memcpy(to, from, N);
 #else
-    host::fibers[host::current].rounds.back().push_back({&to, from});
+    host::fibers[host::current].rounds.back().push_back({to, from, N});
 #endif
 }
+template <class P, class T> void fetch_word(P& to, const T* from) { fetch_near<16>(&to, from); }
 template <class P, class T> void fetch_line(P& to, const T* from) { fetch_word(to, from); }
 inline void end_round() { host::fibers[host::current].rounds.emplace_back(); }
 template <int N> void await_round() {
     auto& rounds = host::fibers[host::current].rounds;
     while (rounds.size() > N + 1) {
-        for (const auto& c : rounds.front()) std::memcpy(c.to, c.from, 16);
+        for (const auto& c : rounds.front()) std::memcpy(c.to, c.from, c.bytes);
         rounds.erase(rounds.begin());
     }
 }

@@ -19,7 +19,8 @@ from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.machine import of_key, using_machine
 from tensor_graphs.backends.program.emission import emit_for
-from tensor_graphs.backends.program.memory_plan import layout
+from tensor_graphs.backends.program.launching import HELD, plan_for_launching
+from tensor_graphs.backends.program.memory_plan import layout, roots
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.gpu_bench import Bench
@@ -167,6 +168,31 @@ def test_a_row_is_computed_once_a_block_and_replaces_what_was_loaded() -> None:
     assert launch.room > 2 * 2 * 256
 
 
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_cache_as_it_was_before_the_program_is_under_way_before_the_wait(seen: int, tmp_path: Path) -> None:
+    """Not so if an earlier kernel may be writing it, or the number that ends what is read; results are the same."""
+    template = generated(writing(64, 64, groups=2))
+    call = replace(
+        call_of(template, "bfloat16"), schedule=schedule(2, 2, 1, 1, early=1) | ({"seen": 1} if seen else {})
+    )
+    made = [
+        launches(template, replace(call, constant=frozenset(c)))[0] for c in ((), ("k",), ("k", "v"), ("k", "v", "at"))
+    ]
+    heads = [launch.text.partition("await_previous();")[0] for launch in made]  # type: ignore[union-attr]
+    assert ["load_keys" in h for h in heads] == [False, False, not seen, True]
+    assert ["at_[0]" in h for h in heads] == [False, False, False, True]
+    where = memory(template, call)
+    where["at"].array[:] = 33
+    results = []
+    for n, launch in enumerate(made):
+        assert isinstance(launch, CudaLaunch)
+        (tmp_path / str(n)).mkdir()
+        kernel_ = compiled(source_of([launch]), tmp_path / str(n))[launch.name]
+        kernel_([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
+        results.append([where[o].array.tobytes() for o in ("out", "out1", "out2")])
+    assert results[1:] == results[:-1]
+
+
 def test_elements_that_may_be_overwritten_are_not_used() -> None:
     """The old keys, or keys with another row replaced, beside the new ones: the order of blocks would decide."""
     attention, keys, values = writing(64, 64)
@@ -185,6 +211,12 @@ def test_several_rows_are_left_to_kernels_of_their_own() -> None:
     keys = t.scatter_elements(base, place, rows, 2)
     with pytest.raises(Unfusable, match="one row"):
         kernel([t.sum(keys, axis=2, keepdims=True), keys])
+
+
+def test_a_row_that_is_replaced_without_being_written_has_the_kernels_that_it_had() -> None:
+    here = t.eq(t.iota((1, 1, 64, 1), 2), t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)))
+    template = generated(t.where(here, x("row", 1, 1, 1, 64), x("k", 1, 1, 64, 64)))
+    assert template.lower(call_of(template, "bfloat16")) is not None
 
 
 def test_only_clusters_write_rows_beside_attention() -> None:
@@ -230,6 +262,25 @@ def test_a_decode_step_has_one_kernel_for_attention_and_caches_written_in_place(
     assert {plan.values[s].name for s in pinned.values()} == {"keys", "values"}
     source = emit_for(plan).source
     assert "carried(" not in source.partition("def launch()")[2]
+
+
+def test_states_are_read_before_the_wait_and_values_of_the_program_are_not() -> None:
+    """The first kernel waits for all before the program; the caches are written by the kernel that reads them."""
+    graph = simplify(decode_step())
+    view = saturate_block(graph, ALL, Limits(iterations=3), session=InProcess())
+    plan = plan_of(search(candidate_hypergraph(view, [BACKEND], view_strides), Cheap()), graph)
+    early = [
+        replace(s, call=replace(s.call, schedule={**s.template.space(s.call)[0], "early": 1}))
+        if s.template.space
+        else s
+        for s in plan.steps
+    ]  # type: ignore[index]
+    held = plan_for_launching(replace(plan, steps=tuple(early), launching=HELD))
+    first, attends, last = (s for s in held.steps if not s.is_view)
+    origins = {o: plan.values[roots(plan)[v]].origin for o, v in attends.inputs}
+    assert {o for o, origin in origins.items() if origin in ("state", "weight")} == attends.call.constant
+    assert "kernel" in origins.values() and sum(origin == "state" for origin in origins.values()) == 2
+    assert not first.call.constant and not first.call.schedule.get("early") and last.call.constant
 
 
 def test_a_cache_that_is_read_counts_and_is_cold() -> None:

@@ -25,6 +25,7 @@ from tensor_graphs.backends.generate.kernel_text import KernelText, call_json, c
 from tensor_graphs.backends.generate.schedule import Move
 from tensor_graphs.backends.tuning import gpu_context, gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
+from tensor_graphs.backends.tuning.compile_server import NICE
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess, own_lock
 from tensor_graphs.backends.tuning.kernel_searches import AGAIN, ALIKE
 from tensor_graphs.backends.tuning.keys import key_of
@@ -39,7 +40,6 @@ from tensor_graphs.errors import WorkerError
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.extract.model.library_kernel import LibraryKernel, identify
 from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.processes.child import NICE
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")

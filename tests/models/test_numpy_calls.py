@@ -237,6 +237,19 @@ def test_another_byte_order_is_refused(function):
         trace(lambda x: (function(x), x), [X])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.dot(x, 2), lambda x: np.inner(2, x), lambda x: x.dot(2), lambda x: np.tensordot(x, 2, 0),
+        lambda x: np.einsum("ij,->ij", x, 2), lambda x: np.kron(x, 2), lambda x: np.outer(x, 2),
+    ],
+)  # fmt: skip
+def test_python_numbers_are_arrays_of_64_bits_in_products(function):
+    """np.multiply(uint8, 2) is uint8 and wraps; np.dot(uint8, 2) is int64."""
+    agrees(function, np.array([[200, 7], [127, 128]], np.uint8))
+    agrees(function, np.array([[100, -7], [127, -128]], np.int8))
+
+
 @pytest.mark.parametrize("order", ["F", "A", "K"])
 @pytest.mark.parametrize(
     "function", [np.ravel, lambda x, order: x.flatten(order), lambda x, order: x.reshape(4, -1, order=order)]

@@ -55,6 +55,8 @@ def test_searches_of_both_passes_know_typical_values(monkeypatch: pytest.MonkeyP
     for _ in range(3):
         compiled(torch.ones(4, 8, requires_grad=True)).square().sum().backward()
     assert len(seen) == 2
+    forward, backward = (one.graph for one in seen)
+    assert "output0" not in forward.inner and backward.inner == {*backward.names}
     for one in seen:  # the weight is an input of both graphs
         assert any(mean == pytest.approx(5, abs=0.1) for mean, _ in one.graph.typical.values()), one.graph.typical
 
@@ -86,5 +88,6 @@ def test_a_search_process_is_given_typical_values(tmp_path: Path, monkeypatch: p
         compiled(torch.ones(4, 8, requires_grad=True)).square().sum().backward()
         tg.torch_compile.wait(60)
     assert len(graphs) == len(started) == 2
+    assert graphs[1].inner == {*graphs[1].names}
     for graph in graphs:
         assert any(mean == pytest.approx(5, abs=0.1) for mean, _ in graph.typical.values()), graph.typical

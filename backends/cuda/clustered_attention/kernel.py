@@ -219,7 +219,9 @@ class ClusteredAttentionEmitter:
         s, found = self.s, self.found
         batch = prod(a.size for a in self.shape.batch)
         begin = self._batch()
-        ahead, queries = self._queries(self._loads("first"))
+        loads, slice_ = self._loads("first"), self._slice()
+        early = loads if self._known([found.keys, found.values, *self._ends()]) else []
+        ahead, queries = self._queries([] if early else loads)
         places, fresh = self._new_rows()
         before, loop = self._chunks()
         results = self._results()
@@ -239,14 +241,15 @@ class ClusteredAttentionEmitter:
             ),
         ]
         waits = [*ahead, *(["await_previous();"] if s.early else [])]
+        if early and self._known([*self.places, *self._beside_scores()]):
+            waits = [*slice_, *early, *places, *before, *waits]
+        else:
+            waits = [*slice_, *early, *waits, *places, *before] if early else [*waits, *places, *slice_, *before]
         lines = [
             *(["begin_next();"] if s.early else []),
             *opened,
             *begin,
             *waits,
-            *places,
-            *self._slice(),
-            *before,
             *queries,
             *fresh,
             *loop,
@@ -256,7 +259,8 @@ class ClusteredAttentionEmitter:
         written = {x.buffer for x in self.kernel.stores}
         param = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape).param
         used = [n for n in self.kernel.buffers if re.search(rf"\b{param[n]}\b", "\n".join(body))]
-        plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early), self.name, self.shape)
+        # without __restrict__ also where the kernel writes into what it reads
+        plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early or bool(found.rows)), self.name, self.shape)
         parameters = [plain.parameter(n, self.kernel.buffers[n], n in written) for n in used]
         together_ = f" __cluster_dims__({s.parts}, 1, 1)" if s.parts > 1 else ""
         text = "\n".join([
@@ -323,7 +327,8 @@ class ClusteredAttentionEmitter:
         lines = [*([] if ahead else _trimmed(head.lines)), *lines[:first], *loads, *lines[first:]]
         if 32 * warps == self.s.threads:
             return ahead, ["{", *_indented(lines), "}"]
-        return ahead, [f"if (thread < {32 * warps}) {{", *_indented(lines), "} else {", *_indented(loads), "}"]
+        others = ["} else {", *_indented(loads)] if loads else []
+        return ahead, [f"if (thread < {32 * warps}) {{", *_indented(lines), *others, "}"]
 
     # ------------------------------------------------------------ positions
     def _slice(self) -> list[str]:
@@ -341,6 +346,15 @@ class ClusteredAttentionEmitter:
         return [
             *lines, f"const int share = {share}, first = {block} * share, end = least(first + share, visible);",
         ]  # fmt: skip
+
+    def _known(self, exprs: Sequence[Expr]) -> bool:
+        """Whether expressions read nothing that an earlier kernel may still be writing (`constant`)."""
+        return self.s.early and all(x.value[0] in self.constant for x in walk(exprs) if x.op == "load")
+
+    def _ends(self) -> list[Expr]:
+        """The numbers in memory that may end the positions that are read."""
+        bounds = index_bounds(self.found.maximum.args[0], hiding=True) if self.s.seen else []
+        return [number_ for _, number_, _ in bounds]
 
     def _visible(self) -> list[str]:
         """Lines that define `visible`, the number of positions that the mask does not hide from all rows.
@@ -429,9 +443,8 @@ class ClusteredAttentionEmitter:
                 frame.line(f"const int m_0 = thread / 32{f' - {skipped}' if skipped else ''};")
             frame.line(f"float tops[{rows.repeat}];")
             frame.line("fill(tops, -infinity());")
-        for e in first_loads(body):
-            if found.positions not in e.axes and found.head not in e.axes:
-                emitter.loads.need(e)
+        for e in self._beside_scores():
+            emitter.loads.need(e)
         inner = CudaScope(1, frame.top.bound | {found.positions}, outside=frame.top)
         with frame.inside(inner):
             for e in nest_of(body):
@@ -500,6 +513,11 @@ class ClusteredAttentionEmitter:
         after = ["attention.write_results();", "attention.send_results();"]
         lines = [re.sub(r"\bm_0\b", "m_1", line) for line in (*body_lines, *after)]
         return [re.sub(r"\bm_0\b", "m_1", line) for line in _trimmed([*head.lines, *frame.top.lines])], lines
+
+    def _beside_scores(self) -> list[Expr]:
+        """The loads that scores need besides queries and keys, which are issued first."""
+        found = self.found
+        return [e for e in first_loads(found.maximum.args[0]) if e.axes.isdisjoint({found.positions, found.head})]
 
     def _unscored(self, body: Expr) -> list[Expr]:
         """The largest float expressions in `body` that vary along the positions and do not depend on the scores

@@ -44,8 +44,8 @@ class ThreadFrame(Writer[CudaScope]):
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
     not cover and that are therefore looped over sequentially. `wide` is the compute dtype. `constant` names operands
-    that no kernel of the program writes (weights): with programmatic dependent launch they are read before the wait for
-    the previous kernel.
+    that no earlier kernel of the program writes (`Call.constant`): with programmatic dependent launch they are read
+    before the wait for the previous kernel.
     """
 
     def __init__(

@@ -19,6 +19,8 @@ from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
     loops          ThreadLoops: loops over axes that a block does not cover
     fragments      Fragments: skinny GEMM on tensor cores
     packed_fragments  PackedFragments: the same with codes of quantized weights (code_forms: which codes)
+    tile_loads     TileLoads: addresses of codes
+    code_ring      CodeRing: their copies ahead through shared memory
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
 
@@ -170,12 +172,8 @@ class SimtEmitter(CudaPart):
         shared = [f"    {declared}"] if frame.shared else []
         rings = frame.rings
         if frame.codes:
-            ring = "ROOM(Codes, ring);" if room else f"__shared__ Codes ring[{-(-frame.shared // 4)}];"
-            rings = [
-                "    typedef Pack<unsigned char, 16> Codes;",
-                f"    {ring}",
-                "    float* const shared = (float*)ring;",
-            ]
+            ring = "ROOM(Slot, ring);" if room else f"__shared__ Slot ring[{-(-frame.shared // 4)}];"
+            rings = [f"    {ring}", "    float* const shared = (float*)ring;"]
             shared = []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
         if frame.warm or frame.ahead.lines:

@@ -5,6 +5,6 @@ Out: a `Program` with a report.
 Imports: backends, backends.admission, backends.generate, backends.library, backends.program, backends.runtime,
     backends.tuning, backends.user, backends.verification, cache_folder, costdb.keys, costdb.price, costdb.store,
     egraph.ir, egraph.saturate, egraph.simplify, egraph.view, errors, extract.candidates, extract.model,
-    extract.search, extract.solve, models, models.common, models.files, models.functions, models.torch_export,
+    extract.search, extract.solve, imported, models, models.common, models.files, models.functions, models.torch_export,
     options, plain, private, processes, progress, public_functions, report, settings, verification, wording, writing.
 """

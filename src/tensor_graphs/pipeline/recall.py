@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import realpath
+from pathlib import Path
 
 from ..backends.program.binaries import Binaries
 from ..backends.program.program import Program
@@ -53,7 +55,7 @@ def look_up(
     if not options.measure or options.deterministic:
         return CacheSlot(None, None)
     with kept_warnings(session):
-        deciding = options.deciding() | {"rules": session.rules, "costdb": store_root(options).resolve()}
+        deciding = options.deciding() | {"rules": session.rules, "costdb": Path(realpath(store_root(options)))}
         entry = CacheEntry.of(key_of_search(graph, sorted((sizes or {}).items()), backends, deciding))
     if options.again:
         return CacheSlot(entry, None)

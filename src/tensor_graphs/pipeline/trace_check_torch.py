@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -28,6 +28,7 @@ from .trace_randomness import MORE, OptionalTime, call_again, extreme_draws, ran
 
 MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which a module is run only if time suffices
 STEPS = 2  # calls of a module with state: a counter of its own shows in the second one
+LAYOUTS = "a call on the same inputs in another memory layout"  # an optional part
 WHOLE = "the comparison with the module"  # an optional part
 
 
@@ -103,6 +104,12 @@ def compare_torch(
     with np.errstate(all="ignore"):
         found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
     _refuse_difference(module, graph, outputs, found, sharp, values)
+    if any(e.dim() > 1 and e.is_contiguous() and e.numel() for e in tensors) and time.suffices(LAYOUTS, took):
+        try:
+            other = [to_numpy(v) for v in _torch_outputs(module, examples, kwargs, _turned)]
+        except Exception:  # `view` needs the memory layout of the examples, for one
+            return "compared with the module itself, on its examples" + time.said
+        _refuse_difference(module, graph, other, found, sharp, values)
     return "compared with the module itself, on its examples" + time.said
 
 
@@ -172,13 +179,24 @@ def _same(root: Tensor, own: Array, other: Array) -> bool:
     return np.array_equal(own, other, equal_nan=own.dtype.kind == "f") or near(root, own, other, other)
 
 
-def _torch_outputs(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def _turned(x: Any) -> Any:
+    """A copy of a tensor whose last two axes are exchanged in memory."""
     import torch
 
-    copied = torch.utils._pytree.tree_map(
-        lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (tuple(examples), dict(kwargs))
+    return x.mT.clone(memory_format=torch.contiguous_format).mT if x.dim() > 1 else x.clone()
+
+
+def _torch_outputs(
+    module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], copied: Callable[[Any], Any] | None = None
+) -> list[Any]:
+    """Tensors that a module returns for copies of its examples, made by `copied` (None: clones)."""
+    import torch
+
+    made = copied or torch.clone
+    copies = torch.utils._pytree.tree_map(
+        lambda v: made(v) if isinstance(v, torch.Tensor) else v, (tuple(examples), dict(kwargs))
     )
-    return _run_torch(module, *copied)
+    return _run_torch(module, *copies)
 
 
 def _run_torch(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

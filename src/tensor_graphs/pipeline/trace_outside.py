@@ -1,7 +1,7 @@
 """Detection of functions and modules whose code reads the clock, the environment or files.
 
-A program has the values that were read while the function was traced. Two calls for a comparison give equal results if
-the value changes rarely, so the code itself is looked at.
+A traced program keeps the values that were read during tracing. Comparing the results of two calls does not detect
+values that change rarely, so the code objects are inspected instead.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from ..imported import imported
+
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime", "gmtime",
            "strftime", "ctime", "asctime")  # fmt: skip
 _NOW = ("now", "today", "utcnow")  # constructors of dates that read the clock
@@ -32,7 +34,7 @@ MOST_CODES = 200  # functions that are looked at
 
 
 def outside_reads(function: Any) -> list[str]:
-    """What the code of a function or module reads from outside, sorted: "time.time()", "os.environ", "a file".
+    """Outside sources that the code of a function or module reads, sorted: "time.time()", "os.environ", "a file".
 
     Looked at are the function, the methods `forward` and `__call__` of an object and its submodules, and functions that
     these name, without those of libraries.
@@ -64,7 +66,7 @@ def _functions_of(value: Any) -> Iterator[FunctionType]:
     if isinstance(value, FunctionType):
         yield value
         return
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     for owner in list(value.modules()) if torch is not None and isinstance(value, torch.nn.Module) else [value]:
         for name in ("forward", "__call__"):
             method = vars(owner).get(name) if hasattr(owner, "__dict__") else None
@@ -93,15 +95,15 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _named_in(code: CodeType, known: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    imported: dict[str, Any] = {}  # local names of modules and their contents
+    local: dict[str, Any] = {}  # local names of modules and their contents
     value: Any = None
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST"):
-            value = imported.get(step.argval, known.get(step.argval) if step.opname != "LOAD_FAST" else None)
+            value = local.get(step.argval, known.get(step.argval) if step.opname != "LOAD_FAST" else None)
         elif step.opname == "IMPORT_NAME":
-            value = sys.modules.get(step.argval)
+            value = imported(step.argval)
         elif step.opname in ("STORE_FAST", "STORE_DEREF"):
-            imported[step.argval] = value
+            local[step.argval] = value
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
             if isinstance(value, type) and issubclass(value, datetime.date) and step.argval in _NOW:
                 yield None, f"{value.__name__}.{step.argval}()"

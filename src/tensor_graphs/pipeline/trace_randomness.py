@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from ..imported import imported
 
 LEAST_S = 0.25  # seconds that an optional part may take in any case
 MORE_CALLS = 16  # further calls on the same inputs of a function that draws from no known generator, in CHEAP_S
@@ -46,7 +47,7 @@ def random_states(function: Callable[..., Any]) -> list[Any]:
     """
     numpy: Any = np.random.get_state()
     found: list[Any] = [random.getstate(), (numpy[0], np.asarray(numpy[1]).tobytes(), *numpy[2:])]
-    if torch := sys.modules.get("torch"):
+    if torch := imported("torch"):
         found.append(torch.get_rng_state().numpy().tobytes())
     for value in _named_values(function):
         if isinstance(value, np.random.Generator | np.random.RandomState):
@@ -77,7 +78,7 @@ def _named_values(function: Any) -> Iterator[Any]:
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Context manager that restores the global random generators of Python, NumPy and Torch's CPU at its end."""
-    python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
+    python, numpy, torch = random.getstate(), np.random.get_state(), imported("torch")
     kept = torch and torch.get_rng_state()
     try:
         yield

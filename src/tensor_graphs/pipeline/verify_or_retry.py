@@ -194,12 +194,15 @@ class Acceptance:
                 continue
             if finding.miscompiled or (last and verdict.miscompiled):
                 raise self._miscompiled(verdict, finding)
-            if last and not finding.inaccurate:
+            stricter = None
+            if finding.inaccurate or not last:
+                stricter = out.without_cause(found, choice, finding, verdict, last=attempt >= MAX_ATTEMPTS - 1)
+            if stricter is None:
                 if self.tolerance not in FACTORS:
                     break
                 self._record(verdict, wrong, known)
                 return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
-            found = out.without_cause(found, choice, finding, verdict, last=attempt >= MAX_ATTEMPTS - 1)
+            found = stricter
             self.say(f"over tolerance, again without {out.dropped[-1]}")
         raise _no_plan_within_tolerance()
 

@@ -8,8 +8,6 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-NICE = 5  # what workers that compile in advance add to their niceness
-
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends (Linux only)."""
@@ -19,12 +17,14 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
-def yield_to_others() -> None:
-    """Let this process and its children have a core after others of the same priority: compilers that work in advance
-    else take the cores of the search that they work for and of the processes that feed the device.
+def yield_to_others(nice: int) -> None:
+    """Add `nice` to the niceness of this process and its later children.
+
+    Workers that compile or lower in advance else take the cores of the search that they work for and of the processes
+    that feed the device.
     """
     with suppress(OSError, AttributeError):  # a sandbox may refuse it; not every platform has it
-        os.nice(NICE)
+        os.nice(nice)
 
 
 def own_output() -> TextIO:

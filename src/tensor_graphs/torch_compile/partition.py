@@ -92,9 +92,10 @@ def saved_results(module: Any, part: str, seen: int | None) -> set[int]:
 
     `seen`: number of the module's results that its caller gets (None: all).
     """
+    if seen is None:
+        return set()
     output = module.graph.output_node()
-    results = output.args[0]
-    shown = set(results[:seen]) if seen is not None else set(results)
+    shown = set(output.args[0][:seen])
     (call,) = (n for n in module.graph.find_nodes(op="call_module") if n.target == part)
     taken = [n for n in call.users if n.target is operator.getitem and n not in shown]
     return {int(n.args[1]) for n in taken if set(n.users) == {output}}

@@ -84,7 +84,7 @@ class Variant:
         """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known.
         `seen`: number of results that are not saved for the backward pass (None: all).
         """
-        self._seen, self._layouts = seen, TracedLayouts(split_.module)
+        self._kind, self._seen, self._layouts = name, seen, TracedLayouts(split_.module)
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
         self.said: list[str] = []  # reasons why parts have no program
@@ -137,6 +137,9 @@ class Variant:
                 n.name: args[s] for n, s in zip(placeholders, part.sources) if isinstance(s, int) and s < len(args)
             }
             graph = replace(graph, typical=typical_of(known))
+        saved = saved_results(self._split.module, part.name, self._seen)
+        inner = graph.names if self._kind == "backward" else [graph.names[i] for i in saved]
+        graph = replace(graph, inner=frozenset(inner))
         search = Search(
             graph, {n: sizes[s] for n, s in symbols.items() if s in sizes}, _placed(options, device), str(device)
         )

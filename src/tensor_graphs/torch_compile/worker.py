@@ -18,7 +18,7 @@ from ..processes.child import die_with_parent
 def main(folder: Path) -> None:
     """Optimize the graph in a job folder and save the program there. Raises the errors of `optimize`."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    graph = replace(load_graph(folder / "graph.safetensors"), typical=job["typical"])
+    graph = replace(load_graph(folder / "graph.safetensors"), typical=job["typical"], inner=frozenset(job["inner"]))
     program = optimize(graph, dims=job["sizes"], **job["options"])
     program.save(folder / "program")
 

@@ -314,8 +314,8 @@ class Calls:
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
-        """Where a result of a recorded call is: (index of the tensor, None) if it is that whole tensor; (index, (shape,
-        strides, offset)) for a view of it; (-1, the result) if it is in the program's own memory."""
+        """Location of a result of a recorded call: (index of the tensor, None) if it is that whole tensor; (index,
+        (shape, strides, offset)) for a view of it; (-1, the result) if it is in the program's own memory."""
         number = owners.get(result.untyped_storage()._cdata, -1)
         if number < 0:
             return number, result
@@ -738,7 +738,7 @@ def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
 
 
 def place(memory, offset, shape, dtype, strides=None):
-    """An array in the workspace; strides in elements."""
+    """An array at a byte offset of the workspace; row-major unless strides (in elements) are given."""
     if strides is not None:
         strides = [s * np.dtype(dtype).itemsize for s in strides]
     return np.ndarray(shape, dtype, memory, offset, strides)

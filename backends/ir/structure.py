@@ -1,0 +1,45 @@
+"""Structure of a kernel without its numbers: what two lowerings of the same terms at other sizes have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .expr import Expr
+from .index import Axis, Index
+from .kernel import Kernel
+
+
+def structure(kernel: Kernel) -> tuple[Any, ...]:
+    """Operations, index divisions and decided conditions of a kernel, without sizes, strides and other numbers.
+
+    Index arithmetic is simplified, and comparisons are decided, by the ranges of axes: kernels of different structure
+    do not compute the same at other sizes.
+    """
+    place = {e: i for i, e in enumerate(kernel.exprs)}
+    values = tuple((e.op, e.kind, tuple(place[a] for a in e.args), _attribute(e)) for e in kernel.exprs)
+    stores = ((s.buffer, _skeleton(s.at), *(place[e] for e in s.exprs)) for s in kernel.stores)
+    return values, tuple(stores)
+
+
+def _attribute(e: Expr) -> Any:
+    if e.op == "const":
+        return e.value if e.kind == "bool" else None
+    if e.op == "index":
+        return _skeleton(e.value)
+    if e.op == "load":
+        operand, at, steps, dtype = e.value
+        return operand, _skeleton(at), len(steps), dtype
+    return e.value[0] if e.op == "reduce" else e.value
+
+
+def _skeleton(at: Index) -> tuple[Any, ...]:
+    """Terms of an index: axes (0), quotients and remainders (their operand's terms)."""
+    return tuple(
+        sorted(
+            ((0,) if isinstance(atom, Axis) else (1 + atom.rest, _skeleton(atom.index)) for atom, _ in at.terms),
+            key=repr,
+        )
+    )
+
+
+__all__ = ["structure"]
