@@ -22,7 +22,7 @@ from . import timing
 from .prepare import Task
 from .reserves import after_finalists_s, is_kept, launching_s
 from .session import Session
-from .time_launching import OMITTED, Compiler, fastest_launching, other_forms
+from .time_launching import OMITTED, Compiler, begin_compiling, fastest_launching, other_forms
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -56,6 +56,7 @@ def fastest_finalist(
         return choice, program
     try:
         with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
+            begin_compiling(session, choice, program, build, compiler)
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")

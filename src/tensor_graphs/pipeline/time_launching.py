@@ -27,6 +27,20 @@ SAMPLING_S = 1.0  # seconds for comparing and timing programs, which compilers l
 Compiler = Callable[..., bool]  # `Measurer.compile`
 
 
+def begin_compiling(
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
+) -> None:
+    """Have compilers begin with the programs of `other_forms`, without waiting for them.
+
+    They work while `program` runs for the first time, which compiles the program's own kernels in this process.
+    """
+    plan: Plan | None = getattr(program, "plan", None)
+    if plan is None or compiler is None or session.progress.stopped or _room(session) < SHORTEST_S:
+        return
+    ways = _other_ways(plan)
+    compiler(_calls(plan, ways), 0.0, [build(replace(choice, launching=way)).source for way in ways])
+
+
 def other_forms(
     session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None,
     beside: Sequence[Program] = (),
@@ -39,7 +53,7 @@ def other_forms(
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:
         return []
-    ways = [way for way in WAYS if way != plan.launching and changes_schedules(plan, way)]
+    ways = _other_ways(plan)
     if not ways:
         return []
     if _room(session) < SHORTEST_S:
@@ -47,12 +61,21 @@ def other_forms(
         return []
     choices = [replace(choice, launching=way) for way in ways]
     forms = [(c, build(c)) for c in choices]
-    calls = [call for way in ways for call in _compiled_alone(plan, plan_for_launching(replace(plan, launching=way)))]
     sources = [program.source, *(p.source for _, p in forms), *(p.source for p in beside)]
-    if not compiler(calls, max(0.0, _room(session)), sources):
+    if not compiler(_calls(plan, ways), max(0.0, _room(session)), sources):
         session.omitted.append(OMITTED)
         return []
     return forms
+
+
+def _other_ways(plan: Plan) -> list[str]:
+    """The ways to launch a plan's kernels that differ from its own."""
+    return [way for way in WAYS if way != plan.launching and changes_schedules(plan, way)]
+
+
+def _calls(plan: Plan, ways: Sequence[str]) -> list[tuple[Template, Call]]:
+    """The kernels of a plan in some ways to launch that are compiled one by one."""
+    return [call for way in ways for call in _compiled_alone(plan, plan_for_launching(replace(plan, launching=way)))]
 
 
 def _room(session: Session) -> float:
@@ -119,4 +142,4 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(equal_bits(a, b, a.dtype.is_floating_point).all())
 
 
-__all__ = ["OMITTED", "Compiler", "fastest_launching", "other_forms"]
+__all__ = ["OMITTED", "Compiler", "begin_compiling", "fastest_launching", "other_forms"]
