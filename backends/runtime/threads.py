@@ -88,6 +88,6 @@ def _one_thread() -> None:
         return
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).omp_set_num_threads(1)  # for C kernels without Torch
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if hasattr(torch, "set_num_threads"):  # not while another thread of the parent imported it
         torch.set_num_threads(1)
