@@ -21,7 +21,7 @@ from .device import HOST, TargetDevice
 
 if TYPE_CHECKING:
     from ..egraph.saturate.lift import Numbers
-    from .generate.generator import Lowerings
+    from .generate.lowerings import Lowerings
 
 __all__ = ["BackendBase", "Measuring", "Target"]
 

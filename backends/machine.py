@@ -76,7 +76,7 @@ def target() -> Machine:
 
 @contextmanager
 def using_machine(machine: Machine) -> Iterator[None]:
-    """Context manager in which `target` returns a given machine."""
+    """Context manager in which the function `target` returns the given machine, for emission without that GPU."""
     token = _using.set(machine)
     try:
         yield

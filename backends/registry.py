@@ -206,9 +206,12 @@ def on_gpu(chosen: Iterable[Backend]) -> bool:
 def unfused_backends(chosen: Sequence[Backend]) -> list[Backend]:
     """Backends that run the graph as written, one library kernel per node, in order of preference.
 
-    `chosen`: the backends of a choice (`select`). On a GPU the result is Torch's GPU library alone.
+    `chosen`: the backends of a choice (`select`). On a GPU the result is Torch's GPU library alone; on a CPU libraries
+    come before backends that generate kernels.
     """
-    return [backend("torch_cuda")] if on_gpu(chosen) else list(reversed(chosen))
+    if on_gpu(chosen):
+        return [backend("torch_cuda")]
+    return [b for generates in (False, True) for b in reversed(chosen) if b.generates == generates]
 
 
 def describe(chosen: Iterable[Backend]) -> str:

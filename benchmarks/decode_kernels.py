@@ -1,11 +1,12 @@
 """Kernels of decode steps on a GPU, alone: `python -m benchmarks.decode_kernels [--seconds S] [--only TEXT ...] [--out
-FILE]`.
+FILE] [--keep STORE]`.
 
 Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes), products with quantized weights
-(`benchmarks.quantised`), and the kernels of a layer of Gemma-3-270M and Llama-3.2-1B with and without what can be fused
-into them (`layer ...`), each as a generated kernel of Triton and of CUDA C++. Every kernel's schedule search tries up
-to `--schedules` schedules. Rows: the kernel, its best schedules (with `--all`, all of them) with µs in cold caches, µs
-of its bytes at the device's bandwidth, failed schedules with their first message.
+(`benchmarks.quantised`), and the kernels of a layer of Gemma-3-270M, of Llama-3.2-1B (`layer ...`) and of other
+decoders (`decoder ...`), with and without what can be fused into them, each as a generated kernel of Triton and of CUDA
+C++. Every kernel's schedule search tries up to `--schedules` schedules. Rows: the kernel, its best schedules (with
+`--all`, all of them) with µs in cold caches, µs of its bytes at the device's bandwidth, failed schedules with their
+first message.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -43,29 +46,56 @@ BEST = 4  # schedules of a row
 
 
 def attention(
-    groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0, angles: bool = False
-) -> Tensor:
+    groups: int, heads: int, head: int, room: int, *, norm: bool = False, rope: bool = False, window: int = 0,
+    angles: bool = False,
+) -> Tensor:  # fmt: skip
     """Attention of a decode step over a cache of `room` positions.
 
-    `window`: the cache is a ring. `norm`: queries are normed and rotated; with `angles`, the kernel computes the sines
-    and cosines of the position itself.
+    `window`: the cache is a ring. `norm`: queries are normed and rotated (`rope`: rotated); with `angles`, the kernel
+    computes the sines and cosines of the position itself.
     """
     q = t.input("q", (1, groups, heads, head))
     k, v = (t.input(name, (1, groups, room, head)) for name in "kv")
-    if norm:
+    if norm or rope:
         waves = tuple(t.input(name, (1, 1, 1, head)) for name in ("cos", "sin"))
         if angles:
             turn = t.cast(t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), "float32") * waves[0]
             waves = t.cos(turn), t.sin(turn)
-        q = c.rope(c.rms_norm(q, t.input("g", (head,)), eps=1e-6), *waves)
-    own, held = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), t.iota((1, 1, 1, room), 3)
+        q = c.rope(c.rms_norm(q, t.input("g", (head,)), eps=1e-6) if norm else q, *waves)
+    mask = visible(t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1)), room, window)
+    return c.masked_attention(q, k, v, mask, scale=head**-0.5)
+
+
+def writing_attention(
+    groups: int, heads: int, head: int, room: int, *, norm: bool = False, window: int = 0, angles: bool = False
+) -> list[Tensor]:
+    """Attention of a decode step that writes the token's row into both caches, from queries, keys and values before
+    their norms and rotation; parameters as of `attention`.
+    """
+    q, k, v = (t.input(name, (1, 1, n * groups * head)) for name, n in (("q", heads), ("k", 1), ("v", 1)))
+    q, k, v = (t.reshape(x, (1, groups, -1, head)) for x in (q, k, v))
+    at = t.reshape(t.input("at", (1,), "int64"), (1, 1, 1, 1))
+    waves = tuple(t.input(name, (1, 1, 1, head)) for name in ("cos", "sin"))
+    if angles:
+        turn = t.cast(at, "float32") * waves[0]
+        waves = t.cos(turn), t.sin(turn)
+    q, k = (c.rope(normed(x, name) if norm else x, *waves) for x, name in ((q, "qg"), (k, "kg")))
+    place = t.broadcast_to(t.mod(at, room), k.shape)
+    caches = (t.input(name, (1, groups, room, head)) for name in ("keys", "values"))
+    keys, values = (t.scatter_elements(cache, place, x, 2) for cache, x in zip(caches, (k, v)))
+    mask = visible(at, room, window)
+    return [c.masked_attention(q, keys, values, mask, scale=head**-0.5), keys, values]
+
+
+def visible(own: Tensor, room: int, window: int) -> Tensor:
+    """Additive mask of the positions that the token at position `own` sees."""
+    held = t.iota((1, 1, 1, room), 3)
     if window:
         held = own - t.mod(own - held + room, room)
     hidden = t.gt(held, own)
     if window:
         hidden = t.logical_or(t.logical_or(hidden, t.le(held, own - window)), t.lt(held, 0))
-    mask = t.where(hidden, t.full((1,) * 4, float("-inf")), t.full((1,) * 4, 0.0))
-    return c.masked_attention(q, k, v, mask, scale=head**-0.5)
+    return t.where(hidden, t.full((1,) * 4, float("-inf")), t.full((1,) * 4, 0.0))
 
 
 def product(shape: str, rows: int, form: str) -> Tensor:
@@ -123,24 +153,91 @@ def layer_caches(heads: int, groups: int, head: int, room: int, *, norm: bool) -
     return [*(t.scatter_elements(cache, place, x, 2) for cache, x in zip(caches, (k, v))), q]
 
 
+@dataclass(frozen=True)
+class Layer:
+    """Sizes of a layer of a decoder.
+
+    Columns of the residual stream (`hidden`) and of the gated product (`inner`), heads of queries of a group, groups,
+    head size. `norms` = 2: the output of each half is normed before it is added. `norm`: queries and keys are normed.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    groups: int
+    head: int
+    act: Callable[[Tensor], Tensor]
+    norms: int = 3
+    norm: bool = False
+
+    @property
+    def qkv(self) -> int:
+        """Columns of the product of queries, keys and values."""
+        return (self.heads + 2) * self.groups * self.head
+
+    @property
+    def own(self) -> int:
+        """Columns of the attention's result."""
+        return self.heads * self.groups * self.head
+
+
+#: The two decoders of the results, then others, from whose kernels prices may be learnt (`--only decoder`).
+LAYERS = {
+    "layer gemma": Layer(640, 2048, 4, 1, 256, c.gelu_tanh, norms=2, norm=True),
+    "layer llama-1b": Layer(2048, 8192, 4, 8, 64, c.silu),
+    "decoder qwen2-0.5b": Layer(896, 4864, 7, 2, 64, c.silu),
+    "decoder qwen3-0.6b": Layer(1024, 3072, 2, 8, 128, c.silu, norm=True),
+    "decoder smollm2-360m": Layer(960, 2560, 3, 5, 64, c.silu),
+    "decoder gemma-2-2b": Layer(2304, 9216, 2, 4, 256, c.gelu_tanh, norms=2),
+    "decoder llama-3.2-3b": Layer(3072, 8192, 3, 8, 128, c.silu),
+    "decoder mistral-7b": Layer(4096, 14336, 4, 8, 128, c.silu),
+}
+
+
+def residual(product: list[Tensor]) -> list[Tensor]:
+    """A product of one row with the residual stream added."""
+    return [t.input("stream", product[0].shape) + product[0]]
+
+
+def gated(one: Layer) -> list[Tensor]:
+    """The down product of a gate and an up product that lie side by side."""
+    both = t.input("x", (1, 2 * one.inner))
+    gate, up = t.split(both, (one.inner, one.inner), -1)
+    return [t.matmul(one.act(gate) * up, t.transpose(t.input("w", (one.hidden, one.inner))))]
+
+
 def layers() -> dict[str, Callable[[], list[Tensor]]]:
     """Name -> builder of the roots of a kernel of a layer's decode step, with and without fusion."""
     found: dict[str, Callable[[], list[Tensor]]] = {}
-    for name, hidden, inner, qkv, own, norms, act in (
-        ("gemma", 640, 2048, 1536, 1024, 2, c.gelu_tanh), ("llama-1b", 2048, 8192, 3072, 2048, 3, c.silu),
-    ):  # fmt: skip
+    for name, one in LAYERS.items():
+        n, h = one.norms, one.hidden
         found |= {
-            f"layer {name} stream and norm": lambda h=hidden, n=norms: [normed(s := stream(h, 2 if n == 2 else 1), "gain"), s],
-            f"layer {name} qkv": lambda h=hidden, w=qkv: layer_product(h, w, 0),
-            f"layer {name} norm qkv": lambda h=hidden, w=qkv: layer_product(h, w, 1),
-            f"layer {name} stream norm qkv": lambda h=hidden, w=qkv, n=norms: layer_product(h, w, n, stored=True),
-            f"layer {name} gate-up": lambda h=hidden, w=inner, a=act: layer_product(h, w, 0, a),
-            f"layer {name} stream norm gate-up": lambda h=hidden, w=inner, a=act, n=norms: layer_product(h, w, n, a, stored=True),
-            f"layer {name} down": lambda h=hidden, w=inner: layer_product(w, h, 0),
-            f"layer {name} o": lambda h=hidden, w=own: layer_product(w, h, 0),
-        }  # fmt: skip
-    found["layer gemma caches"] = lambda: layer_caches(4, 1, 256, 768, norm=True)
-    found["layer llama-1b caches"] = lambda: layer_caches(32, 8, 64, 1024, norm=False)
+            f"{name} stream and norm": lambda h=h, n=n: [normed(s := stream(h, 2 if n == 2 else 1), "gain"), s],
+            f"{name} qkv": lambda h=h, w=one.qkv: layer_product(h, w, 0),
+            f"{name} norm qkv": lambda h=h, w=one.qkv: layer_product(h, w, 1),
+            f"{name} stream norm qkv": lambda h=h, w=one.qkv, n=n: layer_product(h, w, n, stored=True),
+            f"{name} gate-up": lambda h=h, w=one.inner, a=one.act: layer_product(h, w, 0, a),
+            f"{name} stream norm gate-up": lambda h=h, w=one.inner, a=one.act, n=n: layer_product(
+                h, w, n, a, stored=True
+            ),
+            f"{name} down": lambda h=h, w=one.inner: layer_product(w, h, 0),
+            f"{name} o": lambda h=h, w=one.own: layer_product(w, h, 0),
+            f"{name} caches": lambda o=one: layer_caches(
+                o.heads * o.groups, o.groups, o.head, 768 if o.head == 256 else 1024, norm=o.norm
+            ),
+        }
+        if name.startswith("decoder"):
+            found |= {
+                f"{name} both": lambda h=h, w=2 * one.inner: layer_product(h, w, 0),
+                f"{name} norm both": lambda h=h, w=2 * one.inner: layer_product(h, w, 1),
+                f"{name} norm gate-up": lambda h=h, w=one.inner, a=one.act: layer_product(h, w, 1, a),
+                f"{name} gated down": lambda o=one: gated(o),
+                f"{name} down, residual": lambda h=h, w=one.inner: residual(layer_product(w, h, 0)),
+                f"{name} o, residual": lambda h=h, w=one.own: residual(layer_product(w, h, 0)),
+                f"{name} head": lambda h=h: layer_product(h, 32000, 0),
+                f"{name} attention": lambda o=one: attention(o.groups, o.heads, o.head, 896, norm=o.norm, rope=True),
+                f"{name} attention, rows": lambda o=one: writing_attention(o.groups, o.heads, o.head, 896, norm=o.norm),
+            }
     return found
 
 
@@ -149,6 +246,10 @@ CASES: dict[str, Callable[[], Tensor | list[Tensor]]] = {
     "gemma ring 768, norm, angles": lambda: attention(1, 4, 256, 768, norm=True, window=512, angles=True),
     "gemma 1024, norm": lambda: attention(1, 4, 256, 1024, norm=True),
     "gemma ring 768": lambda: attention(1, 4, 256, 768, window=512),
+    "gemma ring 768, norm, writes rows": lambda: writing_attention(1, 4, 256, 768, norm=True, window=512),
+    "gemma ring 768, norm, angles, writes rows": lambda: writing_attention(1, 4, 256, 768, norm=True, window=512, angles=True),
+    "llama-1b 1024, rope": lambda: attention(8, 4, 64, 1024, rope=True),
+    "llama-1b 1024, rope, writes rows": lambda: writing_attention(8, 4, 64, 1024),
     "llama-1b 1024": lambda: attention(8, 4, 64, 1024),
     "llama-8b 1024": lambda: attention(8, 4, 128, 1024),
     "llama-8b 8192": lambda: attention(8, 4, 128, 8192),
@@ -221,9 +322,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="only cases whose names contain one of these texts")
     parser.add_argument("--all", action="store_true", help="print all schedules of a kernel")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="cost store that keeps the measured rows")
     options = parser.parse_args()
     begun, found = time.perf_counter(), list(kernels(*options.only))
-    with tempfile.TemporaryDirectory() as folder:
+    with nullcontext(str(options.keep)) if options.keep else tempfile.TemporaryDirectory() as folder:
         left = options.seconds - (time.perf_counter() - begun)
         jobs = [job_of(template, call) for *_, template, call in found]
         outcome = measure_jobs(

@@ -13,7 +13,8 @@ from tensor_graphs.egraph.explain.replay import check
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits
+from tensor_graphs.egraph.saturate.saturate import Limits
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import RuleError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.tables import loops

@@ -186,9 +186,12 @@ def run_case(name: str, options: argparse.Namespace, seconds: float) -> Record:
 
 
 def recorded(name: str, target: Path, ended: str) -> Record:
-    """The record that the process of a case wrote; `ended` (if not empty) is added as its failure."""
+    """The record that the process of a case wrote; `ended` (if not empty) is added as its failure, with the variant
+    that was running.
+    """
     found: Record = json.loads(target.read_text()) if target.exists() else {"name": name, "variants": {}}
-    return {**found, "failed": ended} if ended else found
+    running = found.pop("running", "")
+    return {**found, "failed": f"{running}: {ended}" if running else ended} if ended else found
 
 
 def merged(old: Record | None, new: Record) -> Record:

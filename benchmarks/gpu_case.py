@@ -80,16 +80,20 @@ class Case:
     def variant(self, name: str) -> Iterator[Record]:
         """Context manager for one way to run the workload; yields its part of the record.
 
-        An exception is recorded as its failure, and the case continues.
+        An exception is recorded as its failure, and the case continues. While it runs, the record's `running` names it,
+        for failures that end the process.
         """
         found: Record = self.record["variants"].setdefault(name, {})
         print(f"{self.work.name}: {name}", file=sys.stderr, flush=True)
+        self.record["running"] = name
+        self.write()
         try:
             yield found
         except Exception as problem:
             traceback.print_exc()
             found["failed"] = f"{type(problem).__name__}: {problem}"[:400]
             self.calls.pop(name, None)
+        self.record.pop("running", None)
         self.write()
 
     # ------------------------------------------------------------ ways to run it

@@ -149,7 +149,8 @@ def render(records: dict[str, Record]) -> str:
         f"- failed: {r['name']}: {n}: {v['failed'].partition(chr(10))[0]}"
         for r in found for n, v in r["variants"].items() if "failed" in v
     ]  # fmt: skip
-    failed += [f"- failed: {r['name']}: {r['failed']}" for r in found if "failed" in r]
+    after = lambda r: " after ours was measured" if "us" in r["variants"].get("ours", {}) else ""
+    failed += [f"- failed: {r['name']}: {r['failed']}{after(r)}" for r in found if "failed" in r]
     failed += [
         f"- {r['name']}, {label.removesuffix('_s')}: {why}"
         for r in found for label, said in r["variants"].get("ours", {}).get("memory_said", {}).items() for why in said

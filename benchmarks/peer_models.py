@@ -220,6 +220,45 @@ class ResNet50(nn.Module):
         return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 
+# ---------------------------------------------------------------- MobileNetV2
+class InvertedResidual(nn.Module):
+    """1x1 to more channels, depthwise 3x3 (with the stride), 1x1 back, with batch norms; ReLU6 after the first two."""
+
+    def __init__(self, before: int, after: int, stride: int, expand: int) -> None:
+        super().__init__()
+        wide, self.same = before * expand, stride == 1 and before == after
+        part = lambda a, b, size, by, groups, act: nn.Sequential(
+            nn.Conv2d(a, b, size, by, size // 2, groups=groups, bias=False), nn.BatchNorm2d(b), nn.ReLU6() if act else nn.Identity()
+        )  # fmt: skip
+        first = [part(before, wide, 1, 1, 1, True)] if expand > 1 else []
+        self.parts = nn.Sequential(*first, part(wide, wide, 3, stride, wide, True), part(wide, after, 1, 1, 1, False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.parts(x)
+        return x + y if self.same else y
+
+
+class MobileNetV2(nn.Module):
+    """MobileNetV2 for 224 x 224 images; `blocks`: (expansion, channels, count, stride) of each stage."""
+
+    BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+
+    def __init__(self, blocks: tuple[tuple[int, int, int, int], ...] = BLOCKS) -> None:
+        super().__init__()
+        self.stem, self.bn, layers, before = nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), [], 32
+        for expand, width, count, stride in blocks:
+            for i in range(count):
+                layers.append(InvertedResidual(before, width, 1 if i else stride, expand))
+                before = width
+        self.layers, self.last = nn.Sequential(*layers), nn.Conv2d(before, 1280, 1, bias=False)
+        self.last_bn, self.head = nn.BatchNorm2d(1280), nn.Linear(1280, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(F.relu6(self.bn(self.stem(x))))
+        x = F.relu6(self.last_bn(self.last(x)))
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
 # ---------------------------------------------------------------- NasRNN
 class NasRnn(nn.Module):
     """NAS recurrent cell (Zoph & Le 2017) over five steps, each with its own weights."""
@@ -258,6 +297,14 @@ def _tokens(length: int, vocab: int) -> tuple[Tensor, ...]:
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
+
+def _unet(width: int, size: int) -> Made:
+    """The diffusion U-Net of whole_models.py for one image of `size` x `size`."""
+    from benchmarks.whole_models import UNet
+
+    return UNet(width), (torch.randn(1, 4, size, size), torch.randn(1, width))
+
+
 #: title -> builder of (module, inputs); `quick` makes it small
 MODELS: dict[str, Callable[[bool], Made]] = {
     "BERT-base, 4 layers, T 128": lambda q: (
@@ -265,6 +312,8 @@ MODELS: dict[str, Callable[[bool], Made]] = {
     "GPT-2, 4 layers, T 128, with lm_head": lambda q: (Gpt2(1 if q else 4, vocab=1000 if q else 50257), _tokens(128, 1000)),
     "Gemma-3-270M, 4 layers, T 64": lambda q: (Gemma(1 if q else 4, vocab=1000 if q else 262_144), _tokens(64, 1000)),
     "ResNet-50": lambda q: (ResNet50(blocks=(1, 1, 1, 1) if q else (3, 4, 6, 3)), (torch.randn(1, 3, 224, 224),)),
+    "MobileNetV2": lambda q: (MobileNetV2(MobileNetV2.BLOCKS[: 2 if q else None]), (torch.randn(1, 3, 224, 224),)),
+    "U-Net, 64 channels, 32 x 32": lambda q: _unet(16 if q else 64, 8 if q else 32),
     "NasRNN, 5 steps": lambda q: (NasRnn(1 if q else 5), tuple(torch.randn(1, 512) for _ in range(1 if q else 5))),
     "Gemma-3-270M, 4 layers, T 64, bfloat16": lambda q: (
         Gemma(1 if q else 4, vocab=1000 if q else 262_144).bfloat16(), _tokens(64, 1000)),

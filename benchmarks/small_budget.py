@@ -9,6 +9,7 @@ answer. Steps:
     fill     a long search a module (`--reference` seconds if it is compared, `--fill` otherwise), several at once (one
              uses the device), each in a store of its own; their rows, exported, are the starter rows
     starter  every budget, starter rows of the other modules
+    shipped  every budget, the package's starter rows, which may contain kernels of the modules
     time     all programs of a module in turn, with cold caches, in one process
 
 Printed per module is µs of each program over the fastest of all (fill included). Results are written at once to
@@ -35,7 +36,7 @@ from typing import Any
 
 from .common import WORK
 
-STEPS = ("cold", "fill", "starter", "time")
+STEPS = ("cold", "fill", "starter", "shipped", "time")
 JUDGED = ("mixer_block", "gated_mlp_4_tokens", "encoder_layer", "conv_block", "pointwise", "softmax")
 """Modules whose programs are compared, written in benchmarks/torch_compile.py; the variants only fill."""
 FILLING = ("norm_linear_fp16_b4", "norm_qkv_bias_b64", "gated_mlp_896_b32", "bert_mlp_fp16_t1000", "lstm_cell_fp16_b32",
@@ -200,6 +201,14 @@ class Run:
                 if self.left > budget + START_S:
                     if rows := without(self.to, name):
                         self.searched(name, f"starter-{budget:g}", budget, rows)
+
+    def shipped(self) -> None:
+        """Search at every budget with the package's own starter rows."""
+        from tensor_graphs.costdb.store.starter import FOLDER
+
+        for name in self.options.only:
+            for budget in self.options.budgets:
+                self.searched(name, f"shipped-{budget:g}", budget, FOLDER)
 
     def time(self) -> None:
         """Time all programs of each module in one process."""

@@ -54,6 +54,7 @@ class Suite:
 
     def child(self, options: argparse.Namespace) -> None:
         """Measure one program in this process."""
+        faulthandler.enable()  # says where a crash was
         faulthandler.dump_traceback_later(4 * options.budget + 20)  # says where what is stopped hung
         share_the_gpu()
         full = self.full[options.child]

@@ -63,7 +63,7 @@ _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def known_formats() -> str:
-    """Text that lists what `load` accepts."""
+    """Text that lists the model formats that `load` accepts."""
     return ", ".join([*(f.description for f in FORMATS.values()), "or a folder with config.json and weights"])
 
 

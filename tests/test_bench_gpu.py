@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +129,23 @@ def test_a_case_fails_where_ours_did_and_results_may_go_elsewhere(
         assert found["name"] in (folder / "gpu.md").read_text()
 
 
+def test_a_failure_that_ends_a_process_names_the_variant_that_was_running(
+    bench: Any, case: Any, tmp_path: Path
+) -> None:
+    gpu, target = bench[0], tmp_path / "a.json"
+    made = SimpleNamespace(
+        record={"name": "a", "variants": {}}, target=target, calls={}, work=SimpleNamespace(name="a")
+    )
+    made.write = lambda: case.Case.write(made)
+    with case.Case.variant(made, "ours") as found:
+        found["us"] = 1.0
+    assert gpu.recorded("a", target, "stopped after 9 s")["failed"] == "stopped after 9 s"
+    with case.Case.variant(made, "max-autotune"):
+        ended = gpu.recorded("a", target, "stopped after 9 s")
+    assert ended["failed"] == "max-autotune: stopped after 9 s" and "running" not in ended
+    assert "running" not in gpu.recorded("a", target, "")
+
+
 def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Any
 ) -> None:
@@ -233,6 +251,10 @@ def test_the_table_of_models_names_what_failed(benchmark_module: Callable[[str],
     assert "| 9.0 |" in row and "| 12.0 | 10.0 | 3.00 | 0.90 | 29 / 58 / 1.5 | 3 |" in row and "| 3 / 5 | 5.0 |" in row
     text = module.render({r["name"]: r for r in (broken, found)})
     assert "- failed: unet_fp16_b2: ours: NoPlanError: none" in text and "- gpt2_t128: a x3" in text
+    ended = [{**r, "failed": "stopped after 300 s"} for r in (found, broken)]
+    text = module.render({r["name"]: r for r in ended})
+    assert "- failed: gpt2_t128: stopped after 300 s after ours was measured\n" in text
+    assert "- failed: unet_fp16_b2: stopped after 300 s\n" in text
 
 
 def test_products_of_odd_sizes_stand_beside_those_over_padded_weights(benchmark_module: Callable[[str], Any]) -> None:

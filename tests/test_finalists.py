@@ -175,6 +175,20 @@ def test_nothing_is_timed_without_time(choice: Choice, monkeypatch: pytest.Monke
     assert timed(choice, lambda c: SimulatedProgram(c, 4.0), budget=0.0)[0] is choice
 
 
+def test_a_first_run_that_uses_up_the_budget_ends_the_stage(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling and loading take seconds on a busy machine; what is optional must not follow them."""
+    monkeypatch.setattr(time_finalists, "finalists", lambda *_, **__: pytest.fail("searched"))
+    late = [0.0]
+
+    class Slow(SimulatedProgram):
+        def wait(self, what: str) -> None:
+            late.append(39.0)
+
+    best, _, session = timed(choice, lambda c: Slow(c, 4.0), late=late, budget=40.0, verification_s=0.1)
+    assert best is choice and session.omitted == ["timing plans as programs", time_launching.OMITTED]
+    assert "first run" in session.clock.seconds and "finalists" not in session.clock.seconds
+
+
 # ---------------------------------------------------------------- overlapping kernels
 @dataclass
 class EmptyPlan:

@@ -319,7 +319,7 @@ def test_a_failing_program_leaves_the_generator_usable(made: Generator, monkeypa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_length": 65}, "max_length=65, the model has 64 positions"),
+        ({"max_length": 65}, "max_length=65 exceeds the 64 positions"),
         ({"max_length": 1}, "max_length=1"),
         ({"batch": 0}, "batch=0"),
         ({"budget": "60"}, "budget='60'"),

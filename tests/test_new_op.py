@@ -12,6 +12,7 @@ import pytest
 from benchmarks.loop_notation import notation
 from tests.rules.output_regions import wrong_region
 
+import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.library.numpy import NumpyBackend
@@ -25,7 +26,8 @@ from tensor_graphs.egraph.ir.op_markdown import table_markdown
 from tensor_graphs.egraph.ir.ops import OPS, Op, OutFunction, TargetText, Type, ViewMethods, register
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.rules.check.check import verdict
 
@@ -113,6 +115,16 @@ def test_the_interpreter_and_the_torch_reference_compute_them() -> None:
     np.testing.assert_allclose(evaluate([_term()], {"x": x})[0], _want(x), rtol=1e-6)
     for root, want in ((_plain(), _want(x)), (_peak(), _peaks(x))):
         np.testing.assert_allclose(evaluate_graph(Graph.of(root), {"x": x}, device="cpu")[0], want, rtol=1e-5)
+
+
+def test_a_composite_op_without_kernels_runs_decomposed() -> None:
+    x, graph = _data(), Graph.of(_term())
+    plan = direct_plan(graph, [NumpyBackend()])
+    assert {step.template.name for step in plan.steps} >= {"np.mul"}
+    np.testing.assert_allclose(Program(plan)(x), _want(x), rtol=1e-6)
+    for tolerance in ("eager", "exact"):
+        program = tg.optimize(_term(), backend="numpy", budget=5, tolerance=tolerance)
+        np.testing.assert_allclose(program(x), _want(x), rtol=1e-6)
 
 
 RULES = {

@@ -515,9 +515,11 @@ def test_renamed_report_fields_are_readable_under_their_old_names() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_large_plan_is_stored_unchecked_once_the_time_is_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_takes_long_to_build_is_stored_unchecked_once_the_time_is_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What parses it back and emits it again is the next call, which does not use a plan that reads otherwise."""
-    monkeypatch.setattr(recall, "CHECKED_STEPS", 0)
+    monkeypatch.setattr(recall, "CHECK_S", -1.0)
     read: list[Any] = []
     monkeypatch.setattr(remember, "plan_from_json", lambda *a: read.append(a) or plan_from_json(*a))
     optimized(budget=0.0)

@@ -42,10 +42,10 @@ def test_a_program_for_every_size_is_explained_where_the_rules_saw_it(tmp_path: 
 def test_blocks_that_time_does_not_reach_are_listed(tmp_path: Path) -> None:
     tg.optimize(gated(8), params=PARAMS, backend="numpy", measure=False, budget=20).save(tmp_path / "p")
     found, text = explain_steps(tmp_path / "p", seconds=0.0)
-    assert [b["verdict"] for b in found["blocks"]] == ["not explained: the time was up"] and not found["blocks"][0][
+    assert [b["verdict"] for b in found["blocks"]] == ["not explained: out of time"] and not found["blocks"][0][
         "outputs"
     ]
-    assert "the time was up" in text
+    assert "out of time" in text
 
 
 def test_what_is_moved_is_not_rounded() -> None:

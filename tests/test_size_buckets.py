@@ -17,6 +17,7 @@ import tensor_graphs as tg
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.program.buckets import Bucket, Buckets
+from tensor_graphs.backends.program.manifest_summary import memory_of
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton.backend import Triton
@@ -128,7 +129,7 @@ def test_a_bucket_runs_its_own_plan_and_a_saved_program_has_all_of_them(tmp_path
     with pytest.raises(ShapeError, match=r"T=201 is outside 1\.\.200"):
         program(np.ones((201, 16), np.float32))
     whole = program.memory_by_kind()
-    assert whole["weights"] == program._own_memory()["weights"]  # one copy
+    assert whole["weights"] == memory_of(program.manifest)["weights"]  # one copy
     folder = program.save(tmp_path / "saved")
     assert "bucket  T 1..8: own plan" in str(program.report)
     assert json.loads((folder / "manifest.json").read_text())["buckets"] == {"T": [[1, 8, "at_2"], [9, 32, "at_16"], [33, 200, ""]]}  # fmt: skip

@@ -30,8 +30,8 @@ import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs import cache_folder, settings
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
-from tensor_graphs.backends.generate.generator import Lowerings
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
+from tensor_graphs.backends.generate.lowerings import Lowerings
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.program.gpu_helpers import HELPERS
 from tensor_graphs.backends.runtime.threads import one_blas_thread

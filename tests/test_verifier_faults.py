@@ -13,7 +13,7 @@ from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
-from tensor_graphs.verification import comparison, verify
+from tensor_graphs.verification import comparison, on_device, verify
 from tensor_graphs.verification.strips import strips_of
 
 Array = np.ndarray[Any, Any]
@@ -372,3 +372,25 @@ def test_inputs_are_drawn_for_what_reads_them() -> None:
     assert (
         np.abs(found["x"]).max() < 10 and np.abs(drawing.inputs(graph, np.random.default_rng(0), 1)["x"]).max() == 3000
     )
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_weights_that_are_inputs_of_a_deep_graph_keep_magnitudes(device: str) -> None:
+    """A training step's weights are inputs: drawn as other inputs, values grew by a factor of 8 per layer of width 64.
+
+    Inputs that something else reads too, and those of a shallow graph, are drawn as before.
+    """
+    weights = [tg.input(f"w{i}", (64, 64)) for i in range(12)]
+    x = tg.input("x", (16, 64))
+    h, gain = x, tg.input("gain", (64,))
+    for w in weights:
+        h = tg.tanh(gain) + h @ tg.permute(w, (1, 0))
+    graph = Graph.of([h, x * 2.0])
+    for turn in range(2):
+        rng = np.random.default_rng(turn)
+        found = on_device.draw(graph, rng, device, turn) if device else drawing.inputs(graph, rng, turn)
+        values = {n: np.asarray(v) for n, v in found.items()}
+        assert 0.05 < np.std(values["w3"]) < 0.6 and np.std(values["gain"]) > 0.5 and np.std(values["x"]) > 0.5
+        assert np.abs(evaluate(graph, values, float64=True)[0]).max() < 1e9
+    shallow = drawing.inputs(Graph.of(tg.exp(x) @ weights[0]), np.random.default_rng(0))
+    assert np.std(shallow["w0"]) > 0.9

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,11 +16,14 @@ import tensor_graphs as tg
 from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification import compare, rounding_noise
+from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
@@ -30,8 +34,9 @@ from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.rewritten_values import original_values
 from tensor_graphs.pipeline.session import Session
 from tensor_graphs.rules import ALL
-from tensor_graphs.verification import comparison, reference, verify
+from tensor_graphs.verification import comparison, on_device, reference, verify
 from tensor_graphs.verification.diagnose import diagnose
+from tensor_graphs.verification.rewrite_error import rewrite_error
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -211,6 +216,36 @@ def test_rewriting_is_given_up_by_family(monkeypatch: pytest.MonkeyPatch) -> Non
     kernels = {k.name: k.count for k in made.report.kernels}
     assert "np.sin" in kernels and "np.cos" not in kernels
     assert sum(n for name, n in kernels.items() if "matmul" in name) == 1, "the products are still one"
+
+
+def test_a_plan_whose_terms_take_too_long_to_compare_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diagnosis that does not end in time is none: the next plan has no rewritten values."""
+    cheap(monkeypatch, "np.cos", "np.sub")
+    found = []
+
+    def never_in_time(*given: Any, **options: Any) -> Any:
+        found.append(diagnose(*given, **(options | {"ended": lambda: True})))
+        return found[-1]
+
+    monkeypatch.setattr(accept, "diagnose", never_in_time)
+    made = run(Graph.of(tg.sin(tg.input("x", (8, 8)))), (SHIFTED,))
+    assert found == [None] and made.report.verification["passed"]
+    assert {k.name for k in made.report.kernels} == {"np.sin"}
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_the_error_of_rewrites_on_the_host_and_on_a_device(device: str) -> None:
+    pytest.importorskip("torch")
+    x, w = tg.input("x", (8, 8)), tg.param("w", (8, 8))
+    graph = Graph.of([tg.exp(x @ w), tg.argmax(x, 1), x[:0]], params={"w": normal(8, 8)})
+    program = tg.optimize(graph, backend="numpy", measure=False)
+    assert program.plan is not None
+    plan = accept.fixed(program.plan)
+    assert rewrite_error(graph, plan, device=device) == 0.0
+    wrong = Graph.of([tg.exp((x * 1.01) @ w), tg.argmax(x, 1), x[:0]], params=graph.params)
+    assert 1e-3 < rewrite_error(wrong, plan, device=device) < 1
+    with pytest.raises(Halted):
+        rewrite_error(graph, plan, device=device, poll=mock.Mock(side_effect=Halted))
 
 
 def test_values_that_were_only_moved_are_as_they_came() -> None:
@@ -426,6 +461,20 @@ def test_indices_stay_in_range() -> None:
     assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}
 
 
+def test_inputs_are_drawn_like_typical_values() -> None:
+    x, y, z = (tg.input(n, (1000,)) for n in "xyz")
+    graph = replace(Graph.of(tg.log(x) + y * z), typical={"x": (4.0, 0.01), "y": (-3.0, 0.1)})
+    rng = np.random.default_rng(0)
+    drawn = [drawing.inputs(graph, rng), reference.sampled_near(graph, rng)]
+    torch = pytest.importorskip("torch")
+    for found in (on_device.draw(graph, rng, "cpu"), reference.sampled_near(graph, rng, "cpu")):
+        drawn.append({n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in found.items()})
+    for values in drawn:
+        assert values["x"].min() > 3.9 and values["x"].max() < 4.1
+        assert abs(values["y"].mean() + 3) < 0.1 and 0.05 < values["y"].std() < 0.2
+        assert 0.8 < values["z"].std() < 1.2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int64", "int8", "uint8", "bool"])
 def test_sampled_inputs_have_the_types_they_should(dtype: str) -> None:
     leaves = [tg.input("x", (3, 5), dtype), tg.input("none", (0, 5), dtype), tg.input("one", (), dtype)]
@@ -444,6 +493,28 @@ def test_the_worst_kernel_goes_first(inject: Callable[..., None], monkeypatch: p
     made = run(tg.exp(tg.tanh(tg.input("x", (64,)))))
     assert made.report.verification["dropped"][0] == "np.rough_exp"
     assert made.report.verification["passed"]
+
+
+def test_an_inaccurate_kernel_that_nothing_replaces_stays(inject: Callable[..., None]) -> None:
+    rough = kernel("np.rough_tanh", "tanh(x)", "np.multiply(np.tanh({x}), np.float32(1.00001), out={out})")
+    inject(rough, without="np.tanh")
+    made = run(tg.exp(tg.tanh(tg.input("x", (64,)))) * 2.0)
+    found = made.report.verification
+    assert found["passed"] and found["dropped"][-1] == "all rewrites" and found["failed"]
+    with pytest.raises(NoPlanError, match="within tolerance"):
+        run(tg.exp(tg.tanh(tg.input("x", (64,)))) * 2.0, tolerance=1e-7)
+
+
+@pytest.mark.parametrize(("off", "inner", "passed"), [(1e-7, (), True), (7e-7, (), False), (7e-7, ("a",), True), (7e-7, ("b",), False), (3e-6, ("a", "b"), False)])  # fmt: skip
+def test_values_inside_of_a_training_step_may_round_more(off: float, inner: tuple[str, ...], passed: bool) -> None:
+    x, y = tg.input("x", (1000,)), tg.input("y", (1000,))
+    graph = replace(Graph.of({"a": x * y, "b": x + y}), inner=frozenset(inner))
+
+    def computed(values: Any) -> list[Any]:
+        a, b = values["x"].astype(np.float64), values["y"].astype(np.float64)
+        return [(a * b * (1 + off)).astype(np.float32), (a + b).astype(np.float32)]
+
+    assert verify.verify(graph, computed).passed is passed
 
 
 @pytest.mark.parametrize("code", ["{x} +", "{out}.nothing_of_that_name({x})"])

@@ -1,7 +1,7 @@
-"""C backend: generated kernels for the CPU, compiled by the system compiler.
+"""C backend: generated kernels for the CPU, compiled by the system compiler, and convolutions.
 
 In: kernels of the IR.
 Out: C functions.
-Imports: backends.c.emit, backends.generate, backends.ir, egraph.ir, egraph.saturate, egraph.view, errors,
-    extract.fusion, extract.model, private.
+Imports: backends.c.emit, backends.generate, backends.ir, backends.library, egraph.ir, egraph.saturate, egraph.view,
+    errors, extract.fusion, extract.model, private.
 """

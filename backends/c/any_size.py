@@ -23,7 +23,8 @@ from ...extract.model.library_kernel import LibraryKernel, identify
 from ...extract.model.sizes import bound_call, bound_terms
 from ..generate.free_terms import SizedCall, free_call, free_terms
 from ..generate.large_sizes import changes_at_large_sizes
-from ..generate.template import GeneratedKernel, pattern_text, template_of
+from ..generate.template import GeneratedKernel, template_of
+from ..generate.term_text import pattern_text
 from ..ir.kernel import PROBE
 from ..ir.source_text import literal
 from .emit.kernel import PARALLEL as WORTH

@@ -2,7 +2,7 @@
 
 It fuses pointwise chains, row and column reductions, gathers and transposing copies into one kernel, where libraries
 make one pass over memory per operation. Of matrix products it generates only memory-bound ones (GEMV, skinny GEMM).
-Kernels work on the same memory as NumPy's and Torch's.
+Convolutions and pooling are library kernels (convolutions.py). Kernels work on the same memory as NumPy's and Torch's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
 from ..generate.emitter import Lowered
-from ..generate.generator import KernelGenerator, Lowering, Lowerings
+from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
+from ..generate.lowerings import Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..generate.weight_layouts import even
 from ..ir.expr import walk
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
+from .convolutions import HELPERS as PACKING
+from .convolutions import convolution_rows, pool_rows
 from .emit.attention import ROWS as ATTENTION_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
 from .helpers import HELPERS, c_library
@@ -103,7 +106,7 @@ class CLowering(Lowering):
     """Lowering of fusion groups for the C backend."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template of a fusion group with its call, if C can compute it."""
+        """(template, call) of a fusion group; none if C cannot compute the group efficiently."""
         if not _worth(asked.group.terms):
             return
         template = self._template(asked.group.terms, ())
@@ -170,7 +173,7 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(EMITTER, HELPERS)
+BACKEND = C(EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows()))
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

@@ -47,7 +47,7 @@ from .warp_specialized.schedules import gemm_fits, gemm_schedules
 from .windows.kernel import WindowSchedule, emit_windows
 from .windows.schedules import window_schedules, windows_fit
 
-GROUPED = ".1"  # ending of the version of kernels that read bytes
+GROUPED = ".2"  # ending of the version of kernels that read bytes
 ThreadSchedule = SimtSchedule | SkinnyGemmSchedule | FewRowAttentionSchedule  # schedules with a thread layout
 
 
@@ -138,6 +138,7 @@ CLUSTERS = Strategy(
     ranked=lambda asked, count: clustered_schedules(asked.kernel, asked.shape, count),
     legal=lambda kernel, shape, s, splits: clustered_fits(kernel, shape, s),
     emit=lambda found, s, name: [emit_clusters(found.kernel, found.shape, s, name, found.constant)],
+    updates=True,
 )
 ATTENTION = Strategy(
     "attention of few rows",

@@ -42,6 +42,9 @@ NORM, ISSUED = 6, 1.4e5
 WARM = 8 << 20  # bytes of matrices from which an L2 prefetch before the wait was slower than none
 
 
+FLAGS = ("direct",)  # parameters whose value 1 is stored
+
+
 class RankingModel(Protocol):
     """Protocol of kernel descriptions that suffice to rank schedules. Hashable: key of the cache of `ranked`."""
 
@@ -61,7 +64,7 @@ def ranked(seen: RankingModel, count: int) -> tuple[Schedule, ...]:
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
-        key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1 or k[0] in "tu"))
+        key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1 or k[0] in "tu" or k in FLAGS))
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     plain = ordered[: max(1, count // 4)]
@@ -80,14 +83,14 @@ def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
 
     Schedules of one kind differ only in vector widths, in the repeats along the reduction and, with threads along the
     reduction, in the threads along columns. Tensor-core schedules (with `warps`) of one kind have equal column tiles
-    `n`.
+    `n` and equal prefetch distances.
     """
     alike: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, Schedule]] = []
     for s in ordered:
         beside = 0 if any(k.startswith("t") and k[1:].isdigit() for k in s) else s.get("tn", 1)
         key = (beside, *(s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")))
-        key = (s["n"],) if "warps" in s else key
+        key = (s["n"], s.get("ahead", 0), s.get("direct", 0)) if "warps" in s else key
         turns.append((alike.get(key, 0), s))
         alike[key] = alike.get(key, 0) + 1
     return [s for _, s in sorted(turns, key=lambda pair: pair[0])]

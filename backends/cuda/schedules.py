@@ -86,6 +86,10 @@ class SkinnyGemmSchedule(Schedule):
     wide: int | None = optional("warps along columns", POWERS)
     deep: int | None = optional("chunks of 32 K elements of a warp per iteration", POWERS)
     packed: bool = flag("codes of quantized weights: 16 bytes a load, converted two at a time", fixed=True, form=True)
+    ahead: int | None = optional(
+        "with `packed`: prefetch distance of cp.async copies in iterations", Domain(1, MOST_AHEAD), starts=2
+    )
+    direct: bool = flag("with `ahead`: only scales and rows are copied, codes stay in registers")
     vector: tuple[tuple[str, int], ...] = sides(
         "contiguous elements per thread along a short inner reduction", Domain(1, 8, powers=True), "v"
     )
@@ -108,7 +112,7 @@ class SkinnyGemmSchedule(Schedule):
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
         """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
-        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed)
+        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed, self.ahead or 0, self.direct)
         threads = 32 * warps.along * wide
         across = min(n // 2, threads)
         down = min(padded(max(1, shape.m)), threads // across)
@@ -138,7 +142,16 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
     packed = not s.packed or (s.n % (16 * wide) == 0 and s.deep is None and not s.warm)
-    return s.valid and s.n % (8 * wide) == 0 and s.warps * wide <= 32 and rows and packed and (s.early or not s.warm)
+    return (
+        s.valid
+        and s.n % (8 * wide) == 0
+        and s.warps * wide <= 32
+        and rows
+        and packed
+        and (s.early or not s.warm)
+        and (s.packed or s.ahead is None)
+        and (s.ahead is not None or not s.direct)
+    )
 
 
 def combining_layout(first: ThreadLayout, shape: Shape) -> ThreadLayout:
@@ -244,7 +257,7 @@ def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> 
     `splits`: whether the reduction may be split (split-K).
     """
     few = _few(kernel, shape, splits and _splittable(kernel, shape))
-    packed = _packed(kernel, shape, few)
+    packed = packed_ranking(kernel, shape, splits)
     first = _parsed(packed, count - count // 4) if packed is not None else []
     return [*(s.but(packed=True) for s in first), *(_parsed(few, count - len(first)) if few is not None else [])]
 
@@ -264,14 +277,18 @@ def merge_packed(found: Sequence[Schedule], own: Sequence[Schedule], count: int)
     return [*first, *earlier_first(found, [s for s in own if s not in first], count - len(first))]
 
 
-def _packed(kernel: Kernel, shape: Shape, few: SkinnyGemmRanking | None) -> PackedGemmRanking | None:
+def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRanking | None:
     """Description of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time; None if they have
-    no known encoding (`code_forms`)."""
+    no known encoding (`code_forms`).
+
+    `splits`: whether the reduction may be split (split-K).
+    """
+    few = _few(kernel, shape, splits and _splittable(kernel, shape))
     if few is None:
         return None
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
     span = span_of(kernel, shape, main)
-    if not span or any(e.axis == main and e not in shape.dots for e in kernel.reductions):
+    if not span or any(e.axis == main and e not in shape.dots and e.axes - {*shape.batch} for e in kernel.reductions):
         return None
     grouped = all(s is not None and s.grouped(main) for s in sides_of(kernel, shape, main))
     return PackedGemmRanking(
@@ -395,6 +412,7 @@ __all__ = [
     "combining_layout",
     "fastest",
     "merge_packed",
+    "packed_ranking",
     "simt_applies",
     "simt_legal",
     "simt_schedules",

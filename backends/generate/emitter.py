@@ -109,7 +109,8 @@ class Emitter(Protocol):
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """As `space`, for an input precision of float32 matrix products."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to an input precision; arguments
+        and result as for `space`."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
@@ -137,7 +138,7 @@ class Emitter(Protocol):
 
     def masked(self, schedule: Numbers) -> bool:
         """Whether the text that a stored schedule emits for extents larger than a tile, and not divisible by it, is
-        also right for extents smaller than the tile (generate/any_size.py)."""
+        also right for extents smaller than the tile (generate/form_search.py)."""
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:

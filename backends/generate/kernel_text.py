@@ -29,7 +29,7 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source text of a kernel's module, and what a caller of its `run` must know."""
+    """Source text of a kernel's module, and the metadata that a caller of its function `run` needs."""
 
     text: str
     operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch

@@ -61,7 +61,8 @@ class _Process:
                 del self.out[: os.write(self.process.stdin.fileno(), self.out)]
 
     def read(self) -> list[tuple[int, Reply]]:
-        """The complete replies that one read gives. Raises EOFError if the worker has ended."""
+        """(job number, reply) of each complete reply that one read from the pipe gives. Raises EOFError if the worker
+        has ended."""
         assert self.process.stdout is not None
         with contextlib.suppress(BlockingIOError):
             piece = os.read(self.process.stdout.fileno(), PIPE)
@@ -121,7 +122,7 @@ class Batch:
         self.pool.pump(self)
 
     def take_arrived(self) -> Reply:
-        """As `take`, without waiting: an empty reply if none has arrived for the next job."""
+        """The worker's reply to the next job if it has arrived, else an empty reply. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 

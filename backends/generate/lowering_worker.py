@@ -16,17 +16,19 @@ from contextlib import nullcontext
 from typing import Any
 
 from ...processes import memory_limits as host
-from ...processes.child import die_with_parent
+from ...processes.child import die_with_parent, yield_to_others
 from ..machine import using_machine
 from .lowering_jobs import Form, Job, Reply, framed, read, rebuilt_terms
 
+NICE = 2  # behind the search, before the compilers
 IDLE_S = 60  # seconds without input after which a worker ends
 
 
 def answer(job: Job) -> Reply:
     """Reply to a job: its terms lowered with each of its generators."""
     from ..registry import backend
-    from .generator import KernelGenerator, Lowerings
+    from .generator import KernelGenerator
+    from .lowerings import Lowerings
 
     lowerings = Lowerings(job.limit)
     found: Reply = []
@@ -58,6 +60,7 @@ def main() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    yield_to_others(NICE)
     host.limit_own_memory()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep prints out of the message stream

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from ...errors import UsageError
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
+from ..ir.row_update import reads_overwritten
 from ..ir.tiling import Shape
 from .emitter import EmitterBase, Launch, Lowered
 from .schedule import Move, Numbers, Schedule
@@ -84,7 +85,8 @@ class Strategy(Generic[S]):
     `found`; `merge(found, own, count)`: merges them with those of earlier strategies. `alone`: later strategies are not
     asked if this one has candidates. `masked`: whether the text for extents that a schedule's tiles do not divide is
     also right for extents below a tile. `sides`: whether results along a reduction axis (`Kernel.stored_sides`) can be
-    stored.
+    stored. `updates`: whether kernels can be emitted that write a row into an operand which they read
+    (ir/row_update.py).
     """
 
     name: str
@@ -100,6 +102,7 @@ class Strategy(Generic[S]):
     alone: bool = False
     masked: Callable[[S], bool] = lambda schedule: False
     sides: bool = False
+    updates: bool = False
 
 
 @dataclass
@@ -114,11 +117,12 @@ class StrategyEmitter(EmitterBase):
     def candidates(self, request: Request, count: int = COUNT) -> Sequence[Schedule]:
         """At most `count` candidate schedules of a kernel, best guess first; empty if no strategy applies."""
         found: Sequence[Schedule] = ()
+        updates = reads_overwritten(request.kernel)
         for strategy in self.strategies:
             wanted = strategy.wanted(count, len(found))
             if wanted < 1 or request.precision.name not in strategy.precisions:
                 continue
-            if request.kernel.stored_sides and not strategy.sides:
+            if (request.kernel.stored_sides and not strategy.sides) or (updates and not strategy.updates):
                 continue
             if strategy.applies(request.kernel, request.shape):
                 own = strategy.ranked(request, wanted)
@@ -154,7 +158,8 @@ class StrategyEmitter(EmitterBase):
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """As `space`, for an input precision of float32 matrix products (`Emitter.rounding`)."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to an input precision
+        (`Emitter.rounding`)."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:

@@ -9,8 +9,6 @@ share, does everything else.
 from __future__ import annotations
 
 import pickle
-import sys
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,79 +20,39 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
-from ...extract.model.library_kernel import OUTPUT_SEPARATOR, KernelBase, mentions_out
+from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.work import graph_flops
-from ...processes.forks import Lock
 from ..ir.expr import walk
 from ..ir.kernel import PROBE, Buffer, Kernel
 from ..ir.loop_fusion import shared_maximum
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
+from ..lowering.concat_split import unsplit_flops
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, partial_layout
 from .emitter import Emitter, Launch, Lowered, can_split
+from .kernel_family import family_of, updates_input
+from .recursion_limit import raise_recursion_limit
 from .schedule import Move, Numbers, Schedule
+from .term_text import pattern_text
 from .weight_layouts import channels_last, laid_out, prepared, transposed_matrix
 
 COUNTING = f'''_counters = {{}}
 
 
 def counters(device):
-    """Counters of the programs that have stored their part of a tile: zero between kernels."""
+    """Counters of thread blocks that have stored their part of a tile, one per tile; zero between kernels."""
     if device not in _counters:
         _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
     return _counters[device]'''
 CARRYING = '''def carried(x, out):
-    """What a kernel that writes some places of out leaves there otherwise: x, which may be out."""
+    """Copy x to out, unless they share memory: the elements that a scattering kernel does not write."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
-CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
-WRITTEN_OUT = 256  # maximum nodes of a term that is written as one expression
-NESTED = 24  # maximum nesting depth of an expression in larger terms
 READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
-
-
-def pattern_text(terms: Sequence[Tensor]) -> str:
-    """Terms as pattern text, with inputs as variables.
-
-    In large terms, shared and deeply nested nodes become named definitions.
-    """
-    return _text(tuple(terms))
-
-
-@memo(4096)  # several emitters and forms of a kernel have the same terms
-def _text(terms: tuple[Tensor, ...]) -> str:
-    order = topological(terms)
-    sizes: dict[Tensor, int] = {}
-    for t in order:
-        sizes[t] = 1 + sum(sizes[a] for a in t.args)
-    texts: dict[Tensor, str] = {}
-    if max(sizes[t] for t in terms) <= WRITTEN_OUT:
-        for t in order:
-            texts[t] = _spelled(t, texts)
-        return OUTPUT_SEPARATOR.join([texts[t] for t in terms])
-    uses = Counter(a for t in order for a in t.args)
-    depth: dict[Tensor, int] = {}
-    defined: list[str] = []
-    for t in order:
-        texts[t], depth[t] = _spelled(t, texts), 1 + max((depth[a] for a in t.args), default=0)
-        if t.args and (uses[t] > 1 or depth[t] > NESTED):
-            name = f"v{len(defined)}"
-            defined.append(f"{name} := {texts[t]}")
-            texts[t], depth[t] = name, 0
-    return OUTPUT_SEPARATOR.join([*defined, *(texts[t] for t in terms)])
-
-
-def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
-    if term.op == "input":
-        return str(term.attr("name"))
-    if term.op == "full" and term.type.rank == 0:
-        return repr(term.attr("value"))
-    attrs = [f"{k}={v!r}" for k, v in term.attrs]
-    name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
-    return f"{name}({', '.join([*(texts[a] for a in term.args), *attrs])})"
+CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +86,7 @@ class GeneratedKernel(KernelBase):
     def bases(self) -> dict[str, str]:
         """Outputs of which a kernel writes some elements only (scatter) -> operands with the other elements."""
         outputs = zip(output_names(len(self.roots)), self.roots)
-        return {name: str(t.args[0].attr("name")) for name, t in outputs if _partial(t)}
+        return {name: str(t.args[0].attr("name")) for name, t in outputs if updates_input(t)}
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
@@ -145,8 +103,8 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def work(self) -> float:
-        """Flops of the terms, without recomputation."""
-        return graph_flops(self.roots)
+        """Flops of the terms, without recomputation due to a schedule."""
+        return max(graph_flops(self.roots), unsplit_flops(self.roots))
 
     @property
     def code_identity(self) -> str:
@@ -359,23 +317,6 @@ def multiplies_float32(kernel: Kernel, shape: Shape) -> bool:
     return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
 
 
-FRAMES = 24  # Python stack frames per nested operation during lowering and emission
-# Upper bound of the recursion limit. The limit is process-wide, and about 80 000 calls from C overflow an 8 MiB stack.
-DEEPEST = 40_000
-
-
-def raise_recursion_limit(operations: int) -> None:
-    """Raise Python's recursion limit for a term of `operations` operations, up to `DEEPEST`.
-
-    The bound keeps a maliciously nested file from overflowing the C stack.
-    """
-    with _deepening:  # the limit is process-wide: another thread may be raising it
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), min(1000 + FRAMES * operations, DEEPEST)))
-
-
-_deepening = Lock()
-
-
 def is_right_strided(found: Lowered) -> bool:
     """Whether the right operand of a lowered kernel's matrix product is not contiguous along K."""
     return any(
@@ -440,11 +381,6 @@ def _code(template: GeneratedKernel, call: Call) -> str:
     return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
 
 
-def _partial(t: Tensor) -> bool:
-    """Whether a term scatters values into an input."""
-    return t.op == "scatter_elements" and t.args[0].op == "input"
-
-
 def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
@@ -457,7 +393,7 @@ def template_of(
     first, *others = [root] if isinstance(root, Tensor) else root
     roots = (first, *others)
     family = family_of(roots)
-    bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
+    bases = [(str(t.args[0].attr("name")),) if updates_input(t) else () for t in (first, *others)]
     suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
     return GeneratedKernel(
         f"{emitter.name}.{family}{suffix}", emitter.name, pattern_text(roots), first, emitter, tuple(others),
@@ -467,22 +403,3 @@ def template_of(
         prep={name: (transposed_matrix if emitter.arrays else prepared)(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip
-
-
-def family_of(roots: Sequence[Tensor]) -> str:
-    """Family of a kernel in reports: attention, conv, contraction, reduction or pointwise."""
-    return _family(tuple(roots))
-
-
-@memo(4096)
-def _family(roots: tuple[Tensor, ...]) -> str:
-    nodes = topological(roots)
-    ops = {t.op for t in nodes}
-    if ops & {"attention", "masked_attention"}:
-        return "attention"
-    if "conv" in ops:
-        return "conv"
-    if ops & {"matmul", "linear"}:
-        return "contraction"
-    plain = (t.is_leaf or t.entry.pointwise or t.entry.kind == "view" or _partial(t) for t in nodes)
-    return "pointwise" if all(plain) else "reduction"

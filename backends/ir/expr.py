@@ -22,6 +22,7 @@ from .index import Axis, Index
 from .simplify import folded, simplified
 
 T = TypeVar("T")
+DECODED = {"from_float8": "float"}  # elementwise operations whose results have another kind than their operands
 
 
 class Expr:
@@ -141,7 +142,7 @@ class Builder:
         if all(a.kind == "bool" for a in args):
             op = ON_BOOLS.get(op, op)
         known = OPS.get(op)
-        kind = "bool" if known is not None and known.law == "compare" else args[-1].kind
+        kind = "bool" if known is not None and known.law == "compare" else DECODED.get(op, args[-1].kind)
         found = simplified(self, op, args) or folded(self, op, args, kind)
         return found if found is not None else self.make(op, args, None, kind)
 

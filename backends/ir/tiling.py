@@ -88,7 +88,7 @@ def _computed(side: Sequence[Expr]) -> bool:
 
 
 def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:
-    """Sort key of sides: parallel axes by position, reduction axes after them."""
+    """(whether the last axis by name is a reduction axis, its name): sort key of the sides of a product."""
     names = sorted(a.name for a in axes)
     return names[-1].startswith("r"), names[-1]
 

@@ -31,7 +31,9 @@ class NullBackend(BackendBase):
     """Backend with one empty kernel for every op that is not a leaf."""
 
     name = "null"
-    helpers: Mapping[str, str] = {"nothing": 'def nothing(*arrays):\n    """Leaves the output as it is."""'}
+    helpers: Mapping[str, str] = {
+        "nothing": 'def nothing(*arrays):\n    """Empty kernel: does not write the output."""'
+    }
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:

@@ -332,7 +332,8 @@ def _gemm_code(bias: bool) -> Callable[[Call], str]:
 
 
 def _batched(call: Call) -> bool:
-    """Whether x is a batch of matrices whose products one GEMM over all rows can compute."""
+    """Whether x is a batch of matrices with one right-hand matrix for all, so that one GEMM over all rows computes the
+    products."""
     x = call.operands["x"].type
     return (
         _wide(call)

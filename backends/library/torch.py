@@ -25,6 +25,7 @@ from .torch_calls import (
     BITS,
     CONVOLUTIONS,
     FLOATS,
+    GEOMETRY,
     NUMBER,
     PRODUCTS,
     SINGLE,
@@ -41,6 +42,7 @@ from .torch_calls import (
     flat_code,
     half_pads,
     heads_fit,
+    is_weight_gradient,
     one_block,
     planar,
     pool_pads,
@@ -50,6 +52,7 @@ from .torch_calls import (
     symmetric,
     two_d,
     usable,
+    weight_gradient_code,
 )
 from .torch_helpers import HELPERS
 
@@ -331,9 +334,13 @@ def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: b
 
 def _convolutions() -> list[LibraryKernel]:
     base = (symmetric, channel_bias)
+    gradient = _all(_FLOAT, is_weight_gradient)
     eager: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": _all(_FLOAT, *base)}
     onednn: dict[str, Any] = {"family": "conv", "dense": ("w", "b"), "prep": {"w": _conv_pack}}
-    rows = []
+    rows = [
+        row("weight_gradient", f"conv(x, w, {GEOMETRY})", weight_gradient_code, setup=("weight_gradient",), family="conv",
+            applies=gradient),
+    ]  # fmt: skip
     for suffix, pattern, bias in CONVOLUTIONS:
         rows.append(row(f"conv{suffix}", pattern, _conv_code(bias), **eager))
         if not bias:
@@ -443,6 +450,13 @@ def _mask_fits(call: Call) -> bool:
     return _plain_attention(call) and (call.operands["m"].type.rank < 5 or extents(call.operands["m"])[1:3] == (1, 1))
 
 
+def _plain_updates(call: Call) -> bool:
+    """Whether the elements are those of the updates, of a dtype whose sums Torch does not round more often."""
+    kinds = {n: o.type.dtype for n, o in (*call.operands.items(), ("out", call.output))}
+    same = kinds["x"] == kinds["u"] == kinds["out"] in ("float32", "float64", "int32", "int64")
+    return same and kinds["i"] in ("int32", "int64")
+
+
 def _rest() -> list[LibraryKernel]:
     code = "sdpa({q}, {k}, {v}, {mask}, {scale}, {causal})"
     spelled = "attention_spelled({q}, {k}, {v}, {mask}, {scale}, {causal}, {window}, {softcap})"
@@ -461,6 +475,8 @@ def _rest() -> list[LibraryKernel]:
             exact=True),
         *(row(f"concat{n if n > 2 else ''}", pattern, f"torch.cat(({parts}), {{axis}}, out={{out}})", family="copy", exact=True)
           for n, pattern, parts in concats()),
+        row("updated", "scatter_elements(x, i, u, axis=axis, mode=mode)", "updated({x}, {i}, {u}, {axis}, {mode}, {out})",
+            family="scatter", inplace=("x",), setup=("updated",), applies=_plain_updates),
         row("rope", "rope(x, c, s)", "rope_out({x}, {c}, {s}, {out})", setup=("rope_out",), applies=_FLOAT),
         row("embedding", "gather(x, i, axis=0)", "torch.embedding({x}, {i}.clamp(0, {x}.shape[0] - 1))", family="gather",
             applies=lambda c: c.operands["i"].type.dtype in ("int32", "int64") and c.operands["x"].type.rank == 2,

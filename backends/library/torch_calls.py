@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from ...extract.model.kernel import Call, Operand, Strides, contiguous
-from ...extract.model.library_kernel import identify
+from ...extract.model.library_kernel import identified, identify
 from ..runtime.views import view_strides
 
 Applies = Callable[[Call], bool]
@@ -157,6 +157,27 @@ def symmetric(call: Call) -> bool:
     """Condition on calls: padding is equal before and after each axis."""
     pads, n = call.attrs["pads"], len(call.attrs["pads"]) // 2
     return tuple(pads[:n]) == tuple(pads[n:])
+
+
+def is_weight_gradient(call: Call) -> bool:
+    """Condition on calls: a convolution whose kernel is not much smaller than its result, as in gradients of weights,
+    and that is such a gradient: the convolution with stride and dilation exchanged makes an image of the kernel's size.
+    """
+    image, kernel, result = (extents(o)[2:] for o in (call.operands["x"], call.operands["w"], call.output))
+    sizes = (*image, *kernel, *result)
+    if call.attrs["groups"] != 1 or not symmetric(call) or not all(type(s) is int for s in sizes):
+        return False
+    if not prod(sizes) or 4 * prod(kernel) <= prod(result):
+        return False
+    places = zip(image, kernel, result, call.attrs["dilations"], half_pads(call), call.attrs["strides"])
+    return all((i + 2 * pad - step * (r - 1) - 1) // stride + 1 == k for i, k, r, stride, pad, step in places)
+
+
+@identified("torch_calls.weight_gradient_code")
+def weight_gradient_code(call: Call) -> str:
+    """Code of a convolution that is a gradient of weights."""
+    n, a = call.names, call.attrs
+    return f"weight_gradient({n['x']}, {n['w']}, {a['strides']}, {half_pads(call)}, {a['dilations']}, {extents(call.output)[2:]})"
 
 
 def channel_bias(call: Call) -> bool:

@@ -34,7 +34,7 @@ from .torch_helpers import HELPERS as SHARED
 #: Not taken over: packed for the CPU, or replaced here.
 _CPU_ONLY = (
     "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "linear",
-    "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square",
+    "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square", "updated",
 )  # fmt: skip
 
 #: Pointwise templates that promote mixed dtypes themselves.

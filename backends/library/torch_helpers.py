@@ -35,7 +35,8 @@ def layer_norm_out(x: Any, gain: Any, shift: Any, eps: float, out: Any) -> None:
 
 
 def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Operands of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v share."""
+    """(q, k, v, mask) of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v
+    share."""
     if q.dim() == 3:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
@@ -105,6 +106,26 @@ def recurrent_packed(
     return found
 
 
+def weight_gradient(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, kernel: Any) -> Any:
+    """Convolution of x[C, N, *S] and w[O, N, *G] as the gradient of a convolution's weight, from its image x and its
+    result's gradient w, with batch and channels exchanged. Stride and dilation are exchanged as well. `kernel`: spatial
+    sizes of the result. cuDNN must not round float32 operands to TF32.
+    """
+    like = x.new_empty(1).expand(w.shape[0], x.shape[0], *kernel)  # only its shape counts
+    rule = getattr(torch.backends.cudnn, "conv", torch.backends.cudnn)
+    name, strict = ("fp32_precision", "ieee") if hasattr(rule, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(rule, name)
+    setattr(rule, name, strict)
+    try:
+        made = torch.ops.aten.convolution_backward(
+            w.transpose(0, 1), x.transpose(0, 1), like, None, dilations, pads, strides, False, [0] * len(pads), 1,
+            [False, True, False],
+        )[1]  # fmt: skip
+    finally:
+        setattr(rule, name, before)
+    return made.transpose(0, 1).contiguous()
+
+
 def recurrent_layers(
     x: Any, state: Any, weights: Any, cell: str, activations: str, hidden: int, width: int, layers: int, directions: int,
     out: Any = None,
@@ -151,6 +172,27 @@ def conv_uneven(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups:
     n = len(pads) // 2
     wide = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])])
     return torch.convolution(wide, w, None, strides, [0] * n, dilations, False, [0] * n, groups)
+
+
+def updated(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:
+    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
+    with the element there: "add", "mul", "max", "min". Negative indices count from the end. Raises IndexError for
+    indices beyond the axis.
+    """
+    size, index = x.shape[axis], index.long()
+    if index.numel():
+        low, high = (int(v) for v in index.aminmax())
+        if low < -size or high >= size:
+            raise IndexError(f"index {high if high >= size else low} is out of bounds for axis {axis} with size {size}")
+        index = index if low >= 0 else index.remainder(size)
+    if x.data_ptr() != out.data_ptr():
+        out.copy_(x)
+    if mode == "set":
+        out.scatter_(axis, index, updates)
+    elif mode == "add":
+        out.scatter_add_(axis, index, updates)
+    else:
+        out.scatter_reduce_(axis, index, updates, {"mul": "prod", "max": "amax", "min": "amin"}[mode])
 
 
 def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:

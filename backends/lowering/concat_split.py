@@ -54,6 +54,35 @@ def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
     return apart if _alike([p.term for p in apart]) else None
 
 
+def unsplit_flops(roots: Sequence[Tensor]) -> float:
+    """Flops of the products below concatenations that are not split into pieces.
+
+    Each element of a result computes the products of all pieces, and whatever is computed from the operands for every
+    element again, since what is selected depends on the element.
+    """
+    total = 0.0
+    for root in roots:
+        for t in topological([c for c in topological([root]) if c.op == "concat"]):
+            if t.op == "matmul":
+                depth = concrete(t.args[0].shape)[-1]
+                total += prod(concrete(root.shape)) * depth * (2.0 + _elementwise_flops(t))
+    return total if total and pieces(roots) is None else 0.0
+
+
+def _elementwise_flops(product: Tensor) -> float:
+    """Flops for one pair of elements of a product's operands, up to reductions and products."""
+    seen: set[Tensor] = set()
+    stack, total = list(product.args), 0.0
+    while stack:
+        t = stack.pop()
+        if t in seen or t.entry.kind in ("reduction", "contraction"):
+            continue
+        seen.add(t)
+        total += t.entry.flops if t.entry.pointwise else 0.0
+        stack += t.args
+    return total
+
+
 def should_unroll(apart: Sequence[ResultPiece]) -> bool:
     """Whether to unroll the reductions of the result pieces `apart`: they are short, and most work is outside of
     them."""
@@ -180,8 +209,8 @@ def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[
 
 
 def _under(inner: tuple[int, ...], own: tuple[int, ...], axes: Axes) -> Iterator[tuple[int, ...]]:
-    """For each axis of a reshape's operand (shape `inner`), the root axes of the result's axes with which it shares
-    elements."""
+    """For each axis of a reshape's operand (of shape `inner`), the root axes of those result axes that run over some of
+    the same elements. `own`: shape of the result; `axes`: root axes of each result axis."""
     spans = [(prod(own[n:]), prod(own[n + 1 :])) for n in range(len(own))]
     for n in range(len(inner)):
         high, low = prod(inner[n:]), prod(inner[n + 1 :])

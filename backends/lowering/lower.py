@@ -18,6 +18,7 @@ from ..ir.axes import normalized
 from ..ir.expr import Builder, Expr
 from ..ir.index import Axis, Index, index, linear, unravelled
 from ..ir.kernel import Buffer, Kernel, OutputStore
+from ..ir.row_update import uses_overwritten
 from ..ir.simplify import as_index
 from ..ir.unfusable import Unfusable
 from .concat_split import SHORT, ResultPiece, pieces, should_unroll
@@ -36,8 +37,9 @@ def kernel_of(
     size 1 along some axes; or be slices of one tensor, which is computed once; or agree in all axes but one, along
     which they are concatenated; or be left operands of the first tensor's products
     (extract/fusion/product_operands.py), which are stored along the reduction axis. For `scatter_elements` into a
-    tensor in memory only the scattered positions are written; the buffer must already hold the other elements. Raises
-    Unfusable for other results, and for ops without an index expression (sort, argmax).
+    tensor in memory only the scattered positions are written; the buffer must already hold the other elements. Other
+    results may be computed from such a tensor if one row of it is written (ir/row_update.py). Raises Unfusable for
+    other results, and for ops without an index expression (sort, argmax).
     """
     roots = rebuild([root] if isinstance(root, Tensor) else list(root), _in_atomic_ops)
     for leaf in topological(roots):
@@ -53,8 +55,8 @@ def kernel_of(
             [t for t in roots if t not in factors], factors, dict(zip(roots, names)), operands, buffers
         )
     spaces = [t.args[2] if t.op == "scatter_elements" else t for t in roots]
-    sliced = sliced_alike(roots)
-    beside = None if sliced else side_by_side(roots, spaces, operands, buffers)
+    sliced, written = sliced_alike(roots), _written_and_read(roots)
+    beside = None if sliced or written else side_by_side(roots, spaces, operands, buffers)
     widest = max(range(len(spaces)), key=lambda n: (math.prod(concrete(spaces[n].shape)), -n))
     shape = concrete(roots[0].args[0].shape if sliced else spaces[widest].shape)
     if beside is not None:
@@ -66,6 +68,7 @@ def kernel_of(
     lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the memory order of the largest result
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     reader = TermLowering(Builder(), operands, buffers)
+    reader.written = written
     if sliced:
         parts = _slices(reader, roots, axes)
     else:
@@ -77,9 +80,15 @@ def kernel_of(
     kernel = with_split_axes(Kernel(running, tuple(s for s, _ in stores.values()), buffers, reader.b))
     kernel = replace(kernel, stores=tuple(_joined(reader, s, stores[s.buffer][1]) for s in kernel.stores))
     overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
-    if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
-        raise Unfusable("the kernel loads from the buffer that it scatters into")
+    if uses_overwritten(kernel, overwritten, [s for s in kernel.stores if s.parts]):
+        raise Unfusable("the kernel uses elements of the buffer that it scatters into")
     return halved_kernel(normalized(_small(kernel)))
+
+
+def _written_and_read(roots: Sequence[Tensor]) -> frozenset[Tensor]:
+    """The scatters among several results that other results are computed from."""
+    scatters = {t for t in roots if t.op == "scatter_elements"}
+    return frozenset(a for t in topological(roots) for a in t.args if a in scatters) if scatters else frozenset()
 
 
 def _in_atomic_ops(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:

@@ -36,6 +36,7 @@ class TermLowering:
         self.maps: dict[Tensor, IndexMap] = {}
         self.ranges = IntegerRanges(builder)
         self.unroll_limit = 0  # number of elements up to which a reduction is unrolled; 0: never
+        self.written: frozenset[Tensor] = frozenset()  # scatters whose rows the kernel itself writes
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
         """Expression of a tensor's element at an index, loaded only where all `guards` hold.
@@ -335,9 +336,28 @@ def _gather_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: 
     return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
 
 
+def _scatter_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    """Expression of a scatter of one row that the kernel writes itself: the new row at its place, else the operand.
+
+    What is loaded at the place of the new row is not used, so it does not matter whether that row is written before or
+    after the load (ir/row_update.py).
+    """
+    base, places, row = t.args
+    axis, sizes = t.attr("axis"), concrete(t.shape)
+    if t not in r.written or t.attr("mode") != "set" or concrete(row.shape) != (*sizes[:axis], 1, *sizes[axis + 1 :]):
+        raise Unfusable("a scatter that is read, other than of one row that the kernel writes")
+    own = (*at[:axis], Index(), *at[axis + 1 :])
+    place = from_the_start(r.b, r.value(places, own, guards), sizes[axis])
+    if place.op in ("index", "const"):
+        raise Unfusable("a scatter to a known place that is read")
+    new, old = r.value(row, own, guards), r.value(base, at, guards)
+    return r.b.pointwise("where", (r.b.pointwise("eq", (r.b.index(at[axis]), place)), new, old))
+
+
 _RULES: dict[str, Rule] = {
     "full": _full, "iota": _iota, "cast": _cast, "from_float8": _from_float8,
     "matmul": _matmul, "conv": _conv, "gather": _gather, "gather_elements": _gather_elements,
+    "scatter_elements": _scatter_elements,
 }  # fmt: skip
 
 

@@ -15,8 +15,9 @@ from ...egraph.ir.tensor import Tensor
 from ...extract.model.kernel import Call
 from ..contract import Measuring
 from ..device import TargetDevice
-from ..generate.generator import KernelGenerator, Lowering, Lowerings
+from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
+from ..generate.lowerings import Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import Precision
 from .emitter import EMITTER
@@ -27,7 +28,7 @@ __all__ = ["BACKEND", "Pallas", "generated"]
 JAX = TargetDevice("jax", False, "tensor_graphs.backends.pallas.programs", any_size=False)
 HELPERS: Mapping[str, str] = {
     "pallas_interpreted": '''def pallas_interpreted():
-    """Whether kernels run in Pallas's interpreter: JAX has no accelerator."""
+    """Whether kernels run in Pallas's interpreter, because JAX has no accelerator."""
     return jax.default_backend() == "cpu"''',
 }
 
@@ -36,7 +37,7 @@ class PallasLowering(Lowering):
     """Lowering for the Pallas backend: one form per fusion group."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
-        """The template of a fusion group with its call, if it can be emitted."""
+        """(template, call) of a fusion group; none if the group cannot be emitted."""
         template = self._template(asked.group.terms, ())
         if not template.bases and template.lower(asked.call) is not None:
             yield template, asked.call

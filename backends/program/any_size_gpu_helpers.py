@@ -203,10 +203,8 @@ class SizedCudaKernel(CudaKernel):
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """As `CudaKernel.compiled`, but a saved program uses its stored binary.
-
-        Raises NotStored if it has none for this alignment.
-        """
+        """All kernels compiled for an architecture, as by `CudaKernel.compiled`. A saved program uses its stored
+        binary; NotStored is raised if it has none for this alignment."""
         if not cls.stored:
             return super().compiled(arch, aligned)
         if aligned not in cls.stored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 SIZED_HELPERS: dict[str, str] = {
     "sized": '''def sized(at):
-    """A function of arrays of any sizes. What a choice of sizes needs is made when it is first met; the last 16 are kept."""
+    """A function of arrays of any sizes. `at(*shapes)` prepares the function for a choice of sizes when it first occurs; the last 16 are kept."""
     kept = {}
 
     def run(*inputs):
@@ -19,7 +19,7 @@ SIZED_HELPERS: dict[str, str] = {
 
     return run''',
     "room": '''def room():
-    """Gives the bytes of one workspace, which grows where more are asked for."""
+    """A function that returns a workspace of at least `size` bytes: the same memory until a larger one is needed."""
     memory = workspace(0)
 
     def take(size):
@@ -30,8 +30,8 @@ SIZED_HELPERS: dict[str, str] = {
 
     return take''',
     "arranged": '''def arranged(buffers, align=64):
-    """Offsets of (bytes, first step, last step) in one workspace, and its bytes: the largest first, each in the tightest gap
-    between those that are in use at a common step."""
+    """(offset of each buffer in one workspace, bytes of the workspace). `buffers`: (bytes, first step, last step) each. The largest
+    is placed first, each in the tightest gap between buffers that are live at a common step."""
     sizes = [-(-b // align) * align for b, _, _ in buffers]
     offsets, placed, total = [0] * len(buffers), [], 0
     for i in sorted(range(len(buffers)), key=lambda i: (-sizes[i], buffers[i][1], i)):
@@ -49,14 +49,14 @@ SIZED_HELPERS: dict[str, str] = {
         total = max(total, offsets[i] + sizes[i])
     return offsets, total''',
     "SizeError": '''class SizeError(ValueError):
-    """The program does not hold at these sizes."""''',
+    """Raised if the program is not valid at the sizes of its inputs."""''',
     "check_sizes": '''def check_sizes(given, wanted, conditions):
-    """SizeError for shapes that do not belong together, or sizes for which a condition does not hold."""
+    """Raise SizeError if the inputs' shapes are inconsistent, or if a condition on the sizes does not hold."""
     if given != wanted:
-        raise SizeError(f"shapes {given} do not belong together: {wanted} would")
+        raise SizeError(f"the shapes {given} are inconsistent: {wanted} expected")
     for text, holds in conditions:
         if not holds:
-            raise SizeError(f"the program holds where {text}; the inputs' shapes are {given}")''',
+            raise SizeError(f"the program is valid only where {text}; the inputs' shapes are {given}")''',
 }  # fmt: skip
 
 __all__ = ["SIZED_HELPERS"]

@@ -30,7 +30,7 @@ COMPILERS = ("triton",)  # packages that a program with compiled kernels does no
 
 @dataclass(frozen=True)
 class _Record:
-    """Content of `LAUNCHES`: fields of `Binaries`."""
+    """Content of the file `LAUNCHES` (launches.json) in a saved program: fields of `Binaries`."""
 
     gpu: str
     launches: list[dict[str, Any]]

@@ -15,47 +15,47 @@ PROTECTED = '__attribute__((visibility("protected")))'
 #: Helper name -> source. Emitted source includes the helpers it uses and, transitively, those that they use.
 HELPERS: dict[str, str] = {
     "strided": '''def strided(x, shape, strides):
-    """x's memory under another shape and strides (in elements), from x's first element on."""
+    """A view of x's memory with another shape and strides (in elements), from x's first element on."""
     return np.lib.stride_tricks.as_strided(x, shape, [s * x.itemsize for s in strides])''',
     "workspace": '''def workspace(size, align=64):
-    """Bytes that start at a multiple of `align`."""
+    """A uint8 array of `size` bytes whose address is a multiple of `align`."""
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start:start + size]''',
     "place": '''def place(memory, offset, shape, dtype, strides=None):
-    """An array in the workspace; strides in elements."""
+    """An array at a byte offset of the workspace; row-major unless strides (in elements) are given."""
     if strides is not None:
         strides = [s * np.dtype(dtype).itemsize for s in strides]
     return np.ndarray(shape, dtype, memory, offset, strides)''',
     "empty": '''def empty(shape, dtype, strides):
-    """A fresh array whose axes lie in memory in the order of their strides."""
+    """A new array whose axes are ordered in memory by falling strides."""
     order = sorted(range(len(shape)), key=lambda i: -strides[i])
     return np.empty([shape[i] for i in order], dtype).transpose(np.argsort(order))''',
     "Place": '''class Place:
-    """An array's memory for NumPy to look at anew, as if it could be written; keeps the array."""
+    """A read-only array's memory, declared writable to NumPy; keeps the array alive."""
 
     def __init__(self, array):
         self.array, seen = array, array.__array_interface__
         self.__array_interface__ = {**seen, "data": (seen["data"][0], False)}''',
     "tensor": '''def tensor(x):
-    """The same memory as a Torch tensor; a tensor is returned as it is."""
+    """A Torch tensor over an array's memory; a tensor is returned unchanged."""
     if x.__class__ is not np.ndarray:
         return x
-    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
+    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; no kernel writes to an input
         x = np.asarray(Place(x)).view(x.dtype)
     try:
         return torch.from_numpy(x)
-    except (TypeError, ValueError):  # bfloat16, an axis of one element of what runs backwards
+    except (TypeError, ValueError):  # bfloat16, or a negative stride of an axis of one element
         return tensor_of(x)''',
     "tensor_of": '''def tensor_of(x):
-    """The same memory as a Torch tensor, where Torch takes no such array; bfloat16 by way of its bits."""
+    """A Torch tensor over the memory of an array that torch.from_numpy refuses: bfloat16 (through its bits), negative strides."""
     if min(x.strides, default=0) < 0:
         x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)''',
     "array": '''def array(x):
-    """The same memory as a NumPy array; bfloat16 by way of its bits."""
+    """A NumPy array over a tensor's memory; bfloat16 through its bits."""
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()''',
@@ -71,13 +71,13 @@ def pointer(x):
             pass
     return address(x)''',
     "table": '''def table(*given):
-    """Addresses of arguments of C kernels as an array, which keeps the arguments alive."""
+    """The addresses of C kernel arguments as an array of pointers, which keeps the arguments alive."""
     places = [x.value if isinstance(x, ctypes.c_void_p) else ctypes.addressof(x) for x in given]
     found = (ctypes.c_void_p * len(given))(*places)
     found.given = given
     return found''',
     "argument": '''def argument(x):
-    """Memory address of an array or tensor as an argument of a C kernel that ends before anything lets go of x."""
+    """Memory address of an array or tensor as an argument of a C kernel; the caller keeps x alive until the kernel ends."""
     return pointer(x) if x.__class__ is np.ndarray else ctypes.c_void_p(x.data_ptr())''',
     **SIZED_HELPERS,
 }  # fmt: skip
@@ -97,6 +97,6 @@ def library_text(functions: Mapping[str, str], threads: bool = True, own_threads
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
     given = "" if threads else ", threads=False"
     return (
-        f'C_SOURCE = r"""{source}\n"""\nC_BINARY = globals().get("C_BINARY")  # compiled for this processor already\n'
+        f'C_SOURCE = r"""{source}\n"""\nC_BINARY = globals().get("C_BINARY")  # machine code for this processor, in saved programs\n'
         f"kernels = c_kept(C_BINARY{given}) or c_library(C_SOURCE{given})\n{made}"
     )

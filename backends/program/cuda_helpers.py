@@ -137,7 +137,8 @@ class CudaKernel:
             raise RuntimeError(f"{self.name} cannot be launched: {failed.name}")
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The CUDA stream protocol: launches go to Torch's current stream."""
+        """(protocol version, handle of Torch's current stream): the CUDA stream protocol, by which launches go to that
+        stream."""
         return 0, torch.cuda.current_stream().cuda_stream
 
     def made(self, device: int, aligned: int) -> Any:

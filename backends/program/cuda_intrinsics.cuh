@@ -39,6 +39,12 @@ DEVICE void visible() { __threadfence(); }
 template <class P, class T> DEVICE void fetch_word(P& to, const T* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((unsigned)__cvta_generic_to_shared(&to)), "l"(from) : "memory");
 }
+template <class P, class T> DEVICE void fetch_line(P& to, const T* from) {  // whose line of 128 bytes is read soon
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"((unsigned)__cvta_generic_to_shared(&to)), "l"(from) : "memory");
+}
+template <int N> DEVICE void fetch_near(void* to, const void* from) {  // N bytes, 4 or 16, kept in the first cache
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "n"(N) : "memory");
+}
 DEVICE void end_round() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void await_round() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 

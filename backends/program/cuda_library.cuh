@@ -29,6 +29,37 @@ template <class T, int N> DEVICE void fetch(Pack<T, N>& to, const T* from) {
     else to = read<N>(from);
 }
 
+// The same into a ring of 16 bytes: of codes, whose line of 128 bytes is read soon; of 8 elements of a row that other blocks read, too;
+// of the aligned word of a 16-bit value.
+typedef Pack<unsigned char, 16> Slot;
+DEVICE void fetch_codes(Slot& to, const unsigned char* from) {
+    if constexpr (BYTES >= 16) fetch_line(to, from);
+    else to = read<16>(from);
+}
+template <class T> DEVICE void fetch_row(Slot& to, const T* from) {
+    if constexpr (BYTES >= 16) fetch_near<16>(&to, from);
+    else reinterpret_cast<Pack<T, 8>&>(to) = read<8>(from);
+}
+template <class T> DEVICE void fetch_pair(unsigned& to, const T* from) {
+    fetch_near<4>(&to, reinterpret_cast<const unsigned*>(reinterpret_cast<unsigned long long>(from) & ~3ull));
+}
+// What was fetched into them, read by words.
+template <class T, int N> DEVICE void read_slot(Pack<T, N>& to, const Slot& from) {
+    const Pack<unsigned, 4> words = *reinterpret_cast<const Pack<unsigned, 4>*>(&from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reinterpret_cast<unsigned*>(&to)[i] = words.at[i];
+}
+template <class T> DEVICE T half_of(unsigned pair, const T* from, int at) {  // of `from[at]`
+    const bool high = BYTES >= 4 ? at & 1 : reinterpret_cast<unsigned long long>(from + at) & 2;
+    T x;
+    x.bits = (unsigned short)(high ? pair >> 16 : pair);
+    return x;
+}
+// Where vector `i` of N of a row lies in a ring of ROWS rows: threads that read together, two rows at a time, read from other banks.
+template <int ROWS, int N> DEVICE int row_place(int row, int i) {
+    return row * N + (ROWS == 1 ? i : N == 16 ? i ^ (i >> 2) ^ (row & 1) << 2 : i ^ (row & 1));
+}
+
 // A vector that nobody here reads again.
 template <int N, class T> DEVICE Pack<T, N> read_once(const T* x) {
     if constexpr (BYTES >= 16 && N * sizeof(T) == 16) {
@@ -237,6 +268,10 @@ DEVICE void add_group(float (&sums)[4], const float (&products)[4], const float 
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[j] += scale[j / 2] * (products[j] + offset[j / 2] * rows[j]);
 }
+DEVICE void add_sums(float (&sums)[4], const float (&more)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[j] += more[j];
+}
 // Floats e2m1 in low and high halves: the bytes of the wider floats are looked up by their magnitudes.
 template <class T> DEVICE void e2m1(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x, float) {
     constexpr bool brief = is_bf16<T>;
@@ -291,6 +326,12 @@ template <class T, int N> DEVICE void moved(Pack<T, 8> (&x)[N], float by) {
     const unsigned more = pair<T>(by);
 #pragma unroll
     for (int i = 0; i < 4 * N; ++i) word(x, i) = pair_sum(word(x, i), one_pair<T>, more, T());
+}
+// Products of 16-bit floats, two at a time, each rounded once.
+template <class T> DEVICE void multiply_pairs(Pack<T, 8>& y, const Pack<T, 8>& a, const Pack<T, 8>& b) {
+    const unsigned *x = reinterpret_cast<const unsigned*>(&a), *w = reinterpret_cast<const unsigned*>(&b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reinterpret_cast<unsigned*>(&y)[i] = pair_sum(x[i], w[i], 0x80008000u, T());
 }
 // What a warp has of a product, TILES times 8 columns of every 16 rows, into rows of ROW values; and what PARTS warps have.
 template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const float (&x)[N][4]) {

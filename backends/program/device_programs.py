@@ -18,7 +18,7 @@ __all__ = ["DevicePrograms", "Direct", "Run"]
 
 
 class DevicePrograms:
-    """How programs of one device are emitted, bound and called.
+    """Functions that emit, bind and call the programs of one device.
 
     The methods' defaults are for NumPy arrays on the host. `place` is the user's choice among devices of this kind
     ("cuda:1"), by default the device's name.

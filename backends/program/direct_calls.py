@@ -126,7 +126,7 @@ def final(bound: Any) -> Any:
 
 
 def _turned(bound: Any, calls: Any) -> bool:
-    """Make `calls` the last ones of a program of every size, as `CallsBySize.prepared` does; False if it forgot
+    """Make `calls` the last calls of a program of every size (`CallsBySize.prepared`); False if the program has dropped
     them."""
     shapes = tuple([shape for shape, _, _ in calls.types[: calls.count]])
     if bound.kept.get(shapes) is not calls:
@@ -193,7 +193,8 @@ def driver_address(library: Any, name: str) -> int:
 
 
 def _slots(table: Sequence[Any]) -> list[bytes]:
-    """The addresses in launches that depend on a call's tensors (`Slot`), in the launches' order."""
+    """Bytes of the structure `Slot` of direct_calls.c for each address in the launches that depends on a tensor of the
+    call, in the order of the launches."""
     return [
         text
         for k, one in enumerate(table)
@@ -205,7 +206,7 @@ def _slots(table: Sequence[Any]) -> list[bytes]:
 
 
 def _launch(one: Any) -> bytes:
-    """A launch (`Launch`)."""
+    """Bytes of the structure `Launch` of direct_calls.c for one recorded launch."""
     node, how = (one.node.value, ctypes.addressof(one.how)) if hasattr(one, "node") else (0, 0)
     return pack("=5q", ctypes.addressof(one.config), one.function.value, ctypes.addressof(one.parameters), node, how)
 

@@ -16,7 +16,7 @@ def bind(weights):
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,7 +140,7 @@ def _line(d: Dim) -> tuple[str, int, int] | None:
 
 
 def free(value: Any) -> bool:
-    """Whether a value, or any element of a nested tuple, contains a free size."""
+    """Whether a value, or any element of a nested tuple, contains a free dimension."""
     return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, DimExpr)
 
 
@@ -249,8 +249,23 @@ class SizedEmitter(ProgramEmitter):
         decomposition. Raises UsageError for an op without either."""
         from ..library.numpy import BACKEND
 
+        found = self._kernel_of(node, BACKEND.templates)
+        if found is None:
+            return self._decomposed(node)
+        template, call, name = found
+        if template.family == "view" or not template.writes_out(call):
+            text = template.write(call)
+            self.once.append(f"{name} = np.asarray({text}, order='C')")  # ascontiguousarray gives scalars an axis
+        else:
+            self.once.append(f"{name} = np.empty({literal(node.shape)}, {dtype_text(node.dtype)})")
+            self.once += template.write(replace(call, names={**call.names, "out": name})).split("; ")
+        return name
+
+    def _kernel_of(self, node: Tensor, templates: Iterable[Template]) -> tuple[Template, Call, str] | None:
+        """(template, call on the operands' variables, name of a new variable for the result) of the first template that
+        computes a node; None if there is none."""
         operands = [Operand(a.type, contiguous(a.shape)) for a in node.args]  # type: ignore[arg-type]
-        for template in BACKEND.templates:
+        for template in templates:
             call = plain_call(template, node, operands)
             if call is None or (
                 template.applies is not None and not template.applies(bound_call(call, self.plan.sizes))
@@ -260,13 +275,11 @@ class SizedEmitter(ProgramEmitter):
             names = dict(zip(call.operands, [self.computed[a] for a in node.args]))
             name = identifier(f"w_{node.op}", self.taken)
             self.written.add(name)
-            if template.family == "view" or not template.writes_out(call):
-                text = template.write(replace(call, names=names))
-                self.once.append(f"{name} = np.asarray({text}, order='C')")  # ascontiguousarray gives scalars an axis
-            else:
-                self.once.append(f"{name} = np.empty({literal(node.shape)}, {dtype_text(node.dtype)})")
-                self.once += template.write(replace(call, names={**names, "out": name})).split("; ")
-            return name
+            return template, replace(call, names=names), name
+        return None
+
+    def _decomposed(self, node: Tensor) -> str:
+        """Variable of the value of a node's decomposition. Raises UsageError for an atomic op."""
         if not node.entry.composite:
             raise UsageError(f"{node.op} of weights has no kernel at free sizes", hint="fix the sizes")
         return self._value(expand(node))

@@ -18,14 +18,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from ...egraph.ir import dims
 from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor, structural_digest
 from ...extract.model.kernel import Template, contiguous, output_names
 from ...extract.model.plan import Plan, Step, Value
-from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.source_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
 from ..runtime.views import has_torch_view, torch_view
 from ..user.templates import UserKernel
@@ -50,25 +47,6 @@ class EmittedProgram:
     fresh_bytes: int  # peak allocation of `run`: outputs and results that kernels allocate
     # keys of weights that kernels read unpacked; all others are only packed at load
     plain: frozenset[str] = frozenset()
-
-
-def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
-    """The plan with free sizes replaced by numbers in types, strides and attributes."""
-    if not sizes:
-        return plan
-
-    def fix(v: Any) -> Any:
-        return tuple(map(fix, v)) if isinstance(v, tuple) else dims.bind(v, sizes) if isinstance(v, dims.DimExpr) else v
-
-    def kind(t: Type) -> Type:
-        return Type(fix(t.shape), t.dtype)
-
-    values = tuple(replace(v, type=kind(v.type), strides=fix(v.strides)) for v in plan.values)
-    steps = tuple(replace(s, call=bound_call(s.call, sizes)) for s in plan.steps)
-    terms = bound_terms(list(plan.weights.values()), sizes)
-    left = {n: s for n, s in plan.sizes.items() if n not in sizes}
-    return replace(plan, graph=plan.graph.bind(sizes), values=values, steps=steps, sizes=left,
-                   weights=dict(zip(plan.weights, terms)))  # fmt: skip
 
 
 SHARED_BYTES = 1 << 16  # least size of what Torch's elementwise kernels compute with several threads
@@ -358,11 +336,11 @@ class ProgramEmitter:
             self.each += STATEMENTS.split(text)
 
     def _scratch(self, step: Step, kind: str) -> str:
-        """The step's scratch memory in the workspace."""
+        """Variable of the step's scratch memory in the workspace, in an operand kind; emits its definition."""
         offset, size = self._scratch_room(step)
         self._use("workspace")
         name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
-        return name if kind == "numpy" else self._once(f"{self._use('tensor')}({name})", f"{name}_t")
+        return name if kind == "numpy" else self._once(f"{self._use(CONVERSIONS[kind])}({name})", f"{name}_{kind[0]}")
 
     def _scratch_room(self, step: Step) -> tuple[str, str]:
         """Offset and bytes of a step's scratch memory, as source."""
@@ -509,7 +487,7 @@ class ProgramEmitter:
         function = self._function()
         if self._takes_tensors():
             offered = tuple(self.offered)
-            said = [f"RESULTS = {offered}  # outputs whose memory calls may give, behind the inputs"] if offered else []
+            said = [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
             function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:
@@ -555,7 +533,8 @@ class ProgramEmitter:
         return len(re.findall(uses, lines)) - len(re.findall(rf"= (?:argument|tensor)\({uses}\)\n", lines))
 
     def _parameters(self) -> list[str]:
-        """Parameters of `run`."""
+        """Source of each parameter of the emitted function `run`: the inputs, then outputs whose memory a call may
+        give."""
         return [*self.inputs.values(), *(f"{name}=None" for name in self.offered.values())]
 
     def _guarded(self) -> list[str]:

@@ -28,19 +28,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.dims import Dim, DimExpr, bounds, concrete, parse, volume
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor
-from ...errors import ShapeError, UsageError
+from ...errors import ShapeError
 from ...extract.model.kernel import Operand, contiguous
 from ...extract.model.plan import Step, Value
-from ...extract.model.sizes import bound_call
 from ..ir.source_text import identifier, indented, literal
 from ..runtime.views import torch_view
 from . import memory_plan as memory
-from .emit_any_size import SizedEmitter, along_axis, atoms_of, plain_call
+from .emit_any_size import SizedEmitter, along_axis, atoms_of
 from .emit_cpu import ProgramEmitter
 from .emit_gpu import GpuProgramEmitter, torch_dtype
 from .memory_plan import symbolic_bytes
@@ -83,7 +81,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return self.slots[self.layout.buffer[self.root[value]]]
 
     def _matrices(self, step: Step) -> dict[str, int]:
-        """The result of a product and those operands that have as many rows, by name."""
+        """Name -> value id of the result of a product, and of those operands that have as many rows as the result."""
         return {o: v for o, v in (*step.inputs, ("out", step.output)) if o in ("x", "r", "out")}
 
     def _free_rows(self, step: Step) -> Dim | None:
@@ -164,29 +162,18 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
     def _computed(self, node: Tensor) -> str:
         from ..library.torch_cuda import BACKEND
 
-        operands = [Operand(a.type, contiguous(a.shape)) for a in node.args]  # type: ignore[arg-type]
-        for template in BACKEND.templates:
-            call = plain_call(template, node, operands)
-            if call is None or (
-                template.applies is not None and not template.applies(bound_call(call, self.plan.sizes))
-            ):
-                continue
-            names = dict(zip(call.operands, [self.computed[a] for a in node.args]))
-            named = replace(call, names=names)
-            self._setup(template)
-            name = identifier(f"w_{node.op}", self.taken)
-            self.written.add(name)
-            if template.family == "view" or not template.writes_out(call):
-                text = (torch_view(template, named) if template.family == "view" else None) or template.write(named)
-                self.once.append(f"{name} = ({text}).contiguous()")
-            else:
-                shape, dtype = literal(node.shape), torch_dtype(node.dtype)
-                self.once.append(f"{name} = torch.empty({shape}, dtype={dtype}, device=device)")
-                self.once += template.write(replace(call, names={**names, "out": name})).split("; ")
-            return name
-        if not node.entry.composite:
-            raise UsageError(f"{node.op} of weights has no kernel at free sizes", hint="fix the sizes")
-        return self._value(expand(node))
+        found = self._kernel_of(node, BACKEND.templates)
+        if found is None:
+            return self._decomposed(node)
+        template, call, name = found
+        if template.family == "view" or not template.writes_out(call):
+            text = (torch_view(template, call) if template.family == "view" else None) or template.write(call)
+            self.once.append(f"{name} = ({text}).contiguous()")
+        else:
+            shape, dtype = literal(node.shape), torch_dtype(node.dtype)
+            self.once.append(f"{name} = torch.empty({shape}, dtype={dtype}, device=device)")
+            self.once += template.write(replace(call, names={**call.names, "out": name})).split("; ")
+        return name
 
     # ------------------------------------------------------------ results, the file
     def _fresh_bytes(self) -> int:
@@ -253,7 +240,8 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         return found
 
     def _conditions(self) -> list[str]:
-        """As for CPU programs, and the conditions of generated kernels, such as that 32 bits hold their addresses."""
+        """Python expressions over the sizes that a call must satisfy: those of CPU programs, and those of generated
+        kernels, such as that 32 bits hold their addresses."""
         found = dict.fromkeys(SizedEmitter._conditions(self))
         for step in self.plan.steps:
             found |= dict.fromkeys(step.template.conditions_of(step.call))

@@ -321,8 +321,8 @@ class Calls:
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
-        """Where a result of a recorded call is: (index of the tensor, None) if it is that whole tensor; (index, (shape,
-        strides, offset)) for a view of it; (-1, the result) if it is in the program's own memory."""
+        """Location of a result of a recorded call: (index of the tensor, None) if it is that whole tensor; (index,
+        (shape, strides, offset)) for a view of it; (-1, the result) if it is in the program's own memory."""
         number = owners.get(result.untyped_storage()._cdata, -1)
         if number < 0:
             return number, result

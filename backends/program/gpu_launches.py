@@ -73,7 +73,7 @@ class DirectLaunch:
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
     def spans(self) -> list[tuple[int, int]]:
-        """The (offset, bytes) of each parameter; empty if the driver does not tell."""
+        """(offset, bytes) of each parameter of the kernel in parameter memory; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
         for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
             found: list[tuple[int, int]] = []
@@ -203,7 +203,8 @@ class Launches:
         self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
 
     def have(self, table: list[Any], stream: int) -> None:
-        """Use `table` as the launches of later calls; their configurations contain the stream `stream`."""
+        """Replace the recorded launches, which later calls make, by `table`, whose configurations contain the stream
+        `stream`."""
         self.table, self.stream = table, stream
         self.slots = [x for one in table for x in one.slots]
         self.boxes = [one for one in table if one.boxes]

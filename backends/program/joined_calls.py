@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_CALL = re.compile(r"(\w+)\(([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)\)")  # a call with names only
+_CALL = re.compile(r"(\w+)\(([A-Za-z_]\w*(?:, (?:[A-Za-z_]\w*|-?\d+))*)\)")  # a call with names and whole numbers only
 COMMENT = "# "
 
 
@@ -59,8 +59,8 @@ class JoinedCalls:
             if call is None:
                 body.append(f"    /* {line.removeprefix(COMMENT).replace('*/', '* /')} */")
                 continue
-            at = [places.setdefault(a, len(places)) for a in call[1]]
-            body.append(f"    {call[0]}({', '.join(f'at[{n}]' for n in at)});")
+            at = (f"at[{places.setdefault(a, len(places))}]" if a.isidentifier() else a for a in call[1])
+            body.append(f"    {call[0]}({', '.join(at)});")
         name = self.named("steps")
         self.functions[name] = "\n".join([f"void {name}(void *const *at)", "{", *body, "}"])
         own = self.made(f"partial({name}, table({', '.join(places)}))", f"{name}_")

@@ -5,7 +5,8 @@ tell which way is fastest.
 
 - "": every kernel with the schedule with which it was measured.
 - "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights
-  before they wait for it.
+  before they wait for it, and states as they were before the program: no kernel of it has written them, since one that
+  writes a state in place comes after, or is, the last one that reads the old state.
 - "overlapping": as "held", and every generated kernel for which that is legal starts while its predecessor runs.
 """
 
@@ -25,9 +26,9 @@ def plan_for_launching(plan: Plan) -> Plan:
     """The plan with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
     `Plan.launching`.
 
-    If kernels read weights before they wait for their predecessor, the first generated kernel is launched without
-    programmatic dependent launch. So work before the program, which may write weights, has ended when the second kernel
-    reads its weights.
+    If kernels read weights and states before they wait for their predecessor, the first generated kernel is launched
+    without programmatic dependent launch. So work before the program, which may write these, has ended when the second
+    kernel reads them.
     """
     if plan.launching not in (HELD, OVERLAPPING) or plan.sizes:
         return plan
@@ -38,8 +39,8 @@ def plan_for_launching(plan: Plan) -> Plan:
             continue
         schedules = _late(step) if first else _early(step) if plan.launching == OVERLAPPING else ()
         found = next((s for s in schedules if step.template.fits(replace(step.call, schedule=s))), step.call.schedule)
-        weights = frozenset(o for o, v in step.inputs if plan.values[root[v]].origin == "weight")
-        constant = weights if found.get("early") and not first else frozenset()
+        given = frozenset(o for o, v in step.inputs if plan.values[root[v]].origin in ("weight", "state"))
+        constant = given if found.get("early") and not first else frozenset()
         steps.append(replace(step, call=replace(step.call, schedule=dict(found), constant=constant)))
         first = first and bool(found.get("early"))  # True until one has waited for all before
     return replace(plan, steps=tuple(steps))

@@ -98,7 +98,8 @@ class Layout:
 
 
 def roots(plan: Plan) -> dict[int, int]:
-    """Owners of memory: value id -> id of the value that owns its memory, following views."""
+    """Value id -> id of the value that owns its memory: the value itself, or for a view the value at the root of its
+    chain of views."""
     found: dict[int, int] = {}
     for value in plan.values:
         number = value.id

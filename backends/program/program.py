@@ -9,13 +9,10 @@ only what you trust. Plans for some buckets of sizes are saved programs in the f
 from __future__ import annotations
 
 import json
-import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +20,34 @@ import numpy as np
 
 from ...costdb.keys import rates
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import filled
 from ...egraph.ir.weight_data import Data
 from ...errors import ShapeError, Unpicklable, UsageError
+from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
 from ...extract.model.sizes import bound_value
-from ...imported import imported
 from ...processes.forks import Lock
-from ...wording import counted
 from ...writing.files import named_path
-from ...writing.folders import recover, replacing_folder
+from ...writing.folders import replacing_folder
 from ..device import HOST
-from ..runtime.arguments import unfolded
+from ..runtime.arguments import by_name, unfolded
 from ..runtime.cpu_tensors import LARGE, TensorCalls
 from ..runtime.heap import trim
 from ..runtime.marshalling import Quick, array_of, is_torch
-from .binaries import Binaries, collected, write_binaries
+from .binaries import Binaries, collected
 from .buckets import FOLDER, BucketForm, Buckets, CallsAtSizes
-from .cuda_helpers import cuda_text
 from .device_programs import Direct
 from .direct_calls import DirectCalls
 from .emission import emit_for, executed, programs_of
 from .emit_any_size import sources
-from .emit_cpu import bind_sizes
-from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of
+from .manifest import STATE, Manifest, Spec, initial_states, manifest_of
+from .manifest_summary import described, html_table, memory_of
 from .memory_plan import Layout
+from .program_folder import refuse_occupied, stored_bytes, write_program
 from .size_calls import SizeCalls, size_call
-from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of, write_weights
+from .torch_modes import in_plain_modes, mode_to_leave
+from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of
 
 KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
@@ -80,7 +76,7 @@ class Program(Unpicklable):
         self, plan: Plan, params: Mapping[str, Data] | None = None, *, reuse_outputs: bool = False,
         sizes: Mapping[str, int] | None = None, device: str | None = None,
     ) -> None:  # fmt: skip
-        plan = bind_sizes(plan, sizes or {})
+        plan = bound_plan(plan, sizes or {})
         emitted = emit_for(plan, reuse_outputs=reuse_outputs)
         self.plan: Plan | None = plan
         self.layout: Layout | None = emitted.layout
@@ -136,7 +132,7 @@ class Program(Unpicklable):
     # ------------------------------------------------------------ binding
     @property
     def _run(self) -> Callable[..., Sequence[Any]] | None:
-        """The bound program: what the emitted function `bind` returned; None while the program is not bound."""
+        """The function that the emitted `bind` returned; None while the program is not bound."""
         return self._bound
 
     @_run.setter
@@ -213,7 +209,7 @@ class Program(Unpicklable):
         weights that the pool holds already."""
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
         there += 0 if self._pool is None else self._pool.held(self._weights)
-        return sum(self._own_memory().values()) - there
+        return sum(memory_of(self.manifest).values()) - there
 
     def check_room(self) -> None:
         """Check free device memory without allocating.
@@ -235,7 +231,7 @@ class Program(Unpicklable):
         self.check_room()
         space = executed(self.source, self.manifest.name, self._usable())
         self._space, self._tensors = space, self._tensor_calls(space)
-        self._in_mode = _mode_to_leave(space.get("torch"), bool(self.manifest.sizes))
+        self._in_mode = mode_to_leave(space.get("torch"), bool(self.manifest.sizes))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
         weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange, self.tensors)
@@ -416,7 +412,7 @@ class Program(Unpicklable):
                     if program._new_sizes is not None and direct.call is None:
                         program._learn_sizes(args)
                 return results if converted is None else converted(results)
-        given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
+        given = args if not named and len(args) == len(self.input_names) else by_name(args, named, self.input_names)
         return self._exchange.hand_out(self.flat_near(*given), given)
 
     def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
@@ -482,7 +478,7 @@ class Program(Unpicklable):
         return self._exchange.quick(specs, lambda: None if self._run is None else self._tensors)
 
     def _tensor_calls(self, space: Mapping[str, Any]) -> TensorCalls:
-        """How the executed source takes CPU tensors, read from the names TENSORS and RESULTS in its namespace."""
+        """Calling convention of the executed source for CPU tensors, by TENSORS and RESULTS of its namespace."""
         outputs: Sequence[Any] = self.manifest.outputs
         own = [i for i in space.get("RESULTS", ()) if bytes_of(outputs[i]) < LARGE]
         own = own if own == list(space.get("RESULTS", ()))[: len(own)] else []  # they are given by position
@@ -577,20 +573,6 @@ class Program(Unpicklable):
         transfer."""
         return [self._exchange.near(v) for v in values]
 
-    def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        if len(args) > len(self.input_names):
-            raise UsageError(f"{len(args)} inputs given, the program has {len(self.input_names)}: {self.input_names}")
-        found = dict(zip(self.input_names, args))
-        twice, unknown = sorted(set(found) & set(named)), sorted(set(named) - set(self.input_names))
-        if twice or unknown:
-            what = f"inputs {twice} are given twice" if twice else f"no inputs are called {unknown}"
-            raise UsageError(what, hint=f"the inputs are {self.input_names}")
-        found |= named
-        missing = [n for n in self.input_names if n not in found]
-        if missing:
-            raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {self.input_names}")
-        return [found[n] for n in self.input_names]
-
     # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
         """Bytes by device name: for the program's device, the sum of `memory_by_kind`."""
@@ -604,41 +586,19 @@ class Program(Unpicklable):
         and results that library kernels allocate. Programs with free sizes are counted at the sizes for which the plan
         was chosen.
         """
-        found = self._own_memory()
+        found = memory_of(self.manifest)
         for plan in self.plans.values():
-            own = plan._own_memory()
+            own = memory_of(plan.manifest)
             own["weights"] = sum(bytes_of(s) for s in plan.manifest.weights if s[0] not in plan.manifest.borrowed)
             for kind, nbytes in own.items():
                 found[kind] = found[kind] + nbytes if kind in ("weights", "workspace") else max(found[kind], nbytes)
         return found
 
-    def _own_memory(self) -> dict[str, int]:
-        """`memory_by_kind` without the plans for buckets of sizes."""
-        m = self.manifest
-        results = sum(bytes_of((n, concrete(bound_value(shape, m.chosen)), d)) for n, shape, d in m.outputs)
-        results = min(results, m.fresh)  # outputs in reused memory are part of the workspace
-        return {
-            "weights": sum(map(bytes_of, m.weights)), "states": sum(map(bytes_of, m.states)), "workspace": m.workspace,
-            "results": results, "staging": m.fresh - results,
-        }  # fmt: skip
-
     def __repr__(self) -> str:
-        m = self.manifest
-        given, made = (", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs) for specs in (m.inputs, m.outputs))
-        estimate = f", {m.cost:.1f} µs estimated" if m.cost else ""
-        return f"Program {m.name}({given}) -> ({made}): {counted(m.kernels, 'kernel')}{estimate}"
+        return described(self.manifest)
 
     def _repr_html_(self) -> str:
-        m = self.manifest
-        rows = {
-            "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs" if m.cost else "not priced",
-            "lower bound": f"{m.lower_bound:.1f} µs" if m.cost else "not priced",
-            "memory": ", ".join(f"{n / 2**20:.1f} MiB on {d}" for d, n in self.memory().items()),
-            "workspace": f"{m.workspace / 2**20:.2f} MiB",
-        }  # fmt: skip
-        cells = "".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
-        code = f"<details><summary>source</summary><pre>{escape(self.source)}</pre></details>"
-        return f"<b>{escape(repr(self))}</b><table>{cells}</table>{code}"
+        return html_table(self.manifest, self.memory(), self.source)
 
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
@@ -655,7 +615,7 @@ class Program(Unpicklable):
         target = named_path(folder)
         refuse_occupied(target)
         with replacing_folder(
-            target, needed=sum(len(p.source) + p._stored_bytes for p in (self, *self.plans.values()))
+            target, needed=sum(len(p.source) + stored_bytes(p.manifest) for p in (self, *self.plans.values()))
         ) as part:
             self._write(part)
             for name, plan in self.plans.items():
@@ -663,59 +623,15 @@ class Program(Unpicklable):
                 plan._write(part / FOLDER / name)
         return target
 
-    @property
-    def _stored_bytes(self) -> int:
-        """Bytes of the weights that are in the saved program's own weight file."""
-        m = self.manifest
-        return sum(bytes_of(s) for s in (*m.weights, *m.initial) if s[0] not in m.borrowed)
-
     def _write(self, part: Path) -> None:
         """Write this plan's files into an empty folder."""
-        manifest = replace(self.manifest, way=getattr(self._run, "way", "") or self.manifest.way)
         self._collect()
-        stored = [s for s in (*manifest.weights, *manifest.initial) if s[0] not in manifest.borrowed]
-        (part / "program.py").write_text(self.source, encoding="utf-8")
-        if text := cuda_text(self.source):
-            (part / "kernels.cu").write_text(text, encoding="utf-8")
-        write_weights(part / "weights.safetensors", stored, self._weights)
-        manifest = replace(manifest, binaries=write_binaries(part, self._binaries))
-        (part / "manifest.json").write_text(manifest_json(manifest, self.source), encoding="utf-8")
+        manifest = replace(self.manifest, way=getattr(self._run, "way", "") or self.manifest.way)
+        write_program(part, manifest, self.source, self._weights, self._binaries)
         if self.report is not None:
             (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
         if self.attached is not None:
             self.attached(part)
-
-
-# ---------------------------------------------------------------- outputs
-def _mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
-    """Function that tells whether the caller is in a Torch mode that a call must leave; None if Torch is not used.
-
-    Autocast would change the dtypes of the plan. Inference mode matters to programs with free sizes (`sized`):
-    memory that they allocate in it could not be written outside of it later.
-    """
-    if torch is None:
-        return None
-    autocast, inference = torch._C._is_any_autocast_enabled, torch.is_inference_mode_enabled
-    return (lambda: autocast() or inference()) if sized else autocast
-
-
-@contextmanager
-def in_plain_modes(device: str) -> Iterator[None]:
-    """Context without autocast on a device ("" for the host), inference mode and gradients, if Torch is imported."""
-    torch = imported("torch")
-    if torch is None:
-        yield
-        return
-    plain = torch.autocast(device.partition(":")[0] or "cpu", enabled=False)
-    with plain, torch.inference_mode(False), torch.no_grad():  # leaving inference mode turns gradients on
-        yield
-
-
-def refuse_occupied(target: Path) -> None:
-    """Raise UsageError unless the target is free, an empty folder or a saved program."""
-    recover(Path(os.path.realpath(target)))
-    if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
-        raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
 
 
 def _data(name: str, value: Any, wanted: Type | None) -> Data:

@@ -18,7 +18,7 @@ PROPERTIES = frozenset(["T", "mT"])
 
 
 class Untraceable(Exception):
-    """Raised where code of a program cannot be recorded as a function of sizes; the message says what it met."""
+    """Raised where code of a program cannot be recorded as a function of sizes; the message names the operation."""
 
 
 @dataclass(eq=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...errors import UsageError
+
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     """Yields (path, array or tensor) of the leaves of a nested value.
@@ -43,4 +45,23 @@ def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]
     return found
 
 
-__all__ = ["unfolded"]
+def by_name(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """The inputs in the order of `names`, from positional and named arguments.
+
+    Raises UsageError for too many, unknown, repeated or missing arguments.
+    """
+    if len(args) > len(names):
+        raise UsageError(f"{len(args)} inputs given, the program has {len(names)}: {names}")
+    found = dict(zip(names, args))
+    twice, unknown = sorted(set(found) & set(named)), sorted(set(named) - set(names))
+    if twice or unknown:
+        what = f"inputs {twice} are given twice" if twice else f"no inputs are called {unknown}"
+        raise UsageError(what, hint=f"the inputs are {names}")
+    found |= named
+    missing = [n for n in names if n not in found]
+    if missing:
+        raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {names}")
+    return [found[n] for n in names]
+
+
+__all__ = ["by_name", "unfolded"]

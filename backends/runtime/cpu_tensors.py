@@ -23,9 +23,9 @@ LARGE = 1 << 20  # bytes from which NumPy allocates results: it asks for large p
 
 
 class TensorCalls(NamedTuple):
-    """How a program on arrays is called with CPU tensors: with the tensors themselves (`direct`), or with arrays over
-    their memory. `results`: outputs for which a direct call passes fresh tensors after the inputs; `complete`: whether
-    these are all outputs."""
+    """Calling convention of a program on arrays for CPU tensors: with the tensors themselves (`direct`), or with arrays
+    over their memory. `results`: outputs for which a direct call passes fresh tensors after the inputs; `complete`:
+    whether these are all outputs."""
 
     direct: bool = False
     results: Sequence[Spec] = ()
@@ -97,7 +97,8 @@ def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
 
 
 def any_size_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
-    """As `tensor_guard`, but for tensors of any sizes and strides with as many axes as those in `given`."""
+    """Function that tests whether arguments are tensors like those in `given` (`tensor_guard`), but of any sizes and
+    strides with as many axes. None if Torch has no such guards, or if `given` fails the test."""
     guards = _dynamo_guards("TensorGuards")
     if guards is None:
         return None

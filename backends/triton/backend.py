@@ -25,8 +25,8 @@ from .warp_specialized.convolution import emit_convolution
 from .warp_specialized.schedules import attention_fits, attention_schedules, convolution_fits, convolution_schedules
 
 DESCRIBING = '''def described(x, shape, block, swizzle=0, strides=()):
-    """A matrix in memory, of which a kernel reads blocks, or with strides what lies further apart or has more axes; `swizzle`: how
-    blocks lie in memory that roles share, in bytes."""
+    """Tensor descriptor (TMA) of a matrix that a kernel reads in blocks; with `strides`, of a tensor with other strides or more axes.
+    `swizzle`: shared-memory swizzle of the blocks in bytes, for warp-specialized kernels."""
     if swizzle:
         from triton.experimental.gluon.language import NVMMASharedLayout
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -40,7 +40,7 @@ DESCRIBING = '''def described(x, shape, block, swizzle=0, strides=()):
 LARGER, SMALLER = (
     f'''@triton.jit
 def {name}(a, b):
-    """The {name} of two numbers; NaN is not lost."""
+    """The {name} of two numbers; NaN propagates."""
     return tl.{op}(a, b, tl.PropagateNan.ALL)'''
     for name, op in (("larger", "maximum"), ("smaller", "minimum"))
 )
@@ -49,14 +49,14 @@ INTERPRETED = "INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)"
 
 BEGINNING = '''@triton.jit
 def begin_early():
-    """The next kernel may start; this one waits for the end of the one before. The interpreter runs one at a time."""
+    """Programmatic dependent launch: let the next kernel start, then wait for the end of the previous one. No-op in the interpreter."""
     if not INTERPRETED:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()'''
 
 HELD = '''@triton.jit
 def held(x):
-    """A product that the matrix unit has done with: what uses it waits."""
+    """A tensor-core product after its wait: uses of the result stay behind the wait."""
     if INTERPRETED:
         return x
     return tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=True, pack=1)'''

@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...processes.child import die_with_parent, own_output
+from ...processes.child import die_with_parent, own_output, yield_to_others
 from ...processes.memory_limits import MEMORY_EXIT, limit_own_memory
 from . import compile_worker
 
 CHUNK = 1 << 16
+NICE = 5  # behind the search and its lowering workers
 READY = 0  # reply id that is no job: the compiler is loaded
 
 Job = Mapping[str, Any]
@@ -114,7 +115,7 @@ class Server:
             compiler.job, compiler.until = None, float("inf")
 
     def _lost(self, compiler: Compiler, status: str, message: str) -> None:
-        """Remove a compiler; its job fails."""
+        """Remove a compiler that ended or was killed; the reply to its job is a failure of this status and message."""
         self.selector.unregister(compiler.way)
         self.compilers.remove(compiler)
         code = compiler.end()
@@ -126,7 +127,7 @@ class Server:
             self.say(lost)
 
     def say(self, reply: Mapping[str, Any]) -> None:
-        """Write a reply."""
+        """Write a reply to the parent, as a line of JSON."""
         self._reply(json.dumps(reply).encode())
 
     def _reply(self, line: bytes) -> None:
@@ -165,6 +166,7 @@ def main() -> None:
     """`compile_server COMPILERS CAPABILITY`: serve standard input. SIGINT is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    yield_to_others(NICE)
     out = own_output()
     compile_worker.begin(int(sys.argv[2]))
     server = Server(0, out.fileno(), int(sys.argv[1]))

@@ -17,24 +17,16 @@ from ...egraph.ir.pattern_parser import parse_terms
 from ...egraph.ir.tensor import topological
 from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms
-from ...extract.model.work import written_into
+from ...extract.model.work import is_read, written_into
 from ..generate.kernel_text import KernelText, module_of
 from ..verification import compare
 from ..verification.rounding_noise import RoundingSensitivity, kernel_fault
 from ..verification.torch_reference import evaluate
 from . import gpu_operands
+from .gpu_accuracy import LEAST_SIZE, LOST, NORMS, TOLERANCE, accuracy
 from .gpu_context import compiler_loaded
 from .gpu_device import MeasuringDevice, Run
 from .result_check import Wrong
-
-TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
-"""Maximum relative Frobenius error of a kernel, by the narrowest float dtype of operands and output: about ten times
-the error of one rounding. (Whether a program is accurate enough is decided for the whole program.)"""
-LOST = 20.0  # tolerance of a kernel that rounds its operands (TF32), as a multiple of the error of rounding one operand
-LEAST_SIZE = 1 / 16  # minimum scale of operand values, if values of usual size overflow
-_PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
-
 
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
 
@@ -111,6 +103,8 @@ class Bench:
         self.roots = pattern_terms(parse_terms(pattern), call)
         self.roles = gpu_operands.operand_roles(self.roots)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
+        # in-place outputs of which a call touches a few rows; those that it also reads are as cold as other operands
+        self.unread = {n: o for n, o in self.bases.items() if not is_read(self.roots, n)}
         self.sets: list[Arguments] = []
         self.tried: dict[int, LoadedKernel] = {}
         self.size = 1.0  # scale of the operand values, besides their roles
@@ -118,7 +112,7 @@ class Bench:
             self._drawn()
             device.synchronize()
         operands = self.sets[0].operands
-        untouched = {*self.bases.values()}, {*self.bases}
+        untouched = {*self.bases.values()}, {*self.unread}
         tensors = [x for n, x in operands.items() if n not in untouched[0]]
         tensors += [x for n, x in enumerate(self.sets[0].outputs) if n not in untouched[1]]
         self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # bytes read and written with one set
@@ -152,9 +146,10 @@ class Bench:
         return False
 
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
-        """Operands with new outputs. Outputs that update an operand in place (scatter) are shared by all sets."""
+        """Operands with new outputs. Outputs that update an operand in place (scatter) and are not read are shared by
+        all sets."""
         rooms = [
-            self.sets[0].rooms[n] if self.sets and n in self.bases else gpu_operands.room(o, self.device.name)
+            self.sets[0].rooms[n] if self.sets and n in self.unread else gpu_operands.room(o, self.device.name)
             for n, o in enumerate(self.call.outputs)
         ]
         return Arguments(operands, rooms)
@@ -372,6 +367,10 @@ class Bench:
         }
 
 
+def _within(value: float, low: int, high: int) -> int:
+    return int(min(max(value, low), high))
+
+
 def _like(x: Any, device: str) -> Any:
     """An uninitialized tensor with the shape, strides and dtype of another."""
     import torch
@@ -379,41 +378,11 @@ def _like(x: Any, device: str) -> Any:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
-def _within(value: float, low: int, high: int) -> int:
-    return int(min(max(value, low), high))
-
-
 def _steady(samples: list[float]) -> bool:
     if len(samples) < ENOUGH:
         return False
     middle = sorted(samples)[len(samples) // 2]
     return sorted(abs(s - middle) for s in samples)[len(samples) // 2] < STEADY * middle
-
-
-def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms of the result `got` against the reference `want`, over elements where both are finite.
-
-    Keys as for `result_check.accuracy`. Raises Wrong if NaN or infinity differ.
-    """
-    import torch
-
-    g, w = got.double(), want
-    rounded = w.to(got.dtype).double()  # values too large for the dtype become infinite
-    finite = torch.isfinite(rounded)
-    misplaced = (torch.isnan(g) != torch.isnan(w)) | (torch.isinf(rounded) & (g != rounded))
-    g, w = torch.where(finite, g, 0.0), torch.where(finite, w, 0.0)
-    error = (g - w).abs()
-    spacing = torch.exp2((torch.frexp(w).exponent.clamp_min(-126) - _PRECISION[dtype]).double())
-    norms = torch.stack([
-        misplaced.any().double(), error.square().sum().sqrt(), w.square().sum().sqrt(),
-        *(t.max() if t.numel() else t.sum() for t in (
-            error, torch.where(error > 0, error / w.abs(), 0.0), error / spacing,
-        )),
-    ])  # fmt: skip
-    wrong, off, norm, largest, relative, ulp = norms.tolist()
-    if wrong:
-        raise Wrong("NaN or infinity in unexpected elements, or elements that were not written")
-    return dict(zip(NORMS, (off / norm if norm else float(off > 0), largest, relative, ulp)))
 
 
 @contextlib.contextmanager

@@ -96,11 +96,13 @@ def _checked(call: Call) -> Call:
         for d in o.type.shape:
             size *= _natural(d)
         if size > MOST_ELEMENTS or len(o.strides) != len(o.type.shape):
-            raise UsageError(f"an operand of {size} elements with strides {o.strides}")
+            raise UsageError(
+                f"the operand of {size} elements with strides {o.strides} is too large or has another number of axes"
+            )
         Type(o.type.shape, dtypes.check(o.type.dtype))
         for s in o.strides:
             if type(s) is not int or abs(s) > MOST_ELEMENTS:
-                raise UsageError(f"a stride of {s!r}")
+                raise UsageError(f"the stride {s!r} is not an integer of at most {MOST_ELEMENTS}")
     return replace(call, schedule=_schedule(call.schedule))
 
 

@@ -98,7 +98,7 @@ def machine_of(backend: str) -> MachineKey:
 
 @cache
 def _machine(backend: str, threads: int, gpu: str) -> MachineKey:
-    """See `machine_of`; cached by the settings that it depends on."""
+    """Machine key of a backend (`machine_of`), cached by the settings `threads` and `gpu` on which it depends."""
     from ..registry import backends
 
     found = backends().get(backend)

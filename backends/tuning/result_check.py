@@ -77,10 +77,8 @@ def check_layout(output: Operand, got: Array) -> None:
 def check_values(
     kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: RoundingSensitivity
 ) -> dict[str, float]:  # fmt: skip
-    """As `check` without the layout, also for a part of an output; `kind`: type of the output.
-
-    Raises Wrong for a large error.
-    """
+    """Error norms of an output, or of a part of one, against its float64 reference; the layout is not checked. `kind`:
+    type of the output; other arguments as for `check`. Raises Wrong for a large error."""
     if not dtypes.is_float(kind.dtype):
         found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
     else:

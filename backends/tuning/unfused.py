@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ...egraph.ir.composite_ops import expand
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.pattern import PatternCall, Var
 from ...egraph.ir.pattern_attrs import Name
-from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.tensor import Tensor, topological
 from ...errors import NoPlanError
 from ...extract.model.kernel import Backend, Call, Operand, Strides, Template, contiguous
 from ...extract.model.plan import Plan, Step, Value
@@ -26,8 +27,9 @@ _WEIGHTS = ("param", "constant", "full", "iota")
 def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
     """Unfused plan of a graph: one kernel per node in topological order.
 
-    A node's kernel is its first legal template, in the order of the backends. Nodes are views where strides allow that;
-    weights are folded at load. Raises NoPlanError for an op without a legal template.
+    A node's kernel is its first legal template, in the order of the backends; a composite op without one is
+    decomposed. Nodes are views where strides allow that; weights are folded at load. Raises NoPlanError for an atomic
+    op without a legal template.
     """
     return _Builder(graph, [t for b in backends for t in b.templates if not t.loss]).build()
 
@@ -47,18 +49,22 @@ class _Builder:
         for t in self.templates:
             if isinstance(t.term, PatternCall) and _plain(t):
                 self.by_op.setdefault(t.term.op, []).append(t)
-        nodes = self.graph.nodes()
-        for node in nodes:
-            if node.op in _WEIGHTS or (node.args and all(a in self.foldable for a in node.args)):
-                self.foldable.add(node)
         for leaf in self.graph.inputs:
             self.ids[leaf] = self._add(leaf, "input", leaf.attr("name"))
-        for node in nodes:
-            if node not in self.ids and node not in self.foldable:
-                self._node(node)
+        self._nodes(self.graph.nodes())
         outputs = tuple(self._read(n) for n in self.graph.outputs)
         updates = {name: self._read(n) for name, n in self.graph.updates.items()}
         return Plan(self.graph, tuple(self.values), tuple(self.steps), self.weights, outputs, updates, 0.0, 0.0)
+
+    def _nodes(self, nodes: Sequence[Tensor]) -> None:
+        """Add kernels for all nodes, operands first, except those that depend on weights only: they are folded at
+        load."""
+        for node in nodes:
+            if node.op in _WEIGHTS or (node.args and all(a in self.foldable for a in node.args)):
+                self.foldable.add(node)
+        for node in nodes:
+            if node not in self.ids and node not in self.foldable:
+                self._node(node)
 
     def _add(self, node: Tensor, origin: str, name: str = "", strides: Strides | None = None, base: int = -1) -> int:
         number = len(self.values)
@@ -76,8 +82,13 @@ class _Builder:
             self.ids[node] = self._add(node, "state", node.attr("name"))
             return
         inputs = list(map(self._read, node.args))
-        if not self._computed(node, inputs) and not self._computed(node, [self._dense(v) for v in inputs]):
+        if self._computed(node, inputs) or self._computed(node, [self._dense(v) for v in inputs]):
+            return
+        if not node.entry.composite:
             raise NoPlanError(f"no kernel computes {node!r}")
+        body = expand(node)
+        self._nodes(topological([body]))
+        self.ids[node] = self._read(body)
 
     def _computed(self, node: Tensor, inputs: Sequence[int]) -> bool:
         """Add a kernel for the node over the values `inputs` if a template accepts their layouts; returns whether one
@@ -91,7 +102,7 @@ class _Builder:
         return False
 
     def _dense(self, value: int) -> int:
-        """The value if it is dense, else a row-major copy of it."""
+        """Id of the value if it is dense, else of a row-major copy, for which a kernel is added."""
         old = self.values[value]
         source = Operand(old.type, old.strides)
         if source.dense:

@@ -39,7 +39,10 @@ def launch_of(kernel: Kernel, known: Mapping[str, Any]) -> Launch:
                           where=str(kernel.file), hint="return the text, or tg.Launch(source=..., grid=...)")  # fmt: skip
     grid = found.grid if isinstance(found.grid, tuple) else (found.grid,)
     if not 1 <= len(grid) <= 3 or any(type(g) is not int or g < 1 for g in grid):
-        raise KernelError(f"the grid of {kernel.name!r} is {found.grid!r}", where=f"{kernel.file}, {_shown(known)}")
+        raise KernelError(
+            f"the grid of {kernel.name!r} is {found.grid!r}, not one to three positive integers",
+            where=f"{kernel.file}, {_shown(known)}",
+        )
     return found
 
 
@@ -83,7 +86,7 @@ class Body:
         return f"{self.kernel.name}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
 
     def launch(self, call: Call) -> Launch:
-        """The `Launch` of a call: source text and how it is launched. Raises KernelError as `launch_of` does."""
+        """Source text of a call, and how it is launched. Raises KernelError as `launch_of` does."""
         name = self.name(call)
         if name not in self._launches:
             self._launches[name] = launch_of(self.kernel, self.known(call))

@@ -2,9 +2,11 @@
 
 Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
 that are compared with a constant or with positions are near those. Divisors are not zero. Integers used only in integer
-arithmetic cover their whole dtype and wrap around. Floats are normal numbers, positive if a logarithm or root is taken
-of them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large;
-in the third, some operands of logarithms and roots are not positive.
+arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with the mean and deviation of the
+graph's typical values where these are known, positive if a logarithm or root is taken of them. In the second input a
+share of the floats is zero, has few bits (causing ties) or is a thousand times as large; in the third, some operands of
+logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a training step's) are scaled as
+weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ SHARE = 0.125  # share of special values
 EDGE = 100  # bound of integers that floats are computed from
 LARGE_INT = 70_000  # the same in the second and third input, if no exponential occurs
 DRAWN = 1 << 26  # maximum elements drawn individually; larger inputs repeat a block
+DEEP = 4  # products of computed values with inputs, in a graph whose inputs are scaled as weights
 PERIOD = (
     1 << 24
 ) + 43  # elements of the block: a prime, so that no stride and no tile size is a multiple of the period
@@ -45,9 +48,11 @@ class InputDistribution:
     """Distribution of one verification input's values.
 
     `divisor`, `exponent`, `positive`: whether the values divide, are exponents, or are operands of a logarithm or
-    root.
+    root. `mean`, `deviation`: of floats.
     """
 
+    mean: float = 0.0
+    deviation: float = 1.0
     bound: int = 0  # indices of an axis of this size, if not 0
     signed: bool = False  # whether negative indices are allowed
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
@@ -60,6 +65,7 @@ class InputDistribution:
     positive: bool = False
     large: bool = True  # whether large floats are allowed
     exponential: bool = False  # whether an exponential occurs: integers may be masks, which are 0 and 1
+    weight: bool = False  # a factor of computed values in a deep graph: special values are as small as the others
 
 
 def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, InputDistribution]:
@@ -67,13 +73,41 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
     found = {str(n.attr("name")): InputDistribution() for n in graph.nodes() if n.op in kinds}
     for name, bound in index_bounds(graph, kinds).items():
         found[name].bound = bound
+    for name in found.keys() & graph.typical.keys():
+        found[name].mean, found[name].deviation = graph.typical[name]
     nodes = topological(expand_all(graph.roots))
     narrow = any(n.dtype in HALVES for n in nodes)
     exponential = any(n.op == "exp" for n in nodes)
     for role in found.values():
         role.large, role.exponential = not narrow, exponential
     _spread(graph, nodes, found, kinds)
+    fans = _fan_ins(nodes)
+    for name in fans.keys() & found.keys() if len(fans) > DEEP else ():
+        found[name].weight = True
+        if name not in graph.typical:
+            found[name].deviation = fans[name] ** -0.5
     return found
+
+
+def _fan_ins(nodes: Sequence[Tensor]) -> dict[str, int]:
+    """Contracted sizes of the inputs that are only factors of computed values, in products, through views and casts."""
+    fans: dict[str, int] = {}
+    others: set[str] = set()
+    for node in nodes:
+        if node.is_leaf or (len(node.args) == 1 and (node.entry.moves or node.op == "cast")):
+            continue
+        leaves = [next(iter(_sources(a)), None) for a in node.args]
+        for at, leaf in enumerate(leaves):
+            if leaf is None or leaf.op != "input":
+                continue
+            name = str(leaf.attr("name"))
+            factor = node.entry.kind == "contraction" and any(x is None for x in leaves[:at] + leaves[at + 1 :])
+            if factor and node.op in ("matmul", "conv"):
+                shape = concrete(node.args[0 if node.op == "matmul" else 1].shape)
+                fans[name] = max(shape[-1] if node.op == "matmul" else math.prod(shape[1:]), 1)
+            else:
+                others.add(name)
+    return {name: size for name, size in fans.items() if name not in others}
 
 
 def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, InputDistribution], kinds: Sequence[str]) -> None:
@@ -237,6 +271,8 @@ def _free(shape: tuple[int, ...], info: Any, role: InputDistribution, rng: np.ra
 def odd_numbers(role: InputDistribution) -> tuple[float, ...]:
     """Special floats of the second input: zeros, numbers with few bits, large ones."""
     found: tuple[float, ...] = ODD + LARGE if role.large else ODD
+    if role.weight:
+        found = tuple(role.deviation * x for x in ODD if abs(x) <= 2)
     found += tuple(c * f for c in sorted(role.limits) for f in (1.0, 0.75, 1.5))
     return tuple(abs(x) for x in found if x) if role.positive else found
 
@@ -276,9 +312,10 @@ def _block(
 
 
 def _floats(shape: tuple[int, ...], role: InputDistribution, rng: np.random.Generator, turn: int) -> Array:
-    x = np.asarray(rng.standard_normal(shape))
+    x = np.asarray(role.mean + role.deviation * rng.standard_normal(shape))
     if role.positive:
-        x = np.where(rng.random(shape) < SHARE, x, np.abs(x) + 0.1) if turn == 2 else np.abs(x) + 0.1
+        away = np.abs(x) + 0.1 * role.deviation
+        x = np.where(rng.random(shape) < SHARE, x, away) if turn == 2 else away
     if turn == 1:
         x = np.where(rng.random(shape) < SHARE, rng.choice(np.array(odd_numbers(role)), shape), x)
     return np.asarray(x)

@@ -70,7 +70,8 @@ class _AnyOrder:
     overflows: bool = False
 
     def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
-        """The node's value."""
+        """The node's value as `compute` gives it, except for elements whose overflow depends on the order of a sum:
+        each such element becomes one of its possible results (see the class)."""
         value = compute(operands)
         if node.op not in SUMS or not dtypes.is_float(node.dtype):
             return value

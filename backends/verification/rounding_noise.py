@@ -152,7 +152,7 @@ class _Around:
     mirrored: bool = False
 
     def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
-        """The node's value with noise."""
+        """The node's value as `compute` gives it, with random relative noise of the size of its rounding."""
         if _accumulates(node.entry):
             operands = [self._noisy(x, a.dtype, _short(x, a.dtype)) for x, a in zip(operands, node.args)]
         if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is next to a discontinuity

@@ -46,9 +46,8 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = T
 def evaluate_graph(
     graph: Graph, values: Mapping[str, Any], *, float64: bool = False, device: str = GPU_KIND
 ) -> list[np.ndarray[Any, Any]]:
-    """Values of a graph's roots for inputs and states by name, computed on a device; `float64`: all floats
-    are float64. Like `egraph.interpret.evaluate`.
-    """
+    """Values of a graph's roots as arrays, computed by Torch on a device. `values`: inputs and states by name;
+    `float64`: all floats are float64."""
     from ..runtime.marshalling import array_of
 
     return [array_of(x) for x in evaluate_tensors(graph, values, device, float64=float64)]
@@ -58,7 +57,8 @@ def evaluate_tensors(
     graph: Graph, values: Mapping[str, Any], device: str, *, float64: bool = False,
     poll: Callable[[], object] = lambda: None, kept: dict[str, torch.Tensor] | None = None, around: Around | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """As `evaluate_graph`, but the results stay on the device; `values` may be arrays or tensors.
+    """Values of a graph's roots as tensors on a device. `values`: arrays or tensors of inputs and states, by name;
+    `float64`: all floats are float64.
 
     `kept`: params already on the device, by name; newly copied ones are added. `poll`, `around`: as for
     `egraph.interpret.evaluate`.
@@ -178,7 +178,8 @@ def _torch(name: str) -> Function:
 
 
 def _arithmetic(name: str) -> Function:
-    """As `_torch`, extended to bools as in NumPy: they are computed as 0 and 1, and nonzero results are true."""
+    """Function of attributes and operands that calls the Torch function `name` (`_torch`). As in NumPy, bools are
+    computed as 0 and 1, and nonzero results are true."""
     function = _torch(name)
 
     def run(attrs: Attrs, *args: Any) -> Any:

@@ -130,7 +130,7 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _innermost(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int]:
-    """The axis of the smallest stride, counted from the right; its size; its stride."""
+    """(axis of the smallest stride, counted from the right; size of that axis; its stride)."""
     axes = [(abs(step), -n) for n, (size, step) in enumerate(zip(shape, strides)) if size > 1]
     if not axes:
         return 0, 1, 1

@@ -158,7 +158,8 @@ class RelatedKernels:
 
 
 def _spread(residuals: Array) -> tuple[float, float]:
-    """Interval around a predicted log ratio: quantiles of the held-out residuals, widened if there are few."""
+    """(lower, upper) bound of the interval around a predicted log ratio: quantiles of the held-out residuals, widened
+    if there are few."""
     if len(residuals) < _FEW:
         largest = max(_FEW_SPREAD, float(np.abs(residuals).max(initial=0.0)))
         return -largest, largest

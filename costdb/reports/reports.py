@@ -91,7 +91,7 @@ class CompactReport(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class CheckReport(StoreReport):
-    """Result of `Store.check`: shards read and verified, and what was refused."""
+    """Result of `Store.check`: shards read and verified, and refused rows and shards with reasons."""
 
     root: str
     shards: int
@@ -109,7 +109,7 @@ class CheckReport(StoreReport):
         return not (self.bad_shards or self.quarantined or self.skipped_rows) and self.cache == "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and `ok`."""
+        """The fields of the report and `ok`, as JSON values."""
         return {"ok": self.ok, **super().to_json()}
 
 
@@ -148,6 +148,6 @@ class StoreStats(StoreReport):
     families: tuple[FamilyStats, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
-        """The fields, then one line per family."""
+        """(title, text) of each field, then of each family."""
         own = [line for line in super().lines() if line[0] != "families"]
         return own + [line for family in self.families for line in family.lines()]

@@ -238,7 +238,7 @@ def _columns(rows: Iterable[Row]) -> dict[str, list[Any]]:
 
 
 def _call(row: Row) -> tuple[str, ...]:
-    """A kernel at its shapes and strides, without its schedule."""
+    """Key of a kernel at its shapes and strides, without its schedule."""
     return tuple(row[name] for name in ("kernel", "shapes", "dtypes", "strides"))
 
 
@@ -251,7 +251,8 @@ def _work(row: Row) -> Work:
 
 
 def _key(row: Row) -> KernelKey:
-    """A key for prediction from the columns kept in memory; its digest is another one."""
+    """Kernel key built from the columns that are kept in memory, for predictions only: its digest is not the stored
+    one."""
     texts = {name: row.get(name, "") for name in TEXT_FIELDS + LABEL_FIELDS}
     return KernelKey(**texts, **{name: json.loads(row.get(name) or "[]") for name in TUPLE_FIELDS})
 

@@ -43,7 +43,7 @@ class CacheUnusable(Exception):
 
 @dataclass
 class LoadedCache:
-    """Rows read from a store, with what was refused.
+    """Rows read from a store, and the data that were refused.
 
     `shards`: names of the good shards. `skipped`: number of skipped rows by reason. `bad`: bad shards with the reason.
     `set_aside`: new path of a damaged cache file.
@@ -171,7 +171,7 @@ def set_aside(file: Path) -> Path:
 
 
 class _WrongVersion(Exception):
-    """The cache was written by another version of this package."""
+    """Raised when the cache was written by another version of this package."""
 
 
 def _raise_if_no_room(error: Exception) -> None:

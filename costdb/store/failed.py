@@ -48,7 +48,7 @@ class FailedReport(StoreReport):
     ways: tuple[Failed, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
-        """The totals, then one line per kind."""
+        """(title, text) of the totals, then of each kind."""
         return [
             *(line for line in super().lines() if line[0] != "ways"),
             *(x for way in self.ways for x in way.lines()),

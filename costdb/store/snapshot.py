@@ -141,7 +141,7 @@ class Snapshot:
         return {name: columns[name][row] for name in names}
 
     def _canonical(self, rows: list[int]) -> int:
-        """The row that decides labels and work if a key's rows disagree: the newest."""
+        """Index of the row whose labels and work count if the rows of a key disagree: the newest one."""
         columns = self._columns["timing"]
         return max(rows, key=lambda row: (columns["time_us"][row], *(str(column[row]) for column in columns.values())))
 

@@ -208,7 +208,7 @@ def _quartiles(medians: Sequence[float], samples: Sequence[float]) -> list[float
 
 
 def _call(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """A kernel at its shapes, without its schedule."""
+    """Key of a kernel at its shapes, without its schedule."""
     return tuple(record[name] for name in ("kernel", "constants", "shapes", "dtypes", "strides"))
 
 

@@ -317,8 +317,8 @@ class Store:
         return CompactReport(len(before), len(kept), rows_before, table.num_rows)
 
     def check(self) -> CheckReport:
-        """Verify every shard, quarantine bad ones, remove stale temporary files and test the cache; returns what was
-        found."""
+        """Report of verifying every shard: bad ones are quarantined, stale temporary files removed, and the cache
+        tested."""
         bad, skipped = {}, Counter[str]()
         good = rows = 0
         for shard in shards.find(self.root):

@@ -22,7 +22,8 @@ from ..ir.pattern_attrs import holds
 from ..ir.recurrent import parts_of
 from ..ir.rule import Rule
 from ..ir.tensor import LEAVES, Tensor, topological
-from ..saturate.saturate import Limits, SaturationSession, saturate_block
+from ..saturate.saturate import Limits, saturate_block
+from ..saturate.sessions import SaturationSession
 from ..view.match import Binding, Matcher
 from ..view.view import EGraphView
 from .congruence import Congruence, Equation, ShortProofs

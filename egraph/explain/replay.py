@@ -98,7 +98,7 @@ def _compared(pairs: Sequence[tuple[Tensor, Tensor]], seed: int, bounds: Mapping
 
 
 def _local(step: ProofStep) -> tuple[Tensor, Tensor]:
-    """Both forms of a step with inputs in place of the largest float subterms that both contain."""
+    """(subterm before a step, subterm after), with inputs in place of the largest float subterms that both contain."""
     shared = set(topological([step.before])) & set(topological([step.after]))
     known: dict[Tensor, Tensor] = {}
 

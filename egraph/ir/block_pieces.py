@@ -210,7 +210,10 @@ def _bond(listing: NodeOrder, piece: BlockPiece) -> int:
 
 
 def _wiring(listing: NodeOrder, a: BlockPiece, b: BlockPiece) -> tuple[Any, ...]:
-    """How piece b uses the values of piece a, and which outputs of a are used after b; part of the pair's kind."""
+    """Positions in piece a of b's inputs and of b's weights (-1 if not in a), and of a's outputs that are used after b.
+
+    Part of the kind of the pair; all pairs of one kind are merged, or none is.
+    """
     known = {v: k for k, v in enumerate([*a.inputs, *a.outputs, *a.weights])}
     outside = tuple(k for k, v in enumerate(a.outputs) if _gives(listing, v, b.end))
     return (tuple(known.get(v, -1) for v in b.inputs), tuple(known.get(v, -1) for v in b.weights), outside)

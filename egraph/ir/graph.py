@@ -21,7 +21,9 @@ class Graph:
     `params` maps parameter names to data (possibly lazy; possibly missing until `bind`). `updates` maps each mutated
     state to its value after a call. `structure`: containers in which outputs are returned, with output indices as
     leaves (structure.py); None means a single output. `modules`: module paths ("blocks.0.attn") of operations as they
-    were loaded, where the source knows them; passes leave it as it is.
+    were loaded, where the source knows them; passes leave it as it is. `typical`: mean and standard deviation of float
+    inputs by name, where the source knows values of them; random inputs are drawn so. `inner`: names of outputs that
+    are values inside of a training step (saved for the backward pass, gradients).
     """
 
     outputs: tuple[Tensor, ...]
@@ -32,6 +34,8 @@ class Graph:
     structure: Any = None
     name: str = "graph"
     modules: Mapping[Tensor, str] = field(default_factory=dict, compare=False, repr=False)
+    typical: Mapping[str, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+    inner: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @staticmethod
     def of(

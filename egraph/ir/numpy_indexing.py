@@ -40,7 +40,9 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         span = k.rank if isinstance(k, Tensor) else 1
         if isinstance(k, Tensor):
             if k.dtype == "bool":
-                raise UsageError("how many elements a mask picks depends on values", hint="tg.where(mask, x, 0)")
+                raise UsageError(
+                    "the number of elements that a mask selects depends on values", hint="tg.where(mask, x, 0)"
+                )
             x = gather(x, from_end(k, x.shape[axis]), axis)
         elif isinstance(k, slice):
             x = _slice_key(x, axis, k)

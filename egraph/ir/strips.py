@@ -136,7 +136,8 @@ def _of_product(axis: int, rank: int, shapes: Iterable[tuple[int, ...]]) -> list
 
 
 def _of_reshape(axis: int, shape: tuple[int, ...], before: tuple[int, ...]) -> list[Axis] | None:
-    """The operand axis that equals this result axis: same length and the same number of elements before it."""
+    """The operand axis that equals this result axis: same length and the same number of elements before it. None if
+    there is no such axis."""
     for place, size in enumerate(before):
         if size == shape[axis] and math.prod(before[:place]) == math.prod(shape[:axis]):
             return [place]

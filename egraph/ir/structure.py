@@ -117,7 +117,7 @@ def unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
 
 
 def _pairs(items: Sequence[Any], keys: tuple[type, ...]) -> list[tuple[Any, Any]]:
-    """Items as pairs of a key, each once, and a value."""
+    """(key, value) of each item; no key occurs twice."""
     for item in items:
         if not isinstance(item, list) or len(item) != 2 or type(item[0]) not in keys:
             raise ValueError(f"the structure has the entry {str(item)[:80]!r}")

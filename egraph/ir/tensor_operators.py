@@ -61,7 +61,9 @@ def _checked(build: Callable[..., Tensor], refused: str = "") -> Callable[..., T
     @functools.wraps(build)
     def checked(*operands: Any) -> Tensor:
         if refused and all(_is_kind(o, refused) for o in operands):
-            raise UsageError(f"{build.__name__} of {refused}s", hint="cast first, or use a logical operation")
+            raise UsageError(
+                f"{build.__name__} is not defined for {refused} operands", hint="cast first, or use a logical operation"
+            )
         refuse_outside(operands[-2:])  # the condition of `where` comes first
         return build(*operands)
 
@@ -87,7 +89,7 @@ def _bitwise(name: str) -> Callable[..., Tensor]:
 
     def checked(x: Any, y: Any) -> Tensor:
         if _is_kind(x, "float") or _is_kind(y, "float"):
-            raise UsageError(f"bitwise {name} of floats", hint=f"tg.logical_{name}, or compare first")
+            raise UsageError(f"bitwise {name} is not defined for floats", hint=f"tg.logical_{name}, or compare first")
         return build(x, y)
 
     return checked
@@ -134,7 +136,7 @@ PUBLIC: dict[str, Callable[..., Tensor]] = {
 
 def _power_operator(x: Any, y: Any, modulus: Any = None) -> Tensor:
     if modulus is not None:
-        raise UsageError("pow() with a modulus", hint="tg.mod(x ** y, modulus)")
+        raise UsageError("pow() with a modulus is not supported", hint="tg.mod(x ** y, modulus)")
     return PUBLIC["pow"](x, y)
 
 

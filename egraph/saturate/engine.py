@@ -15,15 +15,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .engine_bounds import EngineError
+from .operand_ops import SEEN, Shapes
+
 Arrays = dict[str, np.ndarray[Any, Any]]
-SEEN = 1  # language.STATUS_SEEN: an e-node of at least this status stays in the view even if subsumed
 
 
 def load_bindings() -> Any:
@@ -40,39 +41,6 @@ def load_bindings() -> Any:
     import egglog.bindings
 
     return egglog.bindings
-
-
-class EngineError(Exception):
-    """Raised when egglog rejects a command."""
-
-
-class Deadline(Exception):
-    """Raised when a request exceeded its time limit and its worker process was killed."""
-
-
-class MemoryLimit(Exception):
-    """Raised when the worker exceeded its memory limit and ended."""
-
-
-class Stopped(Exception):
-    """Raised when the caller requested a stop and the worker process was killed."""
-
-
-Stop = Callable[[], bool]
-
-
-def never() -> bool:
-    """Default `stop` callback: returns False."""
-    return False
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Limits of one request: wall-clock seconds, resident bytes of the worker, and a callback that requests a stop."""
-
-    seconds: float
-    bytes: int
-    stop: Stop = never
 
 
 _TIME = re.compile(r'"((?:[^"\\]|\\.)*)": ([0-9.]+)(ns|µs|ms|s)\b')
@@ -108,31 +76,6 @@ def readable(text: str) -> Iterator[str]:
         path = Path(folder) / "facts.tsv"
         path.write_text(text, encoding="utf-8")
         yield path.as_posix()
-
-
-class Shapes:
-    """Cached answers to whether the e-graph has an e-node of an op over operands of given ops."""
-
-    def __init__(self, names: Sequence[str], arrays: Arrays, n_classes: int) -> None:
-        self.number = {name: i for i, name in enumerate(names)}
-        self.op, self.off, self.kid = arrays["op"], arrays["off"], arrays["kid"]
-        self.holds = np.zeros((len(names), n_classes), np.bool_)
-        self.holds[self.op, arrays["cls"]] = True
-        self.known: dict[Any, bool] = {}
-
-    def stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
-        """Whether some e-node of an op has for each (operand index, op) an e-node of that op in the operand class."""
-        key = (op, *map(tuple, operands))
-        if key not in self.known:
-            self.known[key] = op in self.number and self._stands(op, operands)
-        return self.known[key]
-
-    def _stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
-        start = self.off[:-1][self.op == self.number[op]]
-        found = np.ones(len(start), np.bool_)
-        for i, inner in operands:
-            found &= self.holds[self.number[inner]][self.kid[start + i]] if inner in self.number else False
-        return bool(found.any())
 
 
 class _Numbered(dict[Any, int]):
@@ -442,16 +385,4 @@ class Engine:
         return named
 
 
-__all__ = [
-    "Arrays",
-    "Bounds",
-    "Deadline",
-    "Engine",
-    "EngineError",
-    "MemoryLimit",
-    "Stop",
-    "Stopped",
-    "load_bindings",
-    "never",
-    "readable",
-]
+__all__ = ["Arrays", "Engine", "load_bindings", "readable"]

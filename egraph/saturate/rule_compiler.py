@@ -103,7 +103,7 @@ class _Compiler:
 
     @property
     def later(self) -> list[tuple[str, str, Attr]]:
-        """Computed attributes of left sides, checked after all variables are bound."""
+        """Computed attributes of left sides, as (variable, kind, expression), checked after all variables are bound."""
         return self.__dict__.setdefault("_later", [])  # type: ignore[no-any-return]
 
     def constant(self, kind: str, value: Any) -> str:

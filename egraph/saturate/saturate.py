@@ -17,10 +17,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +31,11 @@ from ..ir.rule import Rule
 from ..view.saturation_report import SaturationReport
 from ..view.view import EGraphView, view_of
 from .beam import victims
-from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stop, Stopped, never
+from .engine import Arrays
+from .engine_bounds import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
 from .language import signature
 from .program import EgglogProgram, make_program
+from .sessions import OneSession, SaturationSession, Sessions
 from .tables import LoweredGraph
 from .term_cost import Pricing, Roofline
 
@@ -81,43 +82,6 @@ class Limits:
         return replace(
             self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times
         )
-
-
-class SaturationSession(Protocol):
-    """Protocol of where egglog runs: in this process (`InProcess`) or in a worker."""
-
-    def prepare(self) -> None:
-        """Start what runs egglog, if needed, and wait until it accepts requests. The time is not charged to a limit."""
-        ...
-
-    def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of `Engine` with the argument `payload` (JSON; None: none); returns (header, arrays).
-
-        Raises Deadline, MemoryLimit, Stopped, WorkerError (the worker died) or EngineError.
-        """
-        ...
-
-
-class InProcess:
-    """A session in this process, for tests and debugging. A running round cannot be stopped."""
-
-    def __init__(self) -> None:
-        self.engine: Engine | None = None
-
-    def prepare(self) -> None:
-        """Create the engine, if needed (`SaturationSession.prepare`)."""
-        self.engine = self.engine or Engine()
-
-    def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Result of a method of the `Engine` in this process (`SaturationSession.request`).
-
-        Raises Stopped if a stop was requested.
-        """
-        if bounds.stop():
-            raise Stopped
-        arguments = [] if payload is None else [payload]
-        found: tuple[dict[str, Any], Arrays] = getattr(self.engine, method)(*arguments)
-        return found
 
 
 # ---------------------------------------------------------------- views
@@ -205,7 +169,7 @@ class _Saturation:
         self.extractable, self.message = True, ""
 
     def run(self, session: SaturationSession) -> EGraphView:
-        """The last complete view within the limits, with a report of what ended the search."""
+        """The last complete view within the limits; its report names the limit that ended the search."""
         try:
             if self.limits.iterations and self.limits.seconds and not self.stop():
                 session.prepare()
@@ -239,7 +203,8 @@ class _Saturation:
         return replace(self.best, report=report)
 
     def ask(self, session: SaturationSession, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
-        """Send a request bounded by the remaining time. Raises Stopped or Deadline if none remains."""
+        """(header, arrays) of the reply to a request, which is bounded by the remaining time. Raises Stopped or
+        Deadline if none remains."""
         seconds = self.limits.seconds - (time.perf_counter() - self.begin)
         if self.stop():
             raise Stopped
@@ -309,30 +274,8 @@ def saturate_block(
     `exact`, which also restricts the rules to bitwise-exact ones. The report tells what ended the search; `stop` is
     polled. RuleError: a rule that cannot be expressed in egglog, or an unsound rule that gave one value two types.
     """
-    pool = None if session is None else _One(session)
+    pool = None if session is None else OneSession(session)
     return saturate_blocks([graph], rules, limits, pricing, slack, exact, guard=guard, pool=pool, stop=stop)[0]
-
-
-class Sessions(Protocol):
-    """Protocol of session sources: a worker `Pool`, or one session for all blocks."""
-
-    @property
-    def size(self) -> int:
-        """Number of sessions."""
-        ...
-
-    def session(self) -> AbstractContextManager[SaturationSession]:
-        """Context manager: exclusive use of a session."""
-        ...
-
-
-@dataclass(frozen=True)
-class _One:
-    only: SaturationSession
-    size: int = 1
-
-    def session(self) -> AbstractContextManager[SaturationSession]:
-        return nullcontext(self.only)
 
 
 def saturate_blocks(
@@ -399,5 +342,4 @@ def saturate_blocks(
         return [f.result() for f in futures]
 
 
-__all__ = ["Bounds", "Deadline", "InProcess", "Limits", "MemoryLimit", "SaturationSession", "Sessions", "Stopped", "decode",
-           "saturate_block", "saturate_blocks"]  # fmt: skip
+__all__ = ["Limits", "decode", "saturate_block", "saturate_blocks"]

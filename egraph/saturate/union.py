@@ -19,7 +19,7 @@ from ..ir.rule import Rule
 from ..ir.tensor import Tensor
 from ..view.glue import merged
 from ..view.view import EGraphView, Ints
-from .engine import Stop, never
+from .engine_bounds import Stop, never
 from .limit_steps import parts
 from .pruned_views import CostFilter, kept
 from .saturate import Limits, saturate_blocks
@@ -66,7 +66,9 @@ def saturate_in_stages(
     Raises UsageError if `effort` is out of range.
     """
     if not 0 <= effort <= MOST_EFFORT:
-        raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
+        raise UsageError(
+            f"invalid argument effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default"
+        )
     end, chosen = time.perf_counter() + deadline, list(rules)
     found: list[list[EGraphView]] = []
     for stage, narrow in parts(limits, effort) if effort else [(Limits(iterations=0), list[CostFilter]())]:

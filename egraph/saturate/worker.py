@@ -30,7 +30,8 @@ from ...processes.forks import Lock, in_forked_child
 from ...processes.memory_limits import MEMORY_EXIT, watch_memory
 from ...processes.spawn import start_worker
 from ...writing.files import named_errors
-from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
+from .engine import Arrays, Engine
+from .engine_bounds import Bounds, Deadline, EngineError, MemoryLimit, Stopped
 
 START_SECONDS = 30.0
 
@@ -192,7 +193,7 @@ class SaturationWorker:
             raise
 
     def _receive(self, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """The result of a request. Raises MemoryLimit, WorkerError or EngineError."""
+        """(header, arrays) of the reply to a request. Raises MemoryLimit, WorkerError or EngineError."""
         found = self._next(bounds)
         if isinstance(found, Exception):
             code = self.kill()

@@ -187,7 +187,8 @@ def _parents(view: EGraphView) -> tuple[list[int], list[int]]:
 
 
 def _cheapest(view: EGraphView, price: Sequence[float]) -> tuple[list[float], list[int]]:
-    """See `EGraphView.cheapest`."""
+    """(price of the cheapest term of each e-class, its e-node), infinite and -1 without a finite term
+    (`EGraphView.cheapest`)."""
     users, start = _parents(view)
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
     left = np.diff(view.off).tolist()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from math import inf, prod
+from math import inf
 
 from ...egraph.ir.builders import input as placeholder
 from ...egraph.ir.dims import concrete
@@ -37,6 +37,7 @@ from .policy import (
 from .repeated_blocks import RepeatedBlocks
 from .repeats import OutlineStep, RepeatedSubgraphs
 from .uses import ChosenConsumers
+from .view_facts import MAX_WINDOW_FLOPS, ViewFacts
 
 MAX_START_NODES = 4  # largest number of e-nodes of a class that start groups
 # number of classes of one colour, the latest ones, whose groups are tried for another class: classes of many constants
@@ -45,9 +46,6 @@ MAX_REUSED_CLASSES = 32
 START_COST_RATIO = 1.5  # cost limit of a starting e-node, relative to the cheapest of its class
 # the same inside a group; larger where statistics are leaves, whose cost is not the group's
 NODE_COST_RATIO, NODE_COST_RATIO_STATISTICS = 2, 16
-MAX_WINDOW_FLOPS = 2  # flops per element above which a value is not recomputed for every window that contains it
-UNPACKING = ("dequantize", "unpack", "from_float8", "cast")  # ops that weights in fewer bytes pass through
-PACKED_RATIO = 0.9  # largest share of its bytes from which a weight is worth computing
 GROUPS_CACHE_ATTRIBUTE = "_grown"  # attribute of a view that caches its groups while candidates are built
 MAX_SHARED_ON_PATH = 1  # largest number of values with other consumers on a path inside a group
 
@@ -66,7 +64,7 @@ class _ClassGroups:
     shared: frozenset[int]
 
     def moved(self, to: Mapping[int, int]) -> Iterator[FusionGroup]:
-        """These groups with classes replaced by `to`."""
+        """The fusion groups with each class replaced by its image in the map `to`."""
         for r in self.groups:
             yield replace(
                 r, cls=to[r.cls], leaves=tuple([(t, to[c]) for t, c in r.leaves]), inner=tuple([(t, to[c]) for t, c in r.inner]),
@@ -100,6 +98,11 @@ class FusionGroups:
     _admitted: dict[FusionPolicy, dict[tuple[int, int, bool, bool], list[int]]] = field(default_factory=dict)
 
     @cached_property
+    def facts(self) -> ViewFacts:
+        """Properties of the view's e-nodes and classes that do not depend on prices."""
+        return ViewFacts(self.view, self.given)
+
+    @cached_property
     def repeats(self) -> RepeatedSubgraphs:
         """Classes of the view grouped by equal surroundings (colours), compared by the properties that fusion growth
         considers.
@@ -112,31 +115,14 @@ class FusionGroups:
                 weight,
                 original,
                 c in self.given,
-                c in self.inlined_classes,
-                c in self.elementwise_classes,
+                c in self.facts.inlined_classes,
+                c in self.facts.elementwise_classes,
                 c in self.settled,
                 c in roots,
             )
             for c, (t, weight, original) in enumerate(zip(view.types, view.weight.tolist(), view.original.tolist()))
         ]
-        return RepeatedSubgraphs(view, marks, self.given - self.packed.keys())
-
-    @cached_property
-    def kids(self) -> list[list[int]]:
-        """Operand classes of each e-node."""
-        off, kid = self.view.off.tolist(), self.view.kid.tolist()
-        return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
-
-    @cached_property
-    def kinds(self) -> list[str]:
-        """Fusion role of each e-node (`Op.fusion_role`)."""
-        roles = {op: OPS[op].fusion_role for op in {*self.view.op}}
-        return [roles[op] for op in self.view.op]
-
-    @cached_property
-    def _sizes(self) -> list[int]:
-        """Number of elements of each class."""
-        return [prod(concrete(t.shape)) for t in self.view.types]
+        return RepeatedSubgraphs(view, marks, self.given - self.facts.packed.keys())
 
     @cached_property
     def _costs(self) -> tuple[list[float], list[float], list[int]]:
@@ -148,22 +134,12 @@ class FusionGroups:
     @cached_property
     def _node_costs(self) -> list[float]:
         price, best, _ = self._costs
-        return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self.kids)]
-
-    @cached_property
-    def owners(self) -> list[int]:
-        """Class of each e-node."""
-        return list(self.view.cls.tolist())
+        return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self.facts.kids)]
 
     @cached_property
     def stored_classes(self) -> set[int]:
         """Classes that are in memory before any kernel runs: given ones, and casts of these."""
         return {c for c in range(self.view.n_classes) if self.stored(c)}
-
-    @cached_property
-    def window_nodes(self) -> set[int]:
-        """E-nodes that read their operand through overlapping windows of more than one element."""
-        return {n for n in range(len(self.view)) if self._reads_windows(n)}
 
     @property
     def choice(self) -> list[int]:
@@ -190,24 +166,26 @@ class FusionGroups:
         key = node, products
         if key not in self._insides:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
-            first = self.kinds[node] == "product"
-            todo = [(k, int(first)) for k in self.kids[node]]
+            first = self.facts.kinds[node] == "product"
+            todo = [(k, int(first)) for k in self.facts.kids[node]]
             while todo and len(found) < 4 * MAX_GROUP_NODES:
                 cls, used = todo.pop()
                 if cls in self.given or choice[cls] < 0:
                     continue
-                kind = self.kinds[choice[cls]]
+                kind = self.facts.kinds[choice[cls]]
                 used += kind == "product"
                 if kind not in ("opaque", "written") and used <= min(products, found.get(cls, UNLIMITED_PRODUCTS) - 1):
                     found[cls] = used
-                    todo += [(k, used) for k in self.kids[choice[cls]]]
+                    todo += [(k, used) for k in self.facts.kids[choice[cls]]]
             self._insides[key] = set(found)
         return self._insides[key]
 
     def stored(self, cls: int) -> bool:
         """Whether a class is in memory before any kernel runs: a given class, or a cast of one."""
         node = self.choice[cls]
-        return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self.kids[node][0] in self.given)
+        return cls in self.given or (
+            node >= 0 and self.view.op[node] == "cast" and self.facts.kids[node][0] in self.given
+        )
 
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class with near-minimal cost, which a good plan may use."""
@@ -221,7 +199,7 @@ class FusionGroups:
         """
         if self.view.op[node] != "slice":
             return 1.0
-        return self.elements(int(self.view.cls[node])) / max(self.elements(self.kids[node][0]), 1)
+        return self.facts.elements(int(self.view.cls[node])) / max(self.facts.elements(self.facts.kids[node][0]), 1)
 
     @cached_property
     def _by_class(self) -> dict[int, list[int]]:
@@ -231,96 +209,24 @@ class FusionGroups:
             found.setdefault(cls, []).append(node)
         return {c: sorted(nodes, key=self._cost) for c, nodes in found.items()}
 
-    @cached_property
-    def formulas(self) -> set[int]:
-        """Classes that are index formulas (constants and iota only), always computed inline."""
-        return self._cheap_closure(set())
-
-    @cached_property
-    def inlined_classes(self) -> set[int]:
-        """Classes that are cheaper to compute inline than to read from memory.
-
-        Index formulas, and cheap functions of these and of single elements in memory (such as a mask of the positions
-        up to one).
-        """
-        single = {c for c in self.given if self.elements(c) == 1}
-        return self._cheap_closure(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
-
-    @cached_property
-    def packed(self) -> dict[int, int]:
-        """Weight-only class -> e-node that computes the class from fewer bytes than it has.
-
-        Dequantizations, views of these, and what they read. Empty without a dequantization of weights.
-        """
-        view, weight = self.view, self.view.weight
-        if not any(op == "dequantize" and weight[view.cls[n]] for n, op in enumerate(view.op)):
-            return {}
-        nodes = [
-            n for n, op in enumerate(view.op) if weight[view.cls[n]] and (op in UNPACKING or OPS[op].kind == "view")
-        ]
-        size = [float(t.nbytes) for t in view.types]
-        found: dict[int, int] = {}
-        changed = True
-        while changed:
-            changed = False
-            for n in nodes:
-                cls, read = int(view.cls[n]), sum(size[k] for k in self.kids[n])
-                if read < PACKED_RATIO * size[cls]:
-                    found[cls], size[cls], changed = n, read, True
-        return found
-
-    @cached_property
-    def elementwise_classes(self) -> set[int]:
-        """Classes computed by elementwise operations and views alone from classes in memory before any kernel runs
-        (given ones).
-        """
-        return self._cheap_closure(set(self.given))
-
-    def _cheap_closure(self, known: set[int], dearest: float = inf) -> set[int]:
-        """Closure of `known` under elementwise operations, views, constants and iota, with at most `dearest` flops per
-        element each."""
-        found, cls, kinds = set(known), self.view.cls.tolist(), self.kinds
-        nodes = [
-            n for n, op in enumerate(self.view.op)
-            if kinds[n] == "cheap" and op not in ("input", "param", "state", "constant") and OPS[op].flops <= dearest
-        ]  # fmt: skip
-        size = -1
-        while size < len(found):
-            size = len(found)
-            nodes = [n for n in nodes if cls[n] not in found]
-            for n in nodes:
-                if found.issuperset(self.kids[n]):
-                    found.add(cls[n])
-        return found
-
     def below(self, cls: int) -> set[int]:
         """The classes from which a class is computed by reductions, elementwise operations and views."""
         if cls not in self._below:
             choice, todo, found = self.choice, [cls], set[int]()
             while todo:
                 node = choice[todo.pop()]
-                if node >= 0 and self.kinds[node] in ("rows", "cheap"):
-                    todo += [k for k in self.kids[node] if k not in found and k not in self.given]
-                    found.update(self.kids[node])
+                if node >= 0 and self.facts.kinds[node] in ("rows", "cheap"):
+                    todo += [k for k in self.facts.kids[node] if k not in found and k not in self.given]
+                    found.update(self.facts.kids[node])
             self._below[cls] = found
         return self._below[cls]
-
-    def elements(self, cls: int) -> int:
-        """Number of elements of a class."""
-        return self._sizes[cls]
-
-    def _reads_windows(self, node: int) -> bool:
-        law = OPS[self.view.op[node]].law
-        if law == "conv":
-            return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
-        return law in ("pool", "windows")
 
     def whole_attention(self, node: int) -> bool:
         """Whether an e-node is a fused attention operation, or a view of a class made only by such operations."""
         found = self._attend.get(node)
         if found is None:
             entry = OPS[self.view.op[node]]
-            kids = self.kids[node] if entry.kind == "view" else ()
+            kids = self.facts.kids[node] if entry.kind == "view" else ()
             found = entry.law == "attention" or any(
                 all(OPS[self.view.op[n]].law == "attention" for n in self._by_class[k]) for k in kids
             )
@@ -341,7 +247,7 @@ class FusionGroups:
 
     def _admissible(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> Iterator[int]:
         nodes, op = self._by_class[cls], self.view.op
-        kinds = {"cheap"} if policy.pointwise_below or not below or cls in self.inlined_classes else set()
+        kinds = {"cheap"} if policy.pointwise_below or not below or cls in self.facts.inlined_classes else set()
         rows = policy.rows_below if below and products >= policy.products else policy.rows_above
         if products < UNLIMITED_PRODUCTS and (rows or (policy.rows_beside and not below)) and not lean:
             kinds.add("rows")
@@ -355,24 +261,17 @@ class FusionGroups:
         if fused and any(map(self.whole_attention, nodes)):  # the single operation is cheaper than two stored products
             dearest = inf
         for n in nodes:
-            kind = self.kinds[n]
+            kind = self.facts.kinds[n]
             if (
                 kind not in kinds
                 or self._cost(n) > dearest
                 or (policy.layers and kind == "product" and OPS[op[n]].law not in ("matmul", "linear"))
                 or (fused and self.whole_attention(n))
                 or (products >= UNLIMITED_PRODUCTS and OPS[op[n]].flops > MAX_WINDOW_FLOPS)
-                or (below and self.reduces_several_axes(n))
+                or (below and self.facts.reduces_several_axes(n))
             ):
                 continue
             yield n
-
-    def reduces_several_axes(self, node: int) -> bool:
-        """Whether an e-node reduces over several axes. Such a reduction is not inlined at a product's operands, whose
-        tiles hold single rows.
-        """
-        axes = dict(self.view.attrs[node]).get("axes", ())
-        return OPS[self.view.op[node]].reduces_several_axes or len(axes) > 1
 
     def placeholder(self, number: int, kind: Type) -> Tensor:
         """The input tensor of type `kind` that stands for leaf `number` in the terms of fusion groups."""
@@ -396,32 +295,30 @@ class FusionGroups:
 
     def starts(self, cls: int) -> list[int]:
         """E-nodes of a class at which fusion groups start: the few cheapest."""
-        nodes = [n for n in self._by_class[cls] if self.kinds[n] != "opaque"]
+        nodes = [n for n in self._by_class[cls] if self.facts.kinds[n] != "opaque"]
         if not nodes:
             return []
         limit = START_COST_RATIO * self._cost(nodes[0]) + 100
         kept, seen = [], set()
         for n in nodes:
-            key = self.kinds[n]
+            key = self.facts.kinds[n]
             if self._cost(n) <= limit or key not in seen:
                 kept.append(n)
                 seen.add(key)
         return kept[:MAX_START_NODES]
 
     def reachable(self) -> list[int]:
-        """Classes that the roots need through e-nodes of near-minimal cost, roots first.
-
-        Given classes and index formulas are left out, and what only they need.
-        """
+        """Classes that the roots need through e-nodes of near-minimal cost, roots first. Left out are given classes,
+        index formulas, and classes that only these need."""
         order: dict[int, None] = {}
         stack = list(reversed(self.view.roots))
         while stack:
             cls = stack.pop()
-            if cls in order or cls in self.given or cls in self.formulas:
+            if cls in order or cls in self.given or cls in self.facts.formulas:
                 continue
             order[cls] = None
             nodes = [self.choice[cls]] if cls in self.settled else self._plausible(cls)
-            stack += [k for n in nodes for k in self.kids[n]]
+            stack += [k for n in nodes for k in self.facts.kids[n]]
         return list(order)
 
     @property
@@ -496,15 +393,13 @@ class FusionGroups:
     @cached_property
     def _applicable_policies(self) -> list[FusionPolicy]:
         """The fusion policies to try on this view: without products in the view, only policies without products."""
-        products = "product" in self.kinds
-        policies = with_packed(self.policies) if self.packed else self.policies
+        products = "product" in self.facts.kinds
+        policies = with_packed(self.policies) if self.facts.packed else self.policies
         return [r for r in policies if not r.products or products]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
-        """Groups of one policy, the largest first.
-
-        With at most MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer.
-        """
+        """(growth, its group, None without one) under one policy, the largest groups first: with at most
+        MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer."""
         # a larger one is not used; but where statistics are leaves, its growth tells which ones other groups share
         most = UNLIMITED_PRODUCTS if policy.spread_bare else MAX_SHARED_ON_PATH
         whole = FusionGrowth(self, cls, policy, most_met=most)

@@ -109,25 +109,26 @@ class FusionGrowth:
         node's elements and reductions are leaves.
         """
         r, policy = self.groups, self.policy
-        cls = r.owners[node]
-        self.nodes += cls not in r.formulas  # index formulas are not values
+        facts = r.facts
+        cls = facts.owners[node]
+        self.nodes += cls not in facts.formulas  # index formulas are not values
         if self.nodes > MAX_GROUP_NODES:
             raise GroupTooLarge
-        kind = r.kinds[node]
+        kind = facts.kinds[node]
         if product := kind == "product":
             products, below = products + 1, True
             self.used = max(self.used, products)
         elif kind == "rows" and self.policy.rows_beside:  # no product below a reduction
             products, below = max(products, self.policy.products), True
         # overlapping windows need each value below many times: nothing expensive is inlined there
-        if node in r.window_nodes:
+        if node in facts.window_nodes:
             products, below = UNLIMITED_PRODUCTS, True
         bare_spread = policy.spread_bare
         others = policy.left_only and product and not bare_spread
         first = policy.rows_bare and OPS[r.view.op[node]].several_passes
-        size = r.elements(cls) if lean and OPS[r.view.op[node]].pointwise else 0
-        kids = r.kids[node]
-        spread = [k for k in kids if k not in r.elementwise_classes and r.elements(k) < size] if size else []
+        size = facts.elements(cls) if lean and OPS[r.view.op[node]].pointwise else 0
+        kids = facts.kids[node]
+        spread = [k for k in kids if k not in facts.elementwise_classes and facts.elements(k) < size] if size else []
         if spread:
             self.spread |= dict.fromkeys(spread)
         parts = []
@@ -138,7 +139,7 @@ class FusionGrowth:
         return GroupNode(node, parts)
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> GroupNode | int:
-        if bare and cls not in self.groups.inlined_classes and not self._packed(cls):
+        if bare and cls not in self.groups.facts.inlined_classes and not self._packed(cls):
             return self._leaf(cls)
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
@@ -162,26 +163,26 @@ class FusionGrowth:
         """The e-node that computes a class inside the group; None if the class becomes a leaf."""
         r, own = self.groups, self.cls
         if self._packed(cls):
-            return r.packed[cls]
-        if cls == own or (cls in r.given and cls not in r.inlined_classes):
+            return r.facts.packed[cls]
+        if cls == own or (cls in r.given and cls not in r.facts.inlined_classes):
             return None
         key = cls, products, below, lean
         nodes = self.admitted.get(key)
         if nodes is None:
             nodes = self.admitted[key] = r.admissible(cls, self.policy, products, below, lean)
         for n in nodes:
-            if own not in r.kids[n]:
+            if own not in r.facts.kids[n]:
                 return n
         return None
 
     def _packed(self, cls: int) -> bool:
         """Whether a weight-only class is computed inside the group from fewer bytes."""
-        return self.policy.packed and cls in self.groups.packed
+        return self.policy.packed and cls in self.groups.facts.packed
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether a class has a consumer that the group cannot compute."""
         r = self.groups
-        if cls in r.inlined_classes or cls in r.stored_classes:
+        if cls in r.facts.inlined_classes or cls in r.stored_classes:
             return False
         if self.spread and r.view.original[cls] and OPS[r.view.op[r.choice[cls]]].kind != "view":
             if any(cls in r.below(k) for k in self.spread):

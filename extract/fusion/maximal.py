@@ -120,7 +120,8 @@ class MaximalPartition:
         return self._depends(first - {b}, b) or self._depends(second - {a}, a)
 
     def _merge(self, a: int, b: int) -> None:
-        """Merge two parts."""
+        """Merge the parts with the numbers `a` and `b` into one of them, that with a reduction if only one has any; the
+        other one becomes empty."""
         into, gone = sorted((a, b), key=lambda n: self.parts[n].extent is None)
         one, other = self.parts[into], self.parts[gone]
         self.home |= dict.fromkeys(other.members, into)
@@ -149,7 +150,7 @@ class MaximalPartition:
                     self._widen(cls, self.parts[n])
                     return n
         extent = self.values.extent(cls) if self.values.reduces(cls) else None
-        size = self.values.groups.elements(cls)
+        size = self.values.groups.facts.elements(cls)
         self.parts.append(MaximalPart(size) if extent is None else MaximalPart(extent[0], extent[1], extent=extent))
         self.later.append(0)
         self.fitting += [len(self.parts) - 1] if self.values.fits(cls) else []
@@ -167,22 +168,22 @@ class MaximalPartition:
             if part.extent is not None:
                 return part.extent == extent
             same = part.rows == rows or (part.rows == rows * depth and not part.wide)
-            return same or (self.values.groups.elements(cls) == rows and self._is_piece(cls, number))
-        size = self.values.groups.elements(cls)
+            return same or (self.values.groups.facts.elements(cls) == rows and self._is_piece(cls, number))
+        size = self.values.groups.facts.elements(cls)
         if self.values.op(cls) == "concat":
-            each = {self.values.groups.elements(k) for k in self.values.concatenated_values(cls)}
+            each = {self.values.groups.facts.elements(k) for k in self.values.concatenated_values(cls)}
             open_ = part.depth == 1 and not part.wide
             return size in part.sizes() and (len(each) > 1 or each <= part.sizes() or open_)
         return size in part.sizes() or self._is_piece(cls, number)
 
     def _sizes_are_multiples(self, cls: int, part: MaximalPart) -> bool:
         """Whether all element counts, the class's included, are small multiples of the smallest one."""
-        sizes = {self.values.groups.elements(cls), *part.sizes()}
+        sizes = {self.values.groups.facts.elements(cls), *part.sizes()}
         return all(n % min(sizes) == 0 and n <= MAX_SIZE_RATIO * min(sizes) for n in sizes)
 
     def _is_piece(self, cls: int, number: int) -> bool:
         """Whether all values of the part so far are concatenations of values like this one."""
-        part, elements = self.parts[number], self.values.groups.elements
+        part, elements = self.parts[number], self.values.groups.facts.elements
         if part.depth > 1 or part.wide:
             return False
         own = [those for q, those in self.wholes.get(cls, ()) if self.home[q] == number and elements(q) == part.rows]
@@ -190,7 +191,7 @@ class MaximalPartition:
 
     def _widen(self, cls: int, part: MaximalPart) -> None:
         """Update a part's sizes for a class that joins."""
-        size = self.values.groups.elements(cls)
+        size = self.values.groups.facts.elements(cls)
         if self.values.reduces(cls):
             rows, depth, _ = part.extent = self.values.extent(cls)
             if part.rows not in (rows, rows * depth, *part.wide):
@@ -356,8 +357,8 @@ class MaximalFusion:
         crossing = [0] * (len(members) + 1)
         for n, c in enumerate(members):
             last = max((place[q] for q in self.partition.readers.get(c, ()) if q in place), default=n)
-            crossing[n] += self.groups.elements(c)
-            crossing[last] -= self.groups.elements(c)
+            crossing[n] += self.groups.facts.elements(c)
+            crossing[last] -= self.groups.facts.elements(c)
         crossing = [*accumulate(crossing)]
         third = len(members) // 3
         cut = min(range(third, len(members) - max(third, 1)), key=lambda n: (crossing[n], abs(2 * n - len(members))))
@@ -375,7 +376,7 @@ class MaximalFusion:
             node = self.groups.uses.choice[c]
             if c in made:
                 continue
-            if node < 0 or not (c in own or values.recomputed.get(c) or c in self.groups.formulas):
+            if node < 0 or not (c in own or values.recomputed.get(c) or c in self.groups.facts.formulas):
                 made[c] = placeholder(f"x{len(leaves)}", view.types[c].shape, view.types[c].dtype)
                 leaves[made[c]] = c
             elif ready:

@@ -1,11 +1,12 @@
 """Multi-output (horizontal) fusion: fusion groups with several output classes.
 
-Four kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
+Five kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
 norm, a GEMM and its activation, a residual stream and the products of its norm). (2) Values of one shape over the same
 inputs share their reads (a row's mean and mean of squares, two gates). (3) Slices of one value that are read separately
 (queries, keys and values of one GEMM) are stored in separate buffers, where a view of the whole would not be row-major.
 (4) Small GEMMs of a few rows over separate inputs, needed for the same value (a query and the keys of another
-sequence), share one launch.
+sequence), share one launch. (5) Attention over keys and values into which a row is written (caches of a decode step)
+writes the rows itself.
 
 Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that
 save the most bytes first.
@@ -13,9 +14,9 @@ save the most bytes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import NamedTuple
 
@@ -35,7 +36,11 @@ MAX_SMALL_GEMM_ROWS, MAX_SMALL_GEMM_BYTES = (
     32,
     8 << 20,
 )  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
+# operands of attention that writes rows (those of the queries and of both rows), and such groups of a class
+MAX_WRITING_LEAVES, MAX_WRITING_CHOICES = 16, 6
 MAX_SIDE_CHOICES = 3  # choices of further outputs per class and kind
+ATTENTION_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if r.products == 2 and not r.layers)
+ROW_POLICIES = frozenset(r.name for r in FUSION_POLICIES if not r.products)
 PRODUCT_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if r.products)
 POINTWISE_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if not (r.products or r.rows_above))
 
@@ -80,7 +85,8 @@ class MultiOutputFusion:
         """Yield every group; each set of outputs over the same leaves once."""
         seen = set()
         strangers = self._separate_input_groups() if self.launched else ()
-        for group in (*self._with_side_outputs(), *self._shared_input_groups(), *strangers, *self._slices()):
+        beside = (*self._with_side_outputs(), *self._shared_input_groups(), *strangers, *self._slices())
+        for group in (*beside, *self._with_written_rows()):
             key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
             if key not in seen:
                 seen.add(key)
@@ -122,8 +128,8 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def _side_outputs(self, r: FusionGroup) -> list[tuple[Tensor, int]]:
-        """At most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by falling bytes
-        read to compute them."""
+        """(term, class) of at most `MAX_OUTPUTS - 1` intermediate values of a group that a plan may need elsewhere, by
+        falling bytes read to compute them."""
         if r.term.entry.kind == "view":  # the viewed value has groups of its own
             return []
         beside, read_beside = self.groups.uses.beside, self.groups.beside.get(r.cls, ())
@@ -207,7 +213,7 @@ class MultiOutputFusion:
         return found
 
     def _joined_groups(self, apart: Sequence[FusionGroup]) -> Iterator[MultiOutputGroup]:
-        """Groups that join independent fusion groups; and the same with one intermediate value stored as well."""
+        """Groups that join the independent fusion groups `apart`; and each with one intermediate value stored, too."""
         classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
         if len(classes) > MAX_GROUP_LEAVES:
             return
@@ -225,6 +231,47 @@ class MultiOutputFusion:
         for side in sorted(sides, key=lambda c: -self._smallest[c])[:1]:
             more = [*terms, sides[side]]
             yield MultiOutputGroup((*group, side), tuple(more), _ordered(more, named), apart[0].policy)
+
+    # ------------------------------------------------------------ rows written into operands
+    def _with_written_rows(self) -> Iterator[MultiOutputGroup]:
+        """Attention with the kernels that write a row into its keys and values, each computed inside the group."""
+        writers: dict[int, list[FusionGroup]] = {}
+        for r in self.found:
+            if r.policy in ROW_POLICIES and _writes_row(r.term):
+                writers.setdefault(r.cls, []).append(r)
+        alike: dict[tuple[int, ...], dict[frozenset[int], MultiOutputGroup]] = {}
+        for r in self.found if writers else ():
+            written = [c for _, c in r.leaves if c in writers]
+            if 0 < len(written) < MAX_OUTPUTS and r.term.entry.kind != "view" and _attends(r):
+                beside = partial(self._further_operands, {c for _, c in r.leaves})
+                chosen = [min(writers[c], key=beside) for c in written]
+                read = {c for one in (r, *chosen) for _, c in one.leaves} - {*written}
+                known = alike.setdefault((r.cls, *written), {})
+                if (computed := frozenset(read - self.groups.given)) not in known and len(read) <= MAX_WRITING_LEAVES:
+                    known[computed] = self._writing(r, chosen)
+        for groups in alike.values():
+            yield from sorted(groups.values(), key=self._operand_cost)[:MAX_WRITING_CHOICES]
+
+    def _operand_cost(self, group: MultiOutputGroup) -> float:
+        """Tree cost of the operands of a group that are not in memory before any kernel runs."""
+        return sum(self.groups.costs[c] for _, c in group.leaves if c not in self.groups.given)
+
+    def _further_operands(self, known: Collection[int], r: FusionGroup) -> tuple[float, int, int]:
+        """(tree cost, number) of the operands of a group that are not `known`, number of all of them."""
+        further = {c for _, c in r.leaves} - {*known}
+        return sum(self.groups.costs[c] for c in further - self.groups.given), len(further), len(r.leaves)
+
+    def _writing(self, r: FusionGroup, writers: Sequence[FusionGroup]) -> MultiOutputGroup:
+        """The group of `r` and of `writers`, whose values `r` reads."""
+        made = {w.cls for w in writers}
+        classes = list(dict.fromkeys(c for one in (r, *writers) for _, c in one.leaves if c not in made))
+        types = self.view.types
+        named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
+        known = dict(named)
+        for w in writers:
+            known[w.cls] = _over(w, known)
+        terms = (_over(r, known), *(known[w.cls] for w in writers))
+        return MultiOutputGroup((r.cls, *(w.cls for w in writers)), terms, _ordered(terms, named), r.policy)
 
     # ------------------------------------------------------------ slices of one value
     def _slices(self) -> Iterator[MultiOutputGroup]:
@@ -324,12 +371,32 @@ class MultiOutputFusion:
         return found
 
 
+def _writes_row(term: Tensor) -> bool:
+    """Whether a term writes one row into an operand: its place and the row may be computed."""
+    if term.entry.fusion_role != "written" or term.args[0].op != "input" or term.attr("mode") != "set":
+        return False
+    axis, whole, row = term.attr("axis"), concrete(term.shape), concrete(term.args[2].shape)
+    return row == (*whole[:axis], 1, *whole[axis + 1 :])
+
+
+def _attends(r: FusionGroup) -> bool:
+    """Whether a group has a product around another one, or the two as one operation."""
+    return r.policy in ATTENTION_POLICIES or any(t.entry.law == "attention" for t in topological([r.term]))
+
+
+def _over(r: FusionGroup, known: Mapping[int, Tensor]) -> Tensor:
+    """The term of a group over other tensors of its leaf classes."""
+    change = {leaf: known[c] for leaf, c in r.leaves}
+    return rebuild([r.term], lambda t, args: change.get(t))[0]
+
+
 def _inputs(r: FusionGroup, view: EGraphView) -> set[int]:
     return {c for _, c in r.leaves if not view.weight[c]}
 
 
 def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Disjoint slices in order of their starts, the shortest of each start; overlapping later slices are dropped."""
+    """(start, stop, class) of the slices without those that begin before an earlier one ends. `slices`: in order of
+    their starts, the shortest of each start first."""
     kept: list[tuple[int, int, int]] = []
     for start, stop, cls in slices:
         if not kept or start >= kept[-1][1]:

@@ -13,7 +13,7 @@ MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers,
 
 @dataclass(frozen=True)
 class FusionPolicy:
-    """What a fusion group may contain, and which operands stay in memory.
+    """Limits on the contents of a fusion group, and on the operands that stay in memory.
 
     `products`: number of matrix products on a path from the output. `rows_above`: whether reductions between the output
     and a product are inlined; `rows_below`: whether reductions at a product's operands, or without any product, are.

@@ -84,7 +84,7 @@ class MaximalFusionValues:
         return _is_row_reduction(self.op(cls)) or (product is not None and product[1] > 1)
 
     def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
-        """The extent of a matrix-vector product; None for other classes."""
+        """`extent` of a class that is a matrix-vector product; None for other classes."""
         if self.op(cls) != "matmul":
             return None
         left, right = (concrete(self.groups.view.types[k].shape) for k in self.kids(cls))
@@ -103,15 +103,15 @@ class MaximalFusionValues:
         needed: dict[int, int] = {}  # least number of elements of a consumer, through recomputed ones
         readers, roots = self._readers, {*self.groups.view.roots}
         for c in reversed(self.order):
-            op, size = self.op(c), self.groups.elements(c)
+            op, size = self.op(c), self.groups.facts.elements(c)
             needed[c] = min(
-                (size if q in parts else needed[q] if found[q] else self.groups.elements(q) for q in readers[c]),
+                (size if q in parts else needed[q] if found[q] else self.groups.facts.elements(q) for q in readers[c]),
                 default=size,
             )
             whole = bool(readers[c]) and all(q in parts for q in readers[c])
             if op == "concat" or (op == "reshape" and whole):
                 parts.add(c)
-            if c in self.groups.inlined_classes or is_view(op):
+            if c in self.groups.facts.inlined_classes or is_view(op):
                 found[c] = True
             elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
                 found[c] = False
@@ -124,13 +124,13 @@ class MaximalFusionValues:
         return found
 
     def _only_sliced(self, cls: int, sliced: set[int]) -> bool:
-        readers, elements = self._readers[cls], self.groups.elements
+        readers, elements = self._readers[cls], self.groups.facts.elements
         slices = [q for q in readers if self.op(q) == "slice"]
         rest = [q for q in readers if self.op(q) != "slice"]
         return sum(map(elements, slices)) <= MAX_SLICED_SIZE_RATIO * elements(cls) and all(q in sliced for q in rest)
 
     def _is_small_operand(self, cls: int, least: int) -> bool:
-        size = self.groups.elements(cls)
+        size = self.groups.facts.elements(cls)
         return any(times * size <= least and self._work[cls] <= most for times, most in RECOMPUTE_LIMITS)
 
     @cached_property
@@ -158,7 +158,7 @@ class MaximalFusionValues:
         computed.
         """
         r = self.groups
-        found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.elements(c) > 1))}
+        found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.facts.elements(c) > 1))}
         for c in self.order:
             found[c] = 0
             for k in self.kids(c):
@@ -171,7 +171,7 @@ class MaximalFusionValues:
         stack = [*reversed(self.kids(cls))]
         while stack:
             k = stack.pop()
-            if k in seen or k in self.groups.formulas:
+            if k in seen or k in self.groups.facts.formulas:
                 continue
             seen.add(k)
             if self.recomputed.get(k):
@@ -182,7 +182,7 @@ class MaximalFusionValues:
     def shown(self, root: int) -> int:
         """Class that a root reads through recomputed views."""
         while self.recomputed.get(root):
-            kids = [k for k in self.kids(root) if k not in self.groups.formulas]
+            kids = [k for k in self.kids(root) if k not in self.groups.facts.formulas]
             if len(kids) != 1:
                 break
             (root,) = kids

@@ -60,7 +60,8 @@ class Call:
     schedule: Mapping[str, int] = field(default_factory=dict)
     more: tuple[Operand, ...] = ()  # outputs beyond the first: "out1", "out2" in the source
     tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # operand -> shape for which weights are packed
-    constant: frozenset[str] = frozenset()  # operands that nothing writes between calls of the program: weights
+    # operands that no earlier kernel of the program writes: weights, and states as they were before it
+    constant: frozenset[str] = frozenset()
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
@@ -305,7 +306,7 @@ class Backend(Protocol):
 
         The backend itself if it has no such state.
 
-        `lowerings`: the state that the backends of one optimization share (generate.generator.Lowerings); None: a
+        `lowerings`: the state that the backends of one optimization share (generate.lowerings.Lowerings); None: a
         new one.
         """
         ...

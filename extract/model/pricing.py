@@ -55,7 +55,7 @@ class Measurer(Protocol):
 
     @property
     def clocks(self) -> list[tuple[str, Clock]]:
-        """Clocks of the measuring processes, for the timeline."""
+        """(name, clock) of each measuring process, for the timeline."""
         ...
 
     def compile(

@@ -31,7 +31,8 @@ def graph_flops(roots: list[Tensor]) -> float:
 def call_work(template: Template, call: Call) -> tuple[float, float]:
     """Work of one kernel call as (flops, bytes): each operand is read once and each output written once.
 
-    Gathers read only the gathered elements, and scatters into an operand write only the updates. Flops are scaled to
+    Gathers read only the gathered elements, and scatters into an operand write only the updates; the operand is read
+    if another output is computed from the scatter. Flops are scaled to
     the rate of the operands' dtype (`Template.rate`).
     """
     if template.family == "copy":
@@ -46,7 +47,8 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
         read[name] = min(read[name], float(picked * itemsize))
     for n, base in written_into(roots).items():
         updates, whole = (prod(concrete(roots[n].args[i].shape)) for i in (2, 0))
-        read[base], written[n] = 0.0, written[n] * updates / max(1, whole)
+        read[base] = read[base] if is_read(roots, n) else 0.0
+        written[n] *= updates / max(1, whole)
     flops = template.flops(call) if template.flops is not None else graph_flops(roots)
     return flops / template.rate, sum(read.values()) + sum(written)
 
@@ -58,6 +60,11 @@ def written_into(roots: Sequence[Tensor]) -> dict[int, str]:
         for n, t in enumerate(roots)
         if t.entry.fusion_role == "written" and t.args[0].op in ("input", "param")
     }
+
+
+def is_read(roots: Sequence[Tensor], n: int) -> bool:
+    """Whether an output that is written into an operand is also read, by the kernel that writes it."""
+    return any(a is roots[n] for t in topological(list(roots)) for a in t.args)
 
 
 def _picked(roots: Sequence[Tensor]) -> dict[str, int]:

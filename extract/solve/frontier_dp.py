@@ -9,28 +9,17 @@ equal layers differ."""
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import and_, or_
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from ..model.scc import strongly_connected_components
 from .components import colours
-from .label_setting import LabelSearchResult, bits_of
+from .frontier_pieces import FrontierPiece, Label, Labels, PieceLabels
+from .label_dominance import undominated
+from .label_setting import LabelSearchResult
 from .problem import ProblemRows
-
-MAX_OPEN_CLASSES = 96
-"""Largest number of open classes for which the search is attempted."""
-
-MAX_ORDER_COMPARISONS = 500_000
-"""Largest number of comparisons for finding an order."""
+from .resolution_order import ResolutionOrder, narrow_order
 
 MIN_CUT_DISTANCE = 6
 """A cut of the order is a step with no more open classes than any other within MIN_CUT_DISTANCE."""
@@ -44,9 +33,6 @@ EXCLUDED_UNITS = 2 * int(COST_UNITS)
 
 PROVED_GAP = 1e-8
 """Relative difference of cost and bound up to which a result counts as proved."""
-
-MAX_DERIVATIONS = 2_000
-"""Largest number of derivations enumerated for the needed classes of one component."""
 
 MAX_EXACT_WIDTH = 20_000
 MAX_EXACT_LABELS = 1_500_000
@@ -70,229 +56,7 @@ PROOF_SHARE = 0.75
 """Share of the time after which the search becomes a beam."""
 
 MIN_LABELS_TO_FILTER = 24
-MAX_DOMINATING_LABELS = 400
-FEW_LABELS = 64
-"""Buckets of more than MIN_LABELS_TO_FILTER labels are filtered by dominance, against at most MAX_DOMINATING_LABELS of
-the cheapest labels. Where at most FEW_LABELS are kept, they are compared one by one, without packing the others."""
-
-Move = tuple[int, int, tuple[tuple[int, int], ...]]  # (units, classes read, chosen (member, row index) pairs)
-Label = tuple[int, int, "Move | None"]  # (units so far, predecessor label, move)
-Labels = dict[int, int]  # needed classes -> units
-
-
-@dataclass
-class ResolutionOrder:
-    """Order in which components of a problem are resolved, and the open classes (without roots) after each."""
-
-    groups: list[list[int]]
-    open: list[list[int]]
-
-
-def narrow_order(rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> ResolutionOrder | None:
-    """Resolution order, parents first, with few open classes (greedy); None if the limit MAX_OPEN_CLASSES is exceeded.
-
-    Ties are broken by the `kind` (colours) of classes, so that equal layers get equal orders.
-    """
-    return _Ordering(rows, kind).run()
-
-
-class _Ordering:
-    """Greedy ordering of components (groups).
-
-    `fresh`: number of classes that resolving a group would open; `waiting`: number of unresolved groups that read it;
-    `opened`: open class -> step at which it was opened.
-    """
-
-    def __init__(self, rows: ProblemRows, kind: Sequence[tuple[int, ...]]) -> None:
-        below: list[set[int]] = [set() for _ in range(rows.n_classes)]
-        for c, kids in zip(rows.cls, rows.kids):
-            below[c].update(kids)
-        self.of, members = strongly_connected_components(below)
-        self.members = [sorted(group, key=lambda c: (kind[c], c)) for group in members]
-        self.kinds = [tuple([kind[c] for c in group]) for group in self.members]
-        self.roots = set(rows.roots)
-        self.reads = [sorted({k for c in group for k in below[c]}.difference(group)) for group in members]
-        self.readers: list[list[int]] = [[] for _ in range(rows.n_classes)]
-        self.waiting = [0] * len(members)
-        self.height = [0] * len(members)
-        for g, needs in enumerate(self.reads):
-            for k in needs:
-                self.readers[k].append(g)
-                self.height[g] = max(self.height[g], 1 + self.height[self.of[k]])
-            for h in {self.of[k] for k in needs}:
-                self.waiting[h] += 1
-        self.fresh = [sum([k not in self.roots for k in kids]) for kids in self.reads]
-        self.steps: list[list[int]] = [[] for _ in members]  # steps at which its readers were resolved
-        self.known: set[int] = set()
-        self.opened: dict[int, int] = {}
-        self.ready: set[int] = set()
-        self.idle: list[tuple[int, Any, int]] = []  # heap of roots that would open classes
-        self.begun: set[int] = set()  # groups that read open classes
-        self.looks = 0
-        self.done = bytearray(len(members))
-
-    def run(self) -> ResolutionOrder | None:
-        """The resolution order; None if more than MAX_OPEN_CLASSES classes would be open (`narrow_order`)."""
-        order = ResolutionOrder([], [])
-        for g, left in enumerate(self.waiting):
-            if not left:
-                self._admit(g)
-        while (g := self._next()) >= 0:
-            self._resolve(g, len(order.groups))
-            if len(self.opened) > MAX_OPEN_CLASSES or self.looks > MAX_ORDER_COMPARISONS:
-                return None
-            order.groups.append(self.members[g])
-            order.open.append(list(self.opened))
-        return order
-
-    def _admit(self, g: int) -> None:
-        if not self.fresh[g] or any(c in self.opened for c in self.members[g]):
-            self.ready.add(g)
-        else:
-            heapq.heappush(self.idle, (-self.height[g], self.kinds[g], g))
-            if any(k in self.opened for k in self.reads[g]):
-                self.begun.add(g)
-
-    def _next(self) -> int:
-        for some in (self.ready, self.begun):
-            if some:
-                self.looks += len(some)
-                g = min(some, key=self._rank)
-                some.discard(g)
-                return g
-        while self.idle:
-            g = heapq.heappop(self.idle)[-1]
-            if not self.done[g]:
-                return g
-        return -1
-
-    def _rank(self, g: int) -> tuple[Any, ...]:
-        since = [self.opened[c] for c in self.members[g] if c in self.opened]
-        more = self.fresh[g] - len(since)
-        return more, -self.height[g], -max(since, default=0), self.kinds[g], self.steps[g], g
-
-    def _resolve(self, g: int, step: int) -> None:
-        self.done[g] = 1
-        for k in self.reads[g]:
-            if k in self.known or k in self.roots:
-                continue
-            self.known.add(k)
-            self.opened[k] = step
-            for h in self.readers[k]:
-                self.fresh[h] -= 1
-                if not self.waiting[h] and not self.done[h] and h not in self.ready:
-                    self.begun.add(h)
-                    if not self.fresh[h]:  # a root that opens no further class
-                        self.begun.discard(h)
-                        self.ready.add(h)
-        for c in self.members[g]:
-            self.opened.pop(c, None)
-        for h in {self.of[k] for k in self.reads[g]}:
-            self.waiting[h] -= 1
-            self.steps[h].append(-step)
-            if not self.waiting[h]:
-                self._admit(h)
-
-
-@dataclass(eq=False)
-class FrontierPiece:
-    """Subproblem between two cuts of the resolution order, with local bit numbers.
-
-    Bits 0..after-1 are the classes open at its end, the following bits its own classes, in reverse order of resolution.
-    `rows[b]`: (cost, classes read as bits) of each row of the class with bit b. `groups[b]`: mask of the component of
-    b. `roots`: mask of own classes that are always needed.
-    """
-
-    after: int
-    rows: dict[int, list[tuple[int, int]]]
-    groups: dict[int, int]
-    roots: int
-    _moves: dict[int, list[Move] | None] = field(default_factory=dict)
-
-    def moves(self, needed: int) -> list[Move]:
-        """Pareto-optimal ways to derive given needed classes of one component.
-
-        Raises OverflowError if there are more than MAX_DERIVATIONS.
-        """
-        found = self._moves.get(needed)
-        if found is None:
-            found = self._moves[needed] = self._derivations(needed)
-        return found
-
-    def _derivations(self, needed: int) -> list[Move]:
-        top = needed.bit_length() - 1
-        inside = self.groups[top]
-        if inside == needed and not needed & (needed - 1) and len(self.rows[top]) <= MAX_DERIVATIONS:
-            return _pareto(
-                [(cost, kids, ((top, n),)) for n, (cost, kids) in enumerate(self.rows[top]) if not kids & inside]
-            )
-        ways: list[Move] = []
-        tried = 0
-        stack: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = [(needed, 0, 0, ())]
-        while stack:
-            todo, cost, reads, chosen = stack.pop()
-            if not todo:
-                if len(chosen) == 1 or _acyclic({b: self.rows[b][n][1] & inside for b, n in chosen}):
-                    ways.append((cost, reads, chosen))
-                continue
-            b = todo.bit_length() - 1
-            made = sum([1 << m for m, _ in chosen]) | 1 << b
-            for n, (price, kids) in enumerate(self.rows[b]):
-                tried += 1
-                if not kids >> b & 1:
-                    stack.append(
-                        ((todo | kids & inside) & ~made, cost + price, reads | kids & ~inside, (*chosen, (b, n)))
-                    )
-            if tried > MAX_DERIVATIONS:
-                raise OverflowError("too many ways through a component")
-        return _pareto(ways)
-
-
-def _pareto(ways: list[Move]) -> list[Move]:
-    """Moves, cheapest first, without those that read all that an earlier one reads."""
-    if len(ways) < 2:
-        return ways
-    kept: list[Move] = []
-    for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
-        beyond = ~way[1]
-        for other in kept:
-            if not other[1] & beyond:
-                break
-        else:
-            kept.append(way)
-    return kept
-
-
-def _acyclic(reads: dict[int, int]) -> bool:
-    """Whether chosen rows of one component (bit -> bits read) are acyclic."""
-    left = dict(reads)
-    while left:
-        open_ = sum([1 << b for b in left])
-        free = [b for b, kids in left.items() if not kids & open_]
-        if not free:
-            return False
-        for b in free:
-            del left[b]
-    return True
-
-
-@dataclass
-class PieceLabels:
-    """Result of searching a piece: the labels at its end, and the buckets for tracing back."""
-
-    leave: Labels
-    buckets: list[dict[int, Label]]
-
-    def trace(self, mask: int) -> tuple[int, list[tuple[int, int]]]:
-        """Derivation of a label at the piece's end: (label at its beginning, (bit, row index) pairs chosen on the
-        way)."""
-        chosen: list[tuple[int, int]] = []
-        _, before, move = self.buckets[0][mask]
-        while move is not None:
-            chosen += move[2]
-            mask = before
-            _, before, move = self.buckets[mask.bit_length()][mask]
-        return mask, chosen
+"""Buckets of more labels are filtered by dominance (`label_dominance.py`)."""
 
 
 class FrontierDP:
@@ -501,7 +265,7 @@ class _Run:
             bucket = self._cheapest(bucket, BEAM_DOMINANCE_FACTOR * self.narrow)
         most = self.width if wide else self.narrow
         if len(bucket) > MIN_LABELS_TO_FILTER:
-            bucket = _unbeaten(bucket, most + 1)
+            bucket = undominated(bucket, most + 1)
         if len(bucket) > most:
             bucket = self._cheapest(bucket, self.narrow)
         self.labels += len(bucket)
@@ -557,56 +321,3 @@ def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequenc
             total = cost + move[0]
             if known is None or total < known[0]:
                 target[new] = (total, mask, move)
-
-
-def _unbeaten(bucket: dict[int, Label], most: int) -> dict[int, Label]:
-    """Labels that are not dominated: no other label is at most as expensive and needs a subset.
-
-    Only the `most` cheapest of them where that is at most MAX_DOMINATING_LABELS; all labels where they differ in more
-    than 64 bits.
-    """
-    varies = reduce(or_, bucket) ^ reduce(and_, bucket)
-    if varies.bit_count() > 64:
-        return bucket
-    masks = sorted(bucket, key=lambda mask: bucket[mask][0])
-    if most <= FEW_LABELS:
-        return _first_unbeaten(bucket, masks, most)
-    bits = _packed(masks, bits_of(varies))
-    kept = np.ones(len(masks), bool)
-    champions = 0
-    for n in range(len(masks)):
-        if kept[n]:
-            champions += 1
-            if champions == most:
-                kept[n + 1 :] = False
-            if champions >= min(most, MAX_DOMINATING_LABELS + 1):
-                break
-            beaten = (bits[n] & ~bits[n + 1 :]) == 0
-            kept[n + 1 :] &= ~beaten
-    return {masks[n]: bucket[masks[n]] for n in np.flatnonzero(kept).tolist()}
-
-
-def _first_unbeaten(bucket: dict[int, Label], masks: Iterable[int], most: int) -> dict[int, Label]:
-    """The first `most` labels, in the order of `masks`, that need no superset of an earlier one of them."""
-    kept: dict[int, Label] = {}
-    for mask in masks:
-        free = ~mask
-        for other in kept:
-            if not other & free:
-                break
-        else:
-            kept[mask] = bucket[mask]
-            if len(kept) == most:
-                break
-    return kept
-
-
-def _packed(masks: Iterable[int], varying: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """The varying bits of each mask, packed into a 64-bit word."""
-    low = varying[0] if varying else 0
-    size = ((varying[-1] if varying else 0) - low) // 8 + 1
-    keep = (1 << 8 * size) - 1
-    raw = b"".join([((m >> low) & keep).to_bytes(size, "little") for m in masks])
-    bits = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(-1, size), axis=1, bitorder="little")
-    picked = bits[:, [v - low for v in varying]].astype(np.uint64)
-    return picked @ (np.uint64(1) << np.arange(len(varying), dtype=np.uint64))

@@ -65,7 +65,7 @@ def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[
 
 
 class _Swaps:
-    """One pass.
+    """One pass of local search over the classes of a solution (`run`).
 
     `count[c]`: rows of the solution (and roots) that read class c; `place`: topological position in the solution.
 

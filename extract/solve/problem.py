@@ -49,7 +49,7 @@ class ProblemRows:
         return len(self.cls)
 
     def at(self, cost: list[float]) -> ProblemRows:
-        """The same rows at other costs; they share lists and indices."""
+        """Rows with the structure of these and the costs `cost`; lists and indices are shared."""
         found = ProblemRows(self.cls, self.kids, cost, self.n_classes, self.roots)
         found.__dict__.update(members=self.members, parents=self.parents)
         return found

@@ -19,11 +19,11 @@ class NumPyLibrary:
         return x.astype(dtypes.numpy_dtype(dtype), copy=False)
 
     def bits(self, x: Any) -> Any:
-        """The same memory as signed integers of the same width."""
+        """The array as signed integers of the same width, over the same memory."""
         return x.view(f"i{x.dtype.itemsize}")
 
     def of_bits(self, x: Any, dtype: str) -> Any:
-        """The same memory as numbers of a dtype of the same width."""
+        """The array as numbers of a dtype of the same width, over the same memory."""
         return x.view(dtypes.numpy_dtype(dtype))
 
     def float8(self, x: Any) -> Any:
@@ -46,7 +46,8 @@ class NumPyLibrary:
 
 
 class TorchLibrary:
-    """As `NumPyLibrary`, on Torch tensors of any device; correctly rounded operations give the same bits."""
+    """Array functions on Torch tensors of any device, with the members of `NumPyLibrary`; correctly rounded operations
+    give the same bits."""
 
     @property
     def names(self) -> Any:
@@ -56,38 +57,38 @@ class TorchLibrary:
         return torch
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """As `NumPyLibrary.cast`."""
+        """The tensor in a dtype, rounded to the nearest number, ties to even (`NumPyLibrary.cast`)."""
         return x.to(dtypes.torch_dtype(dtype))
 
     def bits(self, x: Any) -> Any:
-        """As `NumPyLibrary.bits`."""
+        """The tensor as signed integers of the same width, over the same memory (`NumPyLibrary.bits`)."""
         import torch
 
         return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
     def of_bits(self, x: Any, dtype: str) -> Any:
-        """As `NumPyLibrary.of_bits`."""
+        """The tensor as numbers of a dtype of the same width, over the same memory (`NumPyLibrary.of_bits`)."""
         return x.view(dtypes.torch_dtype(dtype))
 
     def float8(self, x: Any) -> Any:
-        """As `NumPyLibrary.float8`."""
+        """The bits of float32 numbers rounded to the float e4m3fn, as uint8 (`NumPyLibrary.float8`)."""
         import torch
 
         return x.to(torch.float8_e4m3fn).view(torch.uint8)
 
     def constant(self, values: Any, like: Any) -> Any:
-        """As `NumPyLibrary.constant`. Dividing by a tensor rounds correctly on a GPU, dividing by a Python number does
-        not."""
+        """A float32 tensor of one axis with the given values, on the device of `like` (`NumPyLibrary.constant`).
+        Dividing by a tensor rounds correctly on a GPU, dividing by a Python number does not."""
         import torch
 
         return torch.from_numpy(np.atleast_1d(np.asarray(values, np.float32)).copy()).to(like.device)
 
     def taken(self, x: Any, index: Any) -> Any:
-        """As `NumPyLibrary.taken`."""
+        """The elements at an index [..., 1] along the last axis (`NumPyLibrary.taken`)."""
         return x.gather(-1, index)
 
     def contiguous(self, x: Any) -> Any:
-        """As `NumPyLibrary.contiguous`."""
+        """The tensor in row-major order (`NumPyLibrary.contiguous`)."""
         return x.contiguous()
 
 

@@ -101,7 +101,8 @@ def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", 
 def encoded_on(
     weight: Array, form: str, dtype: str, by_rows: bool, device: str, wanted: Sequence[str] = ("q", "scale")
 ) -> dict[str, Any]:  # fmt: skip
-    """As `encoded`, computed on a Torch device: tensors there, with the same bits.
+    """A weight matrix encoded on a Torch device: tensors on the device, by the names and with the bits of the arrays of
+    `encoded`.
 
     `by_rows`: whether the weight is [rows, K], else [K, rows]. At most `ENCODED_ON_DEVICE` numbers are encoded at once,
     so that intermediates need little memory. Raises torch.OutOfMemoryError if they do not fit.

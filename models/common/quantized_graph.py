@@ -31,7 +31,7 @@ DESTROYED = 0.5  # relative error from which a weight stays as it is: its scales
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a quantization of a graph to `form` did.
+    """Summary of the quantization of a graph's weights to `form`.
 
     weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of the quantized
     weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are.
@@ -101,10 +101,8 @@ def quantized(
 def _weight(
     name: str, data: Data, form: str, dtype: str, by_rows: bool, known: Known | None
 ) -> tuple[PackedWeight, float, float]:  # fmt: skip
-    """The quantized weight of a param, squared error and squares.
-
-    Raises UnsupportedError if the form does not fit it.
-    """
+    """(quantized weight of a param, squared error, sum of squares). Raises UnsupportedError if the form does not fit
+    it."""
     key = f"{name}: {dtype}{list(data.shape)} {by_rows}"
     found = None if known is None else known.get(key)
     if found is None:
@@ -264,7 +262,7 @@ class _Encoding:
             self._kept.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for pickling: what the parts are computed from, without cached codes and scales."""
+        """State for pickling: the fields from which codes and scales are computed, without those that are cached."""
         return {"form": self.form, "dtype": self.dtype, "by_rows": self.by_rows, "keeps_codes": self.keeps_codes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

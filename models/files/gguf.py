@@ -37,7 +37,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufEncoding:
-    """How a tensor's numbers are stored: blocks of `nbytes` bytes with `numbers` numbers each.
+    """Storage format of a tensor's numbers: blocks of `nbytes` bytes with `numbers` numbers each.
 
     `dtype` of plain numbers; empty for quantized blocks.
     """

@@ -17,7 +17,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.tensor_operators import refuse_outside
 from ...errors import TraceError, UsageError
-from . import numpy_functions, numpy_ufuncs
+from . import numpy_functions, numpy_ufunc_methods, numpy_ufuncs
 from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, traced
 from .numpy_functions import FUNCTIONS
 from .numpy_ufuncs import REDUCTIONS, UFUNCS
@@ -40,7 +40,7 @@ UNARY: dict[str, np.ufunc] = {"neg": np.negative, "pos": np.positive, "abs": np.
 
 
 def _array_ufunc(self: TracedArray, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
-    return numpy_ufuncs.method(ufunc, method, inputs, named)
+    return numpy_ufunc_methods.method(ufunc, method, inputs, named)
 
 
 def _array_function(
@@ -116,7 +116,7 @@ def _on_expressions(run: Callable[..., Any], args: Any, named: Any) -> Any:
 
 
 def _expression_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
-    return _on_expressions(lambda args, kw: numpy_ufuncs.method(ufunc, method, args, kw), inputs, named)
+    return _on_expressions(lambda args, kw: numpy_ufunc_methods.method(ufunc, method, args, kw), inputs, named)
 
 
 def _expression_function(self: Tensor, func: Callable[..., Any], types: Any, args: Any, named: Any) -> Any:

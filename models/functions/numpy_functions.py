@@ -25,7 +25,7 @@ from .numpy_layout import LAYOUT
 from .numpy_products import PRODUCTS
 from .numpy_reductions import REDUCTIONS
 from .numpy_selection import SELECTION
-from .numpy_ufuncs import _written, operand
+from .numpy_ufuncs import operand, written
 
 PROBED = 1 << 15  # largest number of argument elements for which NumPy is called on stand-ins
 COMPOSED: dict[str, Build] = {**REDUCTIONS, **PRODUCTS, **SELECTION}  # builders over traced arrays
@@ -150,7 +150,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         out = out[0] if isinstance(out, tuple) else out
         if result.shape != np.shape(out):
             raise TraceError(f"np.{name} makes {result.shape}, and out= has the shape {np.shape(out)}")
-        return _written(operand(result, out.dtype.name), out)
+        return written(operand(result, out.dtype.name), out)
     arrays = arrays_in(args, dict(named))
     if name == "einsum" and len(args) == 2 and getattr(wanted, "base", args) is not None:
         return _in_memory_of(result, arrays[0])  # without a sum it is a writable view of its operand
@@ -160,7 +160,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
 
 
 def _in_memory_of(value: TracedArray, array: TracedArray) -> TracedArray:
-    """Return a result as an alias of an array's memory, in a way that is not tracked."""
+    """Return a result as an alias of an array's memory, without a record of which elements of the array it shares."""
     return traced(value._node, memory=array._memory)
 
 

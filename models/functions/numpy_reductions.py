@@ -12,7 +12,8 @@ from ...egraph.ir import dtypes
 from ...errors import TraceError
 from .numpy_array import TracedArray, is_traced, traced
 from .numpy_builders import Axes, Build, as_dtype, ints
-from .numpy_ufuncs import common_dtype, reduce
+from .numpy_ufunc_methods import reduce
+from .numpy_ufuncs import common_dtype
 
 
 def _reduction(ufunc: np.ufunc, prepare: Build = lambda a: a) -> Build:

@@ -16,7 +16,7 @@ from ..torch_export import aten_pointwise as pointwise
 from ..torch_export.aten_reduce import bucketize
 from .numpy_array import arrays_in, is_traced, traced
 from .numpy_builders import Build, as_dtype, ints, promoted
-from .numpy_ufuncs import _written, common_dtype, operand
+from .numpy_ufuncs import common_dtype, operand, written
 
 
 def _join(build: Callable[..., Tensor]) -> Build:
@@ -215,7 +215,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
         raise TraceError(
             "np.copyto into an array that is not traced, which a program cannot do", hint="np.empty_like(x)"
         )
-    _written(operand(src, dst.dtype.name), dst, where)
+    written(operand(src, dst.dtype.name), dst, where)
 
 
 def has_dtype(value: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from functools import reduce as fold
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.identities import keep_zero_sign
-from ..common.sampling import running
 from ..torch_export import aten_pointwise as pointwise
 from .numpy_array import TracedArray, arrays_in, expression, is_traced, traced
 
@@ -151,7 +149,7 @@ REDUCTIONS: dict[str, Build] = {
     "multiply": lambda x, axes, keep: t.all(x, axes, keep) if x.dtype == "bool" else t.prod(x, axes, keep, dtype=x.dtype),
     "maximum": t.max, "minimum": t.min, "logical_and": t.all, "logical_or": t.any,
 }  # fmt: skip
-_BUILDERS: dict[np.ufunc, Build] = {getattr(np, name): build for name, build in UFUNCS.items()}
+BUILDERS: dict[np.ufunc, Build] = {getattr(np, name): build for name, build in UFUNCS.items()}
 _CORE = ("matmul", "matvec", "vecmat", "vecdot")  # not elementwise (generalized ufuncs)
 
 
@@ -227,7 +225,7 @@ def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | 
         raise TraceError(f"np.{ufunc.__name__}: {error}") from None
 
 
-def _reduced(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
+def reduction_dtypes(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
     """Return the dtypes of a reduction's loop: (accumulator, element, result)."""
     signature = None if wanted is None else (wanted, None, None)
     return _resolved(ufunc, (None, dtypes.numpy_dtype(dtype), None), signature, reduction=True)
@@ -241,7 +239,7 @@ def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> An
     where, dtype = options.pop("where", True), options.pop("dtype", None)
     casting = options.pop("casting", "same_kind")
     options.pop("subok", None), options.pop("order", None)
-    build = _BUILDERS.get(ufunc)
+    build = BUILDERS.get(ufunc)
     if build is None:
         raise TraceError(
             f"np.{ufunc.__name__} of a traced array cannot be traced", hint="write it with other functions of NumPy"
@@ -255,7 +253,7 @@ def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> An
         build = partial(_masked_power, operand(where, "bool"))
     found = _built(ufunc, build, inputs, kinds, outs, dtype, casting)
     results = [
-        traced(node, scalar=True) if out is None else _written(node, out, where) for node, out in zip(found, outs)
+        traced(node, scalar=True) if out is None else written(node, out, where) for node, out in zip(found, outs)
     ]
     return results[0] if len(results) == 1 else tuple(results)
 
@@ -289,7 +287,7 @@ def _beyond(ufunc: np.ufunc, inputs: Sequence[Any], names: Sequence[str]) -> Ten
     return t.full(t.as_tensor(x).shape, bool(answer), "bool")
 
 
-def _written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
+def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
     """Write a result into the array `out` where the mask `where` holds, and return `out`."""
     if not is_traced(out):
         raise TraceError("a result is written into an array that is not traced, which a program cannot do",
@@ -315,149 +313,4 @@ def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
     return call(ufunc, (x, y), {"out": (x,)})  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------- methods
-def _axes(axis: Any, rank: int) -> tuple[int, ...]:
-    if axis is None or (not rank and type(axis) is int and axis in (0, -1)):  # NumPy accepts both axes of a 0-d array
-        return tuple(range(rank))
-    found = [_axis(a, rank) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
-    if len(set(found)) < len(found):
-        raise TraceError(f"an axis is named twice: {axis}")
-    return tuple(found)
-
-
-def _axis(axis: Any, rank: int) -> int:
-    if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or is_traced(axis):
-        raise TraceError(f"{axis!r} is no axis")
-    return t.axis_of(int(axis), rank)
-
-
-def reduce(
-    ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False,
-    initial: Any = np._NoValue, where: Any = True,
-) -> TracedArray:  # fmt: skip
-    """Result of `ufunc.reduce(array, …)` on a traced array. Raises TraceError for what cannot be traced."""
-    x = t.as_tensor(expression(array))
-    axes, names = _axes(axis, x.rank), _reduced(ufunc, x.dtype, dtype)
-    x = t.cast(x, names[1])
-    start = None if initial is np._NoValue or initial is None else initial
-    if ufunc is np.hypot:  # its identity 0 makes -1 positive, but not a negative initial value of nothing
-        if where is not True:
-            raise TraceError("np.hypot.reduce with where= cannot be traced", hint="np.where on the array")
-        x = t.abs(x)
-    if where is not True:
-        neutral = start if ufunc.identity is None and ufunc in _IDEMPOTENT else ufunc.identity
-        if neutral is None:
-            raise TraceError(f"np.{ufunc.__name__}.reduce with where= cannot be traced", hint="np.where on the array")
-        x = t.where(operand(where, "bool"), x, operand(neutral, x.dtype))
-        if x.shape != t.as_tensor(expression(array)).shape:
-            raise TraceError("where= has more elements than the array")
-    if ufunc.identity is None and start is None and any(x.shape[a] == 0 for a in axes):
-        raise TraceError(f"np.{ufunc.__name__}.reduce of no elements, which has no identity")
-    build = REDUCTIONS.get(ufunc.__name__) if ufunc in _BUILDERS else None
-    first = None if start is None else operand(start, x.dtype)
-    if build is None or not axes:
-        node = _folded(ufunc, x, axes, first)
-    else:
-        node = build(x, axes, True)
-        if first is not None:
-            node = call(ufunc, (traced(first), traced(node)), {})._node
-    node = t.cast(node, names[2])
-    if not keepdims:
-        node = t.reshape(node, [d for i, d in enumerate(node.shape) if i not in axes])
-    out = out[0] if isinstance(out, tuple) else out
-    return traced(node, scalar=True) if out is None else _written(node, out)
-
-
-_IDEMPOTENT = (np.maximum, np.minimum, np.fmax, np.fmin)
-#: Ufuncs that may be unrolled in reductions and scans. For others NumPy's result depends on the memory layout, or their
-#: use is rare.
-_FOLDED = (
-    np.add, np.multiply, np.maximum, np.minimum, np.subtract, np.divide, np.fmax, np.fmin, np.bitwise_and, np.bitwise_or, np.bitwise_xor,
-    np.logical_and, np.logical_or, np.logical_xor, np.hypot, np.logaddexp, np.logaddexp2,
-)  # fmt: skip
-
-
-def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...], first: Tensor | None) -> Tensor:
-    """Unroll a reduction into calls of the ufunc along the axis, starting with `first` if given."""
-    if len(axes) > 1 and ufunc.identity is None and ufunc not in (np.fmax, np.fmin):
-        raise TraceError(f"np.{ufunc.__name__}.reduce over several axes has no order")
-    if len(axes) != 1 and first is not None:
-        return call(ufunc, (traced(first), traced(_folded(ufunc, x, axes, None))), {})._node  # type: ignore[no-any-return]
-    for axis in axes:
-        parts = _positions(ufunc, x, axis)
-        if first is not None:
-            parts, first = [t.reshape(first, (1,) * x.rank), *parts], None
-        x = fold(lambda a, b: call(ufunc, (traced(a), traced(b)), {})._node, parts)
-    return x
-
-
-def _positions(ufunc: np.ufunc, x: Tensor, axis: int) -> list[Tensor]:
-    size = x.shape[axis]
-    if ufunc not in _FOLDED:
-        raise TraceError(
-            f"np.{ufunc.__name__} cannot be folded along an axis while it is traced", hint="a loop over x[i]"
-        )
-    if not isinstance(size, int) or not 0 < size <= LONGEST:
-        raise TraceError(
-            f"np.{ufunc.__name__} over an axis of {size} elements cannot be traced", hint=f"1 to {LONGEST} can"
-        )
-    return [t.slice_axis(x, axis, i, i + 1) for i in range(size)]
-
-
-_RUNNING: dict[str, Build] = {"multiply": t.mul, "maximum": t.maximum, "minimum": t.minimum}
-
-
-def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> TracedArray:
-    """Result of `ufunc.accumulate(array, …)` on a traced array. Raises TraceError for what cannot be traced."""
-    x = t.as_tensor(expression(array))
-    if not x.rank:
-        raise TraceError(f"np.{ufunc.__name__}.accumulate of a 0-d array")
-    place = _axis(axis, x.rank)
-    names = _reduced(ufunc, x.dtype, dtype)
-    x = t.cast(x, names[1])
-    name = ufunc.__name__
-    if name == "add" and x.dtype != "bool":
-        node = t.cumsum(x, place, x.dtype)
-    elif name in _RUNNING and x.dtype != "bool" and isinstance(x.shape[place], int) and x.shape[place]:
-        neutral = 1 if name == "multiply" else dtypes.least(x.dtype) if name == "maximum" else dtypes.greatest(x.dtype)
-        node = running(x, place, _RUNNING[name], neutral)
-    elif x.shape[place] == 0:
-        node = x
-    else:
-        parts = _positions(ufunc, x, place)
-        found = [parts[0]]
-        for part in parts[1:]:
-            found.append(call(ufunc, (traced(found[-1]), traced(part)), {})._node)
-        node = t.concat(found, place)
-    node = t.cast(node, names[2])
-    out = out[0] if isinstance(out, tuple) else out
-    return traced(node) if out is None else _written(node, out)
-
-
-def outer(ufunc: np.ufunc, a: Any, b: Any, **named: Any) -> Any:
-    """Result of `ufunc.outer(a, b, …)` on traced arrays."""
-    x, y = (t.as_tensor(expression(v)) for v in (a, b))  # Python numbers are strongly typed here, as arrays
-    return call(ufunc, (traced(t.reshape(x, (*x.shape, *(1,) * y.rank))), traced(y)), named)
-
-
-def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of a ufunc call or method on traced arrays (the `__array_ufunc__` protocol).
-
-    Raises TraceError for what cannot be traced.
-    """
-    if name == "__call__":
-        return call(ufunc, inputs, named)
-    methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}
-    run = methods.get(name)
-    if run is None:
-        raise TraceError(
-            f"np.{ufunc.__name__}.{name} of a traced array cannot be traced", hint="np.where, or a loop over parts"
-        )
-    try:
-        return run(ufunc, *inputs, **named)
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        raise TraceError(f"np.{ufunc.__name__}.{name}: {error}") from None
-
-
-__all__ = ["REDUCTIONS", "UFUNCS", "accumulate", "call", "common_dtype", "in_place", "kind_of", "method", "operand",
-           "outer", "reduce"]  # fmt: skip
+__all__ = ["REDUCTIONS", "UFUNCS", "call", "common_dtype", "in_place", "kind_of", "operand"]

@@ -376,7 +376,7 @@ def _torchao(options: Config) -> tuple[str, Replace]:
 
 
 def _plain_names(data: Mapping[str, Data]) -> dict[str, Data]:
-    """torchao's tensors as NAME and NAME:PART; newer files call them PREFIX._NAME_PART."""
+    """torchao's tensors by the names NAME and NAME:PART. Newer files call them PREFIX._NAME_PART."""
     found: dict[str, Data] = {}
     for name, source in data.items():
         newer = re.fullmatch(r"(.*)\._(weight)_(qdata|scale|zero_point)", name)

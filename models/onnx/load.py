@@ -189,7 +189,7 @@ class _Loader:
                     raise BadModelError(f"{node_label(proto)} does not give its result {short(name)}")
 
     def reads_of(self, graph: Any) -> Counter[str]:
-        """How often nodes and outputs of a graph, and its subgraphs, read each name."""
+        """Number of reads of each name by the nodes and outputs of a graph and its subgraphs."""
         if id(graph) not in self.reads:
             found = Counter(name for node in all_nodes(graph.node) for name in node.input)
             found.update(o.name for o in graph.output)

@@ -111,7 +111,8 @@ RECURRENT: dict[str, Callable[..., Any]] = {name: _builder(*kind) for name, kind
 
 # ---------------------------------------------------------------- shapes, for torch.export
 def _shapes(own: Callable[..., Any], shaped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel: `shaped`, empty results of the right shapes, for fake tensors, `own` for other tensors."""
+    """Return a kernel of an operator: `shaped`, which gives uninitialized results of the right shapes, for fake
+    tensors; `own` for other tensors."""
 
     def run(x: Any, *rest: Any, **named: Any) -> Any:
         fake = type(x).__name__ in ("FakeTensor", "FunctionalTensor") or x.is_meta
@@ -122,14 +123,16 @@ def _shapes(own: Callable[..., Any], shaped: Callable[..., Any]) -> Callable[...
 
 def _layer_shapes(x: Any, first: Any, params: Any, biases: bool, count: int, dropout: float, train: bool,
                   bidirectional: bool, batch_first: bool) -> Any:  # fmt: skip
-    """Empty results of a recurrent layer: hidden values of every step, then the last states."""
+    """Uninitialized results of a recurrent layer, for tracing with fake tensors: hidden values of every step, then the
+    last states."""
     states = list(first) if isinstance(first, list | tuple) else [first]
     width = params[1].shape[1] * (1 + bool(bidirectional))
     return (x.new_empty((*x.shape[:2], width)), *(s.new_empty(s.shape) for s in states))
 
 
 def _cell_shapes(x: Any, state: Any, w_x: Any, w_h: Any, *_: Any, **__: Any) -> Any:
-    """Empty next states of a cell. Raises RuntimeError, as torch does, for operands that do not fit."""
+    """Uninitialized next states of a cell, for tracing with fake tensors. Raises RuntimeError, as torch does, for
+    operands that do not fit."""
     import torch
 
     several = isinstance(state, list | tuple)

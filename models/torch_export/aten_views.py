@@ -106,7 +106,7 @@ def narrow(x: Tensor, dim: int, start: Dim, length: Dim) -> Tensor:
 
 
 def select(x: Tensor, dim: int, index: Dim) -> Tensor:
-    """Return one position of an axis; the axis is removed."""
+    """Return the slice of x at one position of an axis, without that axis."""
     axis = dim % x.rank
     at = index + x.shape[axis] if isinstance(index, int) and index < 0 else index
     piece = t.slice_axis(x, axis, at, at + 1)
@@ -136,7 +136,8 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
 
 
 def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
-    """Return every position of an axis. Raises UnsupportedError for a free axis."""
+    """Return the slices of x at every position of an axis, each without that axis. Raises UnsupportedError for a free
+    axis."""
     count = x.shape[dim]
     if not isinstance(count, int):
         raise UnsupportedError(f"unbind over the free dimension {count}", hint="bind it: dims={...}")

@@ -55,7 +55,8 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, w
 
 
 def _refuse_decisions(free: SymbolicSizes, name: str) -> None:
-    """Raise UnsupportedError if the module has decided something by a free size that other sizes decide otherwise."""
+    """Raise UnsupportedError if the traced module has taken a branch that depends on a free size and is not taken at
+    all sizes."""
     for text, relation, left, right in free.assumed():
         for sizes in _sampled(left, right):
             if not relation(dims_.bind(left, sizes), dims_.bind(right, sizes)):

@@ -83,7 +83,7 @@ def from_exported(
 
 # ---------------------------------------------------------------- torch.export helpers
 def _refuse_autocast(title: str) -> None:
-    """Raise UnsupportedError under autocast, which would change the dtypes of what is traced."""
+    """Raise UnsupportedError under autocast, which would change the dtypes of the traced graph."""
     import torch
 
     if torch._C._is_any_autocast_enabled():

@@ -24,7 +24,7 @@ GRACE = 0.25
 
 
 class _Stopped(BaseException):
-    """Ends an export. No Exception: neither torch nor the module handles it by going on."""
+    """Raised to end an export. It is no Exception, so that neither torch nor the module handles it and goes on."""
 
 
 def seconds_of(budget: float | None) -> float:

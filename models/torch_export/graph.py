@@ -331,7 +331,8 @@ class ExportReader:
 
 
 def _empty(value: Any) -> Any:
-    """Return the zero-element results of an operator from their declared types; None unless every result is empty."""
+    """Return the results of an operator as tensors without elements, from their declared types; None unless every
+    result has zero elements."""
     if isinstance(value, list | tuple):
         found = [_empty(v) for v in value]
         return found if found and all(isinstance(v, Tensor) for v in found) else None

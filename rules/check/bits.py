@@ -215,10 +215,8 @@ class _Elements:
 
 
 def prove_bits(rule: Rule) -> tuple[bool, str]:
-    """Tries to prove a one-way elementwise rule bitwise with z3.
-
-    Returns (proved, what was proved or why it was not).
-    """
+    """Tries to prove a one-way elementwise rule bitwise with z3. Returns (proved, text of the proved claim or the
+    reason why there is no proof)."""
     try:
         worlds, until = list(_formats(rule)), perf_counter() + SECONDS
         for _, *ways in worlds:

@@ -128,7 +128,7 @@ class RuleTrial:
         self.empty = any(0 in node.shape for node in self.order)
 
     def typed(self) -> list[tuple[Tensor, Tensor]]:
-        """The pairs of sides, checked to have equal types; raises Refuted otherwise."""
+        """(left, right) of each pair of sides, checked to have equal types; raises Refuted otherwise."""
         try:
             pairs = self.found.sides(self.rule)
         except ShapeError as error:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import LEAVES, Tensor, attrs_key, topological
-from ...egraph.saturate.saturate import InProcess, Limits, saturate_block
+from ...egraph.saturate.saturate import Limits, saturate_block
+from ...egraph.saturate.sessions import InProcess
 from ...egraph.view.view import EGraphView
 from ...errors import ShapeError
 from ..semantics.sample import instances

@@ -25,9 +25,10 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, make, rebuild, topological
-from ...egraph.saturate.engine import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
+from ...egraph.saturate.engine_bounds import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
 from ...egraph.saturate.program import EgglogProgram, make_program
-from ...egraph.saturate.saturate import DECLARE_SECONDS, Limits, SaturationSession
+from ...egraph.saturate.saturate import DECLARE_SECONDS, Limits
+from ...egraph.saturate.sessions import SaturationSession
 from ...egraph.saturate.tables import LoweredGraph, with_parts
 from ...egraph.saturate.term_cost import Roofline
 from ...errors import RuleError, WorkerError
@@ -224,8 +225,8 @@ def _blocks(graph: Graph) -> list[int]:
 
 
 def _spelled(claim: Claim, mark: str) -> list[tuple[Tensor, Tensor]]:
-    """The pairs that are not trivially equal, with constants expressed by ops and `mark` appended to the names of
-    leaves."""
+    """(left, right) of each pair that is not trivially equal, with constants expressed by ops and `mark` appended to
+    the names of leaves."""
 
     def renamed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         if node.op not in NAMED or not mark:

@@ -17,8 +17,9 @@ from statistics import median
 
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, topological
-from ...egraph.saturate.engine import Stop, never
-from ...egraph.saturate.saturate import Limits, SaturationSession, Sessions
+from ...egraph.saturate.engine_bounds import Stop, never
+from ...egraph.saturate.saturate import Limits
+from ...egraph.saturate.sessions import SaturationSession, Sessions
 from ...errors import RuleError, ShapeError
 from ..derive.independent import chosen
 from ..derive.prove import LIMITS, Claim, Prover, size_one_axes

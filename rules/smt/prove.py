@@ -178,7 +178,8 @@ class _World(Contractions):
 
 
 def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str]:
-    """Attempt to prove a one-way rule with z3 at every pattern of ranks; returns (proved, what was proved or why not).
+    """Attempt to prove a one-way rule with z3 at every pattern of ranks; returns (proved, text of the proved claim or
+    the reason why there is no proof).
 
     Where z3 finds sizes and attributes at which the sides differ, they are appended to `suspects`: either evaluation
     refutes the rule there, or the encoding was too weak.

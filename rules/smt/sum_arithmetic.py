@@ -102,7 +102,8 @@ class Sums(SumEquality):
         return replace(value, some=True)
 
     def alike(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """Two values in a common representation: both as sets or both as sums, where possible."""
+        """(a, b) in a common representation: both as sets whose maximum or minimum is taken, or both as sums; an
+        operand that has no such form is unchanged."""
         if isinstance(a, Extreme) or isinstance(b, Extreme):
             most = (a if isinstance(a, Extreme) else b).most
             return self.extreme(a, most) or a, self.extreme(b, most) or b

@@ -10,7 +10,8 @@ from ...egraph.ir.graph import Graph
 from ...egraph.ir.pattern import build
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, topological
-from ...egraph.saturate.saturate import Limits, SaturationSession, saturate_block
+from ...egraph.saturate.saturate import Limits, saturate_block
+from ...egraph.saturate.sessions import SaturationSession
 from ...errors import RuleError, ShapeError
 from ..semantics.sample import instances
 from ..semantics.sampler import FAILURES, Instance

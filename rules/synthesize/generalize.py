@@ -108,7 +108,7 @@ class _Draft:
         return as_rule(self.left, self.right, self.guards)
 
     def passes(self, other: _Draft) -> bool:
-        """Replaces this draft by another one if that passes; returns whether it did."""
+        """Whether another draft passes the tests (`holds`); it then replaces this one."""
         if holds(other.rule(), self.effort, self.home):
             self.left, self.right, self.guards = other.left, other.right, other.guards
             return True
@@ -170,10 +170,8 @@ class _Draft:
         return right != self.right and self.passes(_Draft(self.left, right, self.guards))
 
     def forms(self, slot: tuple[str, Attr], name: Name) -> Iterator[tuple[Term, Term]]:
-        """Yields the sides with an attribute replaced by a variable, in several ways.
-
-        An axis may also occur in sizes, and on the right under a permutation as the axis that it maps from or to.
-        """
+        """Yields (left, right) with an attribute replaced by a variable, in several ways. An axis may also occur in
+        sizes, and on the right under a permutation as the axis that it maps from or to."""
         left, right = (substitute(t, slot, name) for t in (self.left, self.right))
         if slot[0] == "axis":
             left, right = (along(t, slot[1], name) for t in (left, right))

@@ -27,7 +27,7 @@ class RuleCandidate:
 
     @property
     def ops(self) -> tuple[list[str], list[str]]:
-        """The ops of either side, outermost first."""
+        """(ops of the left side, ops of the right side), outermost first."""
         left, right = (
             [t.op for t in reversed(list(subterms(s))) if isinstance(t, PatternCall)] for s in (self.left, self.right)
         )
@@ -35,7 +35,8 @@ class RuleCandidate:
 
     @property
     def skeleton(self) -> tuple[str, str]:
-        """The ops without axes and variables: candidates with the same skeleton are tried one after the other."""
+        """(left, right) as ops without axes and variables: candidates with the same skeleton are tried one after the
+        other."""
         return (outline(self.left), outline(self.right))
 
     @property

@@ -26,7 +26,7 @@ from ...egraph.ir import builders as api
 from ...egraph.ir.pattern import Term, build, subterms, variables
 from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor
-from ...egraph.saturate.saturate import InProcess, SaturationSession
+from ...egraph.saturate.sessions import InProcess, SaturationSession
 from ..check.check import verdict
 from .derivable import claim, derived
 from .generalize import BACK, EFFORTS, fixed, generalise, tested_rule
@@ -94,7 +94,7 @@ class _Search:
         self.pool = [c for c, yes in zip(self.pool, known) if not yes]
 
     def sides(self, one: RuleCandidate) -> tuple[Tensor, Tensor]:
-        """The sides of a candidate at the world's own shapes, where all candidates share leaves."""
+        """(left, right) of a candidate as tensors at the world's own shapes, where all candidates share leaves."""
         leaves = {n: api.input(n, t.shape, t.dtype) for n, t in self.world.types.items()}
         return build(one.left, leaves, {}), build(one.right, leaves, {})
 

@@ -104,7 +104,7 @@ class Regions:
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
     def inherit(self, whole: TermAxis, left: TermAxis, right: TermAxis) -> bool:
-        """Exchange cuts between a concatenated axis and its parts; returns whether any is new.
+        """Copy cuts between a concatenated axis and its two parts, in both directions; returns whether any cut is new.
 
         Raises Open if the order of cuts is not provable.
         """

@@ -109,8 +109,8 @@ class CanonicalSums:
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """The monomial without `guard`, if that only restricts the range of a summation index: the sum then goes over
-        the restricted range. None where that cannot be shown.
+        """The monomial without `guard`, summed over a restricted range of a summation index, if the guard only
+        restricts that range. None where that cannot be shown.
 
         `rest`: the monomial's other factors. Needed for kernels padded with zeros.
         """

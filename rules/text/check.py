@@ -69,7 +69,7 @@ VAGUE = ("reshape",)  # operators whose shapes are not enumerated completely
 
 @dataclass(frozen=True)
 class _At:
-    """Adapter: a member of a family as `check.RuleTrial` expects an instance."""
+    """Adapter from a member of a family of shapes to the protocol `TypedRule`, which `RuleTrial` evaluates."""
 
     member: TextInstance
 
@@ -84,7 +84,7 @@ class _At:
         return {}
 
     def sides(self, rule: Any) -> list[tuple[Tensor, Tensor]]:
-        """The sides as tensors."""
+        """(left, right) of each pair of sides as tensors."""
         return self.member.sides()
 
     def __str__(self) -> str:

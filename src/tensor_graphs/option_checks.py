@@ -9,6 +9,7 @@ from typing import Any
 
 from .errors import UsageError
 from .plain import as_float
+from .wording import with_article
 
 Check = Callable[[str, Any], None]
 """Raises UsageError for an invalid value of the named option."""
@@ -23,7 +24,7 @@ def of_kind(meaning: str, *kinds: type) -> Check:
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kinds):
-            raise UsageError(f"{name}={value!r}", hint=f"{name} is {meaning}")
+            raise UsageError(f"invalid argument {name}={value!r}", hint=f"{name} is {meaning}")
 
     return check
 
@@ -31,21 +32,21 @@ def of_kind(meaning: str, *kinds: type) -> Check:
 def is_flag(name: str, value: Any) -> None:
     """Validator that accepts Python and NumPy bools, and integers."""
     if not isinstance(value, Integral) and type(value).__name__ not in ("bool", "bool_"):
-        raise UsageError(f"{name}={value!r}", hint=f"{name} is True or False")
+        raise UsageError(f"invalid argument {name}={value!r}", hint=f"{name} is True or False")
 
 
 def is_budget(name: str, value: Any) -> None:
     """Validator that accepts a number of seconds from 0 on, infinity included."""
     of_kind("a number of seconds", Real)(name, value)
     if not as_float(value) >= 0:
-        raise UsageError(f"a budget of {str(value)[:40]} seconds", hint="give a number from 0 on")
+        raise UsageError(f"invalid argument budget={str(value)[:40]} (seconds)", hint="give a number from 0 on")
 
 
 def is_seed(name: str, value: Any) -> None:
     """Validator that accepts an integer from 0 on."""
     of_kind("an integer", Integral)(name, value)
     if value < 0:
-        raise UsageError(f"seed={value}", hint="give an integer from 0 on")
+        raise UsageError(f"invalid argument seed={value}", hint="give an integer from 0 on")
 
 
 def are_bounds(name: str, value: Any) -> None:
@@ -53,7 +54,10 @@ def are_bounds(name: str, value: Any) -> None:
     of_kind("a sequence of integers", Sequence, NoneType)(name, value)
     found = list(value or ())
     if not all(isinstance(n, Integral) and int(n) > 0 for n in found) or found != sorted(set(found)):
-        raise UsageError(f"{name}={value!r}", hint=f"{name} is a sequence of integers from 1 on, each once, in order")
+        raise UsageError(
+            f"invalid argument {name}={value!r}",
+            hint=f"{name} is a sequence of integers from 1 on, each once, in order",
+        )
 
 
 def is_tolerance(name: str, value: Any) -> None:
@@ -73,7 +77,7 @@ def is_limits(name: str, value: Any) -> None:
 def is_amount(name: str, value: Any) -> None:
     """Validator that accepts a number from 0 on, infinity included."""
     if not as_float(value) >= 0:
-        raise UsageError(f"{name}={repr(value)[:80]}", hint=f"{name} is a number from 0 on")
+        raise UsageError(f"invalid argument {name}={repr(value)[:80]}", hint=f"{name} is a number from 0 on")
 
 
 def is_bound(name: str, value: Any) -> None:
@@ -85,7 +89,7 @@ def is_bound(name: str, value: Any) -> None:
 def is_named(name: str, value: Any) -> None:
     """Validator that accepts None or a mapping whose keys are texts."""
     if not isinstance(value, Mapping | NoneType) or not all(isinstance(key, str) for key in value or ()):
-        raise UsageError(f"{name}={str(value)[:80]}", hint=f"{name} is a dict by name")
+        raise UsageError(f"invalid argument {name}={str(value)[:80]}", hint=f"{name} is a dict by name")
 
 
 def is_rules(name: str, value: Any) -> None:
@@ -94,13 +98,16 @@ def is_rules(name: str, value: Any) -> None:
 
     of_kind("a list of tg.Rule(...)", list, tuple)(name, value)
     if wrong := [type(rule).__name__ for rule in value if not isinstance(rule, Rule)]:
-        raise UsageError(f"a {wrong[0]} is no rule", hint='tg.Rule("name", "left side", "right side")')
+        raise UsageError(
+            f"invalid argument rules: {with_article(wrong[0])} is not a rule",
+            hint='tg.Rule("name", "left side", "right side")',
+        )
 
 
 def is_progress(name: str, value: Any) -> None:
     """Validator that accepts None or a receiver of messages: `say(stage, message)`, `stopped`."""
     if value is not None and not (callable(getattr(value, "say", None)) and hasattr(value, "stopped")):
-        raise UsageError(f"{name}={value!r}", hint=f"{name} is a tg.Progress(...)")
+        raise UsageError(f"invalid argument {name}={value!r}", hint=f"{name} is a tg.Progress(...)")
 
 
 def is_quantization(name: str, value: Any) -> None:

@@ -20,7 +20,11 @@ struct Place { int x; };
 static Place threadIdx, blockIdx;
 
 namespace host {
-struct Fiber { ucontext_t context; jmp_buf left; std::vector<char> stack; bool begun, done; int points; };
+struct Copy { void* to; const void* from; int bytes; };
+struct Fiber {
+    ucontext_t context; jmp_buf left; std::vector<char> stack; bool begun, done; int points;
+    std::vector<std::vector<Copy>> rounds;  // asynchronous copies that nobody has waited for; the last round is open
+};
 struct Meeting { int here = 0, turn = 0; };
 static std::vector<Fiber> fibers;
 static std::vector<Meeting> warp_meetings, block_meetings;
@@ -32,7 +36,7 @@ static std::vector<double> slots[2];
 
 // Prepare a fiber for a function of the address of a body, in two halves.
 template <class F> void prepare(Fiber& f, void (*function)(unsigned, unsigned), F& body) {
-    f.stack.resize(1 << 16), f.begun = f.done = false, f.points = 0;
+    f.stack.resize(1 << 16), f.begun = f.done = false, f.points = 0, f.rounds.assign(1, {});
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
     size_t at = reinterpret_cast<size_t>(&body);
@@ -112,15 +116,31 @@ template <class... A> bool run(void (*kernel)(A...), void** args, int blocks, in
 }  // namespace host
 
 inline void __syncthreads() { host::meet(); }
+inline void __syncwarp() { host::meet_warp(); }
 inline void visible() {}
 inline void begin_next() {}
 inline void prefetch_line(const void* x) { volatile char there = *static_cast<const char*>(x); (void)there; }  // reads: an address beyond an operand is found
 inline void await_previous() {}
 inline float recent(const float* x) { return *x; }
 inline void recent_word(float* y, const float* x) { std::memcpy(y, x, 16); }
-template <class P, class T> void fetch_word(P& to, const T* from) { std::memcpy(&to, from, 16); }
-inline void end_round() {}
-template <int N> void await_round() {}
+// Asynchronous copies happen as late as they may: when their round is waited for; with AT_ONCE, as early as they may.
+template <int N> void fetch_near(void* to, const void* from) {
+#ifdef AT_ONCE
+    std::memcpy(to, from, N);
+#else
+    host::fibers[host::current].rounds.back().push_back({to, from, N});
+#endif
+}
+template <class P, class T> void fetch_word(P& to, const T* from) { fetch_near<16>(&to, from); }
+template <class P, class T> void fetch_line(P& to, const T* from) { fetch_word(to, from); }
+inline void end_round() { host::fibers[host::current].rounds.emplace_back(); }
+template <int N> void await_round() {
+    auto& rounds = host::fibers[host::current].rounds;
+    while (rounds.size() > N + 1) {
+        for (const auto& c : rounds.front()) std::memcpy(c.to, c.from, c.bytes);
+        rounds.erase(rounds.begin());
+    }
+}
 inline int atomicAdd(int* x, int n) { int before = *x; *x += n; return before; }
 
 template <class T> T across_lanes(T x, int step) {

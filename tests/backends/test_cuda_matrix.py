@@ -58,6 +58,14 @@ def _packed(rows: int, length: int, columns: int, form: str) -> Tensor:
     return t.matmul(x("a", rows, length), t.transpose(quantization.dequantized(form, codes, scale)))
 
 
+def _normed_packed(length: int, columns: int, form: str) -> Tensor:
+    """The norm of one row times a quantized matrix, with an activation."""
+    size = length if form == "fp8" else length // 2
+    scale = t.input("s", (columns, length // quantization.group_of(form, length)))
+    w = t.transpose(quantization.dequantized(form, t.input("w", (columns, size), "uint8"), scale))
+    return c.silu(t.matmul(c.rms_norm(x("a", 1, length), x("g", length), eps=1e-6), w))
+
+
 #: name -> (term, weights that are laid out anew, schedules)
 CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int]]]] = {
     "plain": (lambda: _product(16, 256, 32), ("w",), [
@@ -75,12 +83,23 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "uneven normed": (lambda: _normed(5, 72, 67), ("w",), [{"warps": 2, "n": 16}]),
     "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8, "early": 1, "warm": 1}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
     "int4": (lambda: _packed(16, 1024, 32, "int4"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 4, "n": 8, "split": 2, "early": 1},
-        {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "wide": 2, "packed": 1, "split": 2, "early": 1}]),
+        {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "wide": 2, "packed": 1, "split": 2, "early": 1},
+        {"warps": 2, "n": 16, "packed": 1, "ahead": 3}, {"warps": 2, "wide": 2, "n": 32, "packed": 1, "split": 2, "early": 1, "ahead": 1},
+        {"warps": 2, "n": 16, "packed": 1, "ahead": 2, "direct": 1}]),
     "int4 of a row": (lambda: _packed(1, 2048, 24, "int4") + x("r", 1, 24), (), [
-        {"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1}]),
-    "int8 of a row": (lambda: _packed(1, 1024, 16, "int8"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}]),
-    "fp8": (lambda: _packed(5, 128, 16, "fp8"), (), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "packed": 1}]),
+        {"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1},
+        {"warps": 4, "n": 32, "packed": 1, "ahead": 3}, {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 2, "early": 1},
+        {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1}]),
+    "int8 of a row": (lambda: _packed(1, 1024, 16, "int8"), (), [
+        {"warps": 2, "n": 16, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 2, "n": 16, "packed": 1, "ahead": 7}]),
+    "fp8": (lambda: _packed(5, 1152, 16, "fp8"), (), [
+        {"warps": 2, "n": 8}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 16, "packed": 1, "ahead": 2}]),
     "mxfp4": (lambda: _packed(4, 128, 16, "mxfp4"), (), [{"warps": 2, "n": 8, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}]),
+    "int4 of a norm": (lambda: _normed_packed(1024, 32, "int4"), (), [
+        {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1, "ahead": 1}, {"warps": 2, "n": 16, "packed": 1, "split": 2},
+        {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 1, "early": 1}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1}]),
+    "fp8 of a norm": (lambda: _normed_packed(1152, 16, "fp8"), (), [
+        {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 16, "packed": 1, "ahead": 2}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
 
@@ -114,6 +133,17 @@ def test_products_in_fragments_compute_what_is_specified(dtype: str, tmp_path: P
     for template, call, launch in found:
         assert "multiply(" in launch.text
         check(template, call, launch, kernels[launch.name], dtype)
+
+
+def test_codes_in_shared_memory_are_neither_read_too_early_nor_overwritten_too_early(tmp_path: Path) -> None:
+    """Rings of codes, with copies that happen as early as they may; the host's copies else happen as late as they
+    may."""
+    found = [one for name in CASES for one in made(name, "bfloat16") if "ahead" in one[1].schedule]
+    assert len(found) >= 6
+    kernels = compiled(source_of([launch for *_, launch in found]), tmp_path, ["AT_ONCE"])
+    for template, call, launch in found:
+        assert "await_round" in launch.text
+        check(template, call, launch, kernels[launch.name], "bfloat16")
 
 
 HELD = {

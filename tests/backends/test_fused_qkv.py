@@ -31,7 +31,8 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
@@ -41,6 +42,7 @@ from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
+from tensor_graphs.models.common import quantization
 from tensor_graphs.rules import ALL
 from tensor_graphs.verification.comparison import relative_error
 
@@ -89,7 +91,19 @@ def step(
     return [turn(q, cos, sin), kept("keys", turn(k, cos, sin), places), kept("values", v, places)]
 
 
+def packed(form: str) -> list[Tensor]:
+    """The same of one row and a quantized weight [columns, rows]."""
+    rows, width = 1024, (H + 2 * K) * D
+    codes = t.input("w", (width, rows if form == "fp8" else rows // 2), "uint8")
+    scale = x("s", width, rows // quantization.group_of(form, rows))
+    y = t.matmul(x("x", 1, 1, rows), t.transpose(quantization.dequantized(form, codes, scale)))
+    cos, sin, places = x("cos", 1, 1, 1, D), x("sin", 1, 1, 1, D), t.input("at", (1,), "int64")
+    q, k, v = (heads(y, n, count) for n, count in ((0, H), (H, K), (H + K, K)))
+    return [c.rope(q, cos, sin), kept("keys", c.rope(k, cos, sin), places), kept("values", v, places)]
+
+
 CASES: dict[str, Callable[[], list[Tensor]]] = {
+    "int4": lambda: packed("int4"), "fp8": lambda: packed("fp8"),
     "prefill": step, "one token": lambda: step(1), "one row": lambda: step(1, 1),
     "one head of keys": lambda: step(1, kv=1), "one head of keys, prefill": lambda: step(kv=1),
     "as many heads of keys": lambda: step(1, kv=H), "as many, prefill": lambda: step(kv=H), "one head": lambda: step(1, 1, own=1, kv=1),
@@ -115,10 +129,12 @@ def names(roots: list[Tensor]) -> list[str]:
 
 def values(roots: list[Tensor], dtype: str = "float32") -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {
-        n: rng.permutation(8)[: leaf.shape[0]] if leaf.dtype == "int64" else rng.standard_normal(leaf.shape).astype(dtype)
-        for n, leaf in leaves(roots).items()
-    }  # fmt: skip
+    drawn = {
+        "int64": lambda shape: rng.permutation(8)[: shape[0]],
+        "uint8": lambda shape: rng.integers(0, 120, shape).astype(np.uint8),
+        "float32": lambda shape: rng.standard_normal(shape).astype(dtype),
+    }
+    return {n: drawn[leaf.dtype](leaf.shape) for n, leaf in leaves(roots).items()}
 
 
 def kernel(roots: list[Tensor]) -> kir.Kernel:
@@ -144,7 +160,7 @@ def test_every_result_means_what_its_term_means(name: str) -> None:
         np.testing.assert_allclose(held[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["prefill", "one token", "one row", "neighbours", "keys alone", "one head of keys",
+@pytest.mark.parametrize("name", ["prefill", "one token", "one row", "neighbours", "keys alone", "one head of keys", "fp8",
                                   "one head of keys, prefill", "as many heads of keys", "as many, prefill", "one head"])  # fmt: skip
 def test_halves_share_two_products(name: str) -> None:
     """As many as there are columns to read, though every rotated element needs two of them; and none divides an
@@ -254,7 +270,7 @@ def test_what_products_stored_is_turned_in_one_kernel(name: str) -> None:
         interpreted(name, dict(schedule), True)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("one row", "bfloat16"), ("prefill", "bfloat16"), ("rows", "float32"), ("one row", "float32"), ("one head", "bfloat16")])  # fmt: skip
+@pytest.mark.parametrize(("name", "dtype"), [("one row", "bfloat16"), ("prefill", "bfloat16"), ("rows", "float32"), ("one row", "float32"), ("one head", "bfloat16"), ("int4", "bfloat16"), ("fp8", "bfloat16")])  # fmt: skip
 def test_kernels_of_cuda_write_into_their_places(name: str, dtype: str, tmp_path: Path) -> None:
     roots = CASES[name]()
     turned = [n for n in ("w",) if n in leaves(roots) and name == "prefill"]
@@ -262,7 +278,8 @@ def test_kernels_of_cuda_write_into_their_places(name: str, dtype: str, tmp_path
     call = call_of(template, dtype)
     space = list(template.space(call))  # type: ignore[misc]
     found = template.lower(call)
-    assert found is not None and any("warps" in s for s in space) == (name == "prefill")
+    assert found is not None and any("warps" in s for s in space) == (name in ("prefill", "int4", "fp8"))
+    assert any("packed" in s for s in space) == (name in ("int4", "fp8"))
     for schedule in (space[0], space[-1]):
         one = replace(call, schedule=schedule)
         launch, compiled = _compiled_alone(template, one, tmp_path)

@@ -587,7 +587,8 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
 # ---------------------------------------------------------------- fusion groups of an e-graph
 def test_regions_of_a_saturated_graph_compute_their_class() -> None:
     """Every region's kernel against the value of its class, for the classes of a saturated graph."""
-    from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+    from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+    from tensor_graphs.egraph.saturate.sessions import InProcess
     from tensor_graphs.extract.fusion.groups import FusionGroups
     from tensor_graphs.rules import ALL
 

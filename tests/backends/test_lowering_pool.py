@@ -17,10 +17,10 @@ import pytest
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
-from tensor_graphs.backends.generate.generator import Lowerings
 from tensor_graphs.backends.generate.lowering_jobs import Job, flattened_terms, rebuilt_terms
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
 from tensor_graphs.backends.generate.lowering_worker import answer
+from tensor_graphs.backends.generate.lowerings import Lowerings
 from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.runtime.views import view_strides

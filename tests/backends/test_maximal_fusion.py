@@ -12,18 +12,21 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.generate.template import DEEPEST, GeneratedKernel, pattern_text, raise_recursion_limit
+from tensor_graphs.backends.generate.recursion_limit import DEEPEST, raise_recursion_limit
+from tensor_graphs.backends.generate.template import GeneratedKernel
+from tensor_graphs.backends.generate.term_text import pattern_text
 from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.expr import Builder, factors
 from tensor_graphs.backends.ir.index import Axis, index
-from tensor_graphs.backends.lowering.concat_split import pieces, should_unroll
+from tensor_graphs.backends.lowering.concat_split import pieces, should_unroll, unsplit_flops
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton.emit.row_stores import rows
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
 from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
+from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.pattern import build, shared
 from tensor_graphs.egraph.ir.pattern_parser import parse_terms
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
@@ -35,6 +38,7 @@ from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.maximal import MaximalFusion, without_rewrites_in_large_parts
 from tensor_graphs.extract.fusion.multi_output import MultiOutputGroup
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.work import graph_flops
 from tensor_graphs.extract.solve.serialize import read_document
 
 Terms = list[Tensor]
@@ -392,3 +396,14 @@ def test_results_without_elements_have_no_pieces() -> None:
     halves, nothing = (t.concat([t.exp(z) * z, t.sin(z) * z], 1) for z in (x, y))
     assert pieces([halves]) is not None
     assert pieces([nothing]) is None and pieces([halves, nothing]) is None
+
+
+def test_products_of_a_concatenation_count_for_every_element() -> None:
+    """Each element computes the products of all pieces, and the exponential for each of its columns."""
+    s, (a, b, c) = tg.input("s", (8, 16, 16)), (tg.input(n, (8, 16, 8)) for n in "abc")
+    p = tg.exp(s)
+    three = t.concat([t.concat([p @ a, p @ b], 2), p @ c], 2)
+    assert unsplit_flops([p @ a]) == 0.0
+    assert unsplit_flops([three]) == 8 * 16 * 24 * 16 * 3 * (2 + OPS["exp"].flops) > 4 * graph_flops([three])
+    apart = t.concat([tg.exp(a), tg.exp(b)], 2)  # split into pieces, and no product
+    assert unsplit_flops([apart]) == 0.0

@@ -25,6 +25,7 @@ from tensor_graphs.backends.generate.kernel_text import KernelText, call_json, c
 from tensor_graphs.backends.generate.schedule import Move
 from tensor_graphs.backends.tuning import gpu_context, gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
+from tensor_graphs.backends.tuning.compile_server import NICE
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess, own_lock
 from tensor_graphs.backends.tuning.kernel_searches import AGAIN, ALIKE
 from tensor_graphs.backends.tuning.keys import key_of
@@ -570,6 +571,9 @@ def test_kernels_compile_without_a_gpu_and_twins_are_found(pool: CompilePool) ->
     assert pool.submit(broken, CALL).result()["status"] == "compile-error"
     dead = kernel_text(template(lambda call: f"import os; os._exit(5); {launch(call)}"), CALL)
     assert pool.submit(dead, CALL).result()["status"] == "crash"
+    assert pool._process is not None
+    own, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, pool._process.pid))
+    assert theirs == min(19, own + NICE)  # the search and what feeds the device have the cores first
 
 
 def test_a_binary_says_what_it_uses_as_cuobjdump_does(pool: CompilePool, tmp_path: Path) -> None:

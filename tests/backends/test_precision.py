@@ -9,7 +9,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.generate.generator import Lowerings
+from tensor_graphs.backends.generate.lowerings import Lowerings
 from tensor_graphs.backends.ir.precision import IEEE, LIBRARY_TF32, PRECISIONS, TF32, THREE, within
 from tensor_graphs.backends.library import torch_cuda_helpers
 from tensor_graphs.backends.program import gpu_calls

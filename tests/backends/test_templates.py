@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensor_graphs.backends.library import numpy_helpers, torch_helpers
 from tensor_graphs.backends.library.torch import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.pattern import PatternCall
-from tensor_graphs.extract.model.kernel import Template
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
 from .reference import expected
 
-BACKENDS = [name for name in ("numpy", "torch") if not backend(name).unavailable()]
+BACKENDS = [name for name in ("numpy", "torch", "c") if not backend(name).unavailable()]
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
 
 #: (kernel, dtype) pairs that have no calls, declared with why: never (the kernel is for other dtypes by design).
@@ -32,7 +33,9 @@ NEVER = {
 
 
 def _never(template: Template, dtype: str) -> bool:
-    packed = template.name.startswith(("torch.mkl", "torch.onednn")) and dtype != "float32"
+    if template.name.startswith("c.winograd"):
+        return True  # channels are multiples of 16, which are not drawn here: test_c_convolutions.py
+    packed = template.name.startswith(("torch.mkl", "torch.onednn", "c.tiled")) and dtype != "float32"
     narrow = dtype == "bfloat16" and template.name.startswith("torch.onednn") and template.family == "contraction"
     return (template.name, dtype) in NEVER or (packed and not (narrow and multiplies_bfloat16()))
 
@@ -219,3 +222,37 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
     keys = {term.attr("name"): key for key, term in emitted.weights.items()}
     got = space["bind"]({keys[n]: a for n, a in given.items()})()[0]
     np.testing.assert_array_equal(got, compiled(template, call)(given)()[0])
+
+
+@pytest.mark.parametrize("mode", ["set", "add", "mul", "max", "min"])
+def test_torch_writes_updates_as_numpy_does(mode: str) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x, u = rng.standard_normal((5, 4)), rng.standard_normal((3, 4))
+    index = np.array([[0, -1, 2, 3], [4, 0, -5, 1], [1, 2, 3, -2]])
+    want, got = np.empty_like(x), torch.empty(5, 4, dtype=torch.float64)
+    numpy_helpers.scatter_elements(x, index, u, 0, mode, want)
+    operands = [torch.from_numpy(v) for v in (x, index, u)]
+    torch_helpers.updated(*operands, 0, mode, got)
+    np.testing.assert_allclose(got, want, rtol=1e-14)
+    torch_helpers.updated(*operands, 0, mode, operands[0])  # in place
+    np.testing.assert_allclose(operands[0], want, rtol=1e-14)
+    for beyond in (5, -6):
+        with pytest.raises(IndexError, match="out of bounds"):
+            torch_helpers.updated(got, torch.full((3, 4), beyond), operands[2], 0, mode, got)
+
+
+def test_gradients_of_weights_are_told_from_other_convolutions() -> None:
+    weight_gradient = next(k for k in backend("torch").templates if k.name == "torch.weight_gradient")
+
+    def applies(
+        image: int, kernel: int, result: int, stride: int = 1, pad: int = 0, dilation: int = 1, groups: int = 1
+    ) -> bool:
+        kinds = {"x": (2, 3, image, image), "w": (4, 3, kernel, kernel), "out": (2, 4, result, result)}
+        x, w, out = (Operand(Type(s, "float32"), contiguous(s)) for s in kinds.values())
+        attrs = {"strides": (stride,) * 2, "pads": (pad,) * 4, "dilations": (dilation,) * 2, "groups": groups}
+        return weight_gradient.applies(Call({"x": x, "w": w}, out, attrs))
+
+    assert applies(8, 8, 3, pad=1) and applies(8, 4, 4, pad=1, dilation=2)  # of 3x3 kernels with stride 1 and 2
+    assert not applies(8, 3, 8, pad=1)  # a convolution
+    assert not applies(8, 8, 3, pad=1, groups=3)

@@ -12,7 +12,7 @@ import pytest
 
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.marshalling import tensor_of
-from tensor_graphs.backends.tuning.gpu_bench import LOST
+from tensor_graphs.backends.tuning.gpu_accuracy import LOST
 from tensor_graphs.backends.tuning.gpu_operands import place
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values

@@ -25,7 +25,8 @@ from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.language import DTYPE_ID, Interner, signature
 from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.rule_compiler import compile_rule
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, decode, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, decode, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.saturate.tables import LoweredGraph
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices, tree_costs
 from tensor_graphs.egraph.view.view import view_of

@@ -14,7 +14,8 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.pattern import build
 from tensor_graphs.egraph.ir.pattern_parser import parse_guard, parse_term
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.match import Matcher
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 

@@ -26,10 +26,11 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
-from tensor_graphs.egraph.saturate import engine
-from tensor_graphs.egraph.saturate.engine import Bounds, Deadline, MemoryLimit, Stopped
+from tensor_graphs.egraph.saturate import engine, engine_bounds
+from tensor_graphs.egraph.saturate.engine_bounds import Bounds, Deadline, MemoryLimit, Stopped
 from tensor_graphs.egraph.saturate.language import RUN
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
 from tensor_graphs.egraph.saturate.worker import Pool, SaturationWorker
 from tensor_graphs.egraph.view.view import EGraphView, view_of
@@ -577,7 +578,7 @@ def test_rules_are_declared_when_their_ops_come_up_and_stay_for_later_blocks() -
     session.engine.rules["r_1"] = ["(rule ((= e (no_such_op e))) () :ruleset r_1)"]
     for _ in range(2):
         session.engine.declared.discard("r_1")
-        with pytest.raises(engine.EngineError):
+        with pytest.raises(engine_bounds.EngineError):
             session.engine.use(["r_1"])
         assert session.engine.key == "" and "r_1" not in session.engine.declared  # declared anew by the next block
 

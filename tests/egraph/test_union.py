@@ -14,7 +14,8 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import union as unions
 from tensor_graphs.egraph.saturate.limit_steps import parts
 from tensor_graphs.egraph.saturate.pruned_views import CostFilter
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, _One, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.sessions import InProcess, OneSession
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
 from tensor_graphs.egraph.saturate.union import saturate_in_stages, union
 from tensor_graphs.egraph.view.view import EGraphView, view_of
@@ -94,7 +95,7 @@ def test_what_beams_do_not_share_is_kept() -> None:
 @pytest.fixture(scope="module")
 def here() -> Iterator[list[Limits]]:
     """`saturate_in_stages` in this process; the limits that it asks for."""
-    session, seen = _One(InProcess()), list[Limits]()
+    session, seen = OneSession(InProcess()), list[Limits]()
 
     def saturate(graphs: list[Graph], rules: object, limits: Limits, **options: Any) -> list[EGraphView]:
         seen.append(limits)

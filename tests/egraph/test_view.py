@@ -17,7 +17,8 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.glue import glue, merged
 from tensor_graphs.egraph.view.saturation_report import SaturationReport
 from tensor_graphs.egraph.view.view import EGraphView, view_of

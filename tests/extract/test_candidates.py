@@ -20,10 +20,12 @@ from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.ops import OPS, Type
 from tensor_graphs.egraph.ir.tensor import Tensor
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.view import view_of
-from tensor_graphs.extract.candidates.candidates import MAX_LAYOUTS, _HypergraphBuilder, candidate_hypergraph
+from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.candidates.layouts import MAX_LAYOUTS, ClassLayouts
 from tensor_graphs.extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Candidate, Operand, Vertex, contiguous
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.rules import ALL
@@ -231,8 +233,8 @@ def test_sharing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     view = saturate_block(Graph.of(x), ALL, Limits(iterations=3), session=InProcess())
     both = [backend("numpy"), backend("torch")]
     shared = candidate_hypergraph(view, both, view_strides)
-    kind, fresh = _HypergraphBuilder._kind, itertools.count()
-    monkeypatch.setattr(_HypergraphBuilder, "_kind", lambda self, cls: (kind(self, cls), next(fresh))[1])
+    kind, fresh = ClassLayouts.kind, itertools.count()
+    monkeypatch.setattr(ClassLayouts, "kind", lambda self, cls: (kind(self, cls), next(fresh))[1])
     alone = candidate_hypergraph(view, both, view_strides)
 
     def said(found: Hypergraph) -> list[Any]:

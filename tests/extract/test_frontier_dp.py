@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.extract.solve import frontier_dp as module
+from tensor_graphs.extract.solve import frontier_pieces, leaf_search, resolution_order
 from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.cpsat import solve_cpsat
 from tensor_graphs.extract.solve.frontier_dp import FrontierDP
+from tensor_graphs.extract.solve.frontier_pieces import Label
 from tensor_graphs.extract.solve.greedy import best_greedy
+from tensor_graphs.extract.solve.label_dominance import undominated
 from tensor_graphs.extract.solve.label_setting import LabelSearchResult
 from tensor_graphs.extract.solve.problem import NodeSpec, Problem, ProblemRows
 from tensor_graphs.extract.solve.solve import solve
@@ -148,9 +151,9 @@ def test_what_it_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FrontierDP(rows, 1e3).search(deadline=time.perf_counter() - 1).chosen is None
     narrow = FrontierDP(rows, 1e3).search(1)
     assert narrow.chosen is not None and not narrow.exact and narrow.lower == 0.0
-    monkeypatch.setattr(module, "MAX_DERIVATIONS", 1)
+    monkeypatch.setattr(frontier_pieces, "MAX_DERIVATIONS", 1)
     assert FrontierDP(rows, 1e3).search().chosen is None
-    monkeypatch.setattr(module, "MAX_OPEN_CLASSES", 1)
+    monkeypatch.setattr(resolution_order, "MAX_OPEN_CLASSES", 1)
     assert not FrontierDP(rows, 1e3).fits
 
 
@@ -197,6 +200,7 @@ def test_a_hasty_solution_of_a_large_problem_comes_from_beams(monkeypatch: pytes
             return LabelSearchResult(None, math.inf, 0.0, False, 0)
 
     monkeypatch.setattr(solving, "FrontierDP", Recorded)
+    monkeypatch.setattr(leaf_search, "FrontierDP", Recorded)
     monkeypatch.setattr(solving, "FRONTIER_DP_BEAM_ROWS", 0)
     nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]
     nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
@@ -216,6 +220,7 @@ def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.Mon
             return LabelSearchResult(None, math.inf, 0.0, False, 0)
 
     monkeypatch.setattr(solving, "FrontierDP", GivesUp)
+    monkeypatch.setattr(leaf_search, "FrontierDP", GivesUp)
     nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]
     nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
     problem = Problem.build([*nodes, (22, tuple(range(8, 22)), 0.0)], [22])
@@ -226,8 +231,8 @@ def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.Mon
 def test_a_beam_finds_only_the_undominated_labels_that_it_keeps(most: int) -> None:
     rng = random.Random(most)
     for bits in (4, 8, 20):
-        bucket: dict[int, module.Label] = {
+        bucket: dict[int, Label] = {
             sum({1 << rng.randrange(bits) for _ in range(6)}): (rng.randrange(20), 0, None) for _ in range(300)
         }
-        whole = list(module._unbeaten(bucket, module.MAX_EXACT_WIDTH).items())
-        assert list(module._unbeaten(bucket, most).items()) == whole[:most]
+        whole = list(undominated(bucket, module.MAX_EXACT_WIDTH).items())
+        assert list(undominated(bucket, most).items()) == whole[:most]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
-from tensor_graphs.extract.solve import solve as solving
+from tensor_graphs.extract.solve import leaf_search
 from tensor_graphs.extract.solve.kbest import k_best
 from tensor_graphs.extract.solve.limited import within_limits
 from tensor_graphs.extract.solve.placement import place
@@ -174,7 +174,7 @@ def test_both_solvers_prove_larger_problems_under_limits(method: Any) -> None:
 
 
 def test_what_is_too_large_is_searched_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solving, "EXACT_ROWS", 3)
+    monkeypatch.setattr(leaf_search, "EXACT_ROWS", 3)
     nodes: Nodes = [(0, (), 1.0), (0, (), 2.0), (1, (0,), 1.0), (1, (0,), 3.0), (2, (1,), 1.0), (2, (1,), 4.0)]
     found = solve(Problem.build(nodes, [2], limits=[Limit("error", np.array([1.0, 0.0] * 3), 1.0)]))
     assert found.cost == 6.0 and found.lower_bound <= 6.0 and not found.optimal
@@ -217,7 +217,7 @@ def test_bad_limits(use: list[float], most: float) -> None:
 
 
 def test_limits_too_large_to_prove_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solving, "EXACT_ROWS", 0)
+    monkeypatch.setattr(leaf_search, "EXACT_ROWS", 0)
     nodes: Nodes = [(0, (), 1.0), (0, (), 2.0), (1, (0,), 1.0), (1, (0,), 3.0)]
     found = solve(Problem.build(nodes, [1], limits=[Limit("error", np.array([1.0, 0.0, 1.0, 0.0]), 1.0)]))
     assert found.cost == 3.0 and found.lower_bound <= 3.0 and "greedy" in found.method

@@ -18,7 +18,8 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
 from tensor_graphs.extract.candidates.candidates import _HypergraphBuilder, candidate_hypergraph

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tensor_graphs.errors import ExtractionError
 from tensor_graphs.extract.model.scc import strongly_connected_components
 from tensor_graphs.extract.solve import dominators as must
-from tensor_graphs.extract.solve import greedy
+from tensor_graphs.extract.solve import greedy, leaf_search
 from tensor_graphs.extract.solve import presolve as presolving
-from tensor_graphs.extract.solve import solve as solving
 from tensor_graphs.extract.solve.components import split_components
 from tensor_graphs.extract.solve.greedy import best_greedy, bottom_up
 from tensor_graphs.extract.solve.local_search import local_search, promising_rows
@@ -130,8 +129,8 @@ def test_what_is_too_large_to_prove_is_still_solved_well(document: dict[str, Any
     if best == math.inf:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solving, "EXACT_ROWS", 3)
-        patch.setattr(solving, "RESTRICTED_ROWS", 3)
+        patch.setattr(leaf_search, "EXACT_ROWS", 3)
+        patch.setattr(leaf_search, "RESTRICTED_ROWS", 3)
         found = solve(problem, method="cp-sat")
     assert evaluate(problem, found.choice) == found.cost <= best_greedy(problem.rows)[0]
     assert found.lower_bound <= best <= found.cost
@@ -148,8 +147,8 @@ def test_a_solution_larger_than_what_is_offered_to_exact_solvers(monkeypatch: py
     """The rows of the solution are offered as well: without them the part would have no solution at all."""
     problem = covers(30, 13)
     best = solve(problem).cost
-    monkeypatch.setattr(solving, "EXACT_ROWS", 3)
-    monkeypatch.setattr(solving, "RESTRICTED_ROWS", 5)
+    monkeypatch.setattr(leaf_search, "EXACT_ROWS", 3)
+    monkeypatch.setattr(leaf_search, "RESTRICTED_ROWS", 5)
     found = solve(problem, method="cp-sat", time_limit=2.0)
     assert best <= evaluate(problem, found.choice) == found.cost <= best_greedy(problem.rows)[0]
 

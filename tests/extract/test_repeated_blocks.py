@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.generate.generator import Lowerings
+from tensor_graphs.backends.generate.lowerings import Lowerings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c

@@ -150,7 +150,7 @@ FAULTS = {
         "tests/test_faults.py::test_no_kernel_at_all_is_no_plan",
     ),
     "cyclic choices count as solutions": Fault(
-        15, "tensor_graphs.extract.solve.frontier_dp", "_acyclic", "lambda reads: True",
+        15, "tensor_graphs.extract.solve.frontier_pieces", "_acyclic", "lambda reads: True",
         "tests/extract/test_frontier_dp.py",
     ),
     "Ctrl-C does not end a stage": Fault(

@@ -5,7 +5,7 @@ OpInfo is private to PyTorch, so everything about it stays in this file; without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,8 @@ invocations = pytest.importorskip(
     "torch.testing._internal.common_methods_invocations", reason="no OpInfo in this PyTorch"
 )
 
-from torch.utils import _pytree  # noqa: E402
+
+from tests.fuzz.opinfo import sample_of  # noqa: E402
 
 from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import UnsupportedError  # noqa: E402
@@ -259,25 +260,13 @@ def _samples(entry: Any, count: int) -> list[Any]:
     return first[:: max(1, len(first) // count)][:count]
 
 
-def _call(entry: Any, sample: Any) -> tuple[tuple[Any, ...], Callable[..., list[Any]]]:
-    """The sample's tensors, and the operator as a function of them alone that returns a flat list of tensors."""
-    flat, spec = _pytree.tree_flatten((sample.input, list(sample.args), dict(sample.kwargs)))
-    places = [i for i, v in enumerate(flat) if isinstance(v, torch.Tensor)]
-
-    def function(*values: Any) -> list[Any]:
-        given = list(flat)
-        for place, value in zip(places, values, strict=True):
-            given[place] = value
-        first, args, kwargs = _pytree.tree_unflatten(given, spec)
-        return [v for v in _pytree.tree_leaves(entry.op(first, *args, **kwargs)) if isinstance(v, torch.Tensor)]
-
-    return tuple(flat[i].detach() for i in places), function
-
-
 def _compare(names: Sequence[str], samples: Sequence[Any] | None = None) -> None:
     """Export samples of several entries as one program, because exporting costs far more than evaluating."""
     entries = {name: ENTRIES[name][0] for name in names}
-    calls = [(n, *_call(e, s)) for n, e in entries.items() for s in samples or _samples(e, SAMPLES)]
+    calls = [
+        (n, one.tensors, one.function)
+        for n, e in entries.items() for s in samples or _samples(e, SAMPLES) for one in [sample_of(e, s)]
+    ]  # fmt: skip
 
     def together(*values: Any) -> list[list[Any]]:
         rest, results = list(values), []

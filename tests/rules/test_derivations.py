@@ -19,7 +19,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
-from tensor_graphs.egraph.saturate.saturate import InProcess
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.rules.check.check import check, judge
 from tensor_graphs.rules.derive.prove import LIMITS, Prover
 from tensor_graphs.rules.semantics.sampler import Instance

@@ -16,7 +16,8 @@ from tensor_graphs.cli import app as cli
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import make
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits
+from tensor_graphs.egraph.saturate.saturate import Limits
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.saturate.worker import Pool
 from tensor_graphs.rules.derive.prove import LIMITS, Prover, for_proofs
 from tensor_graphs.rules.files import rule_file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.ir.tensor import constant
-from tensor_graphs.egraph.saturate.saturate import InProcess
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.rules.derive.prove import Prover
 from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.files.derive_file import derive

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.egraph.saturate.saturate import InProcess
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.rules.derive.prove import Prover
 from tensor_graphs.rules.files import rule_file
 from tensor_graphs.rules.files.derive_file import derive

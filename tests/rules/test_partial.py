@@ -16,7 +16,8 @@ from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
-from tensor_graphs.egraph.saturate.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.check.check import judge

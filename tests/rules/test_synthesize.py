@@ -14,7 +14,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.pattern import build, variables
 from tensor_graphs.egraph.ir.pattern_parser import parse_guard, parse_term
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.saturate.saturate import InProcess
+from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules.check.check import check
 from tensor_graphs.rules.files import rule_file

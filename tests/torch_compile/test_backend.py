@@ -178,7 +178,7 @@ def test_unknown_options_have_a_named_error() -> None:
     with pytest.raises(UsageError, match="the option budget is 'long'"):
         tg.compile(model(), budget="long")
     for options, error in (
-        ({"budget": -1}, "budget of -1"), ({"tolerance": "lax"}, "tolerance 'lax'"), ({"backend": "none"}, "no backend"),
+        ({"budget": -1}, "budget=-1"), ({"tolerance": "lax"}, "tolerance 'lax'"), ({"backend": "none"}, "no backend"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=error):
             tg.compile(torch.nn.Linear(2, 2), **options)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import training  # noqa: E402
+from tests.torch_compile import gpu_attention  # noqa: E402
 
 QUICK = {"measure": False, "effort": 0, "budget": 1, "verify": False}
 
@@ -31,3 +32,11 @@ def test_programs_train_as_eager_does(name: str) -> None:
     assert row["losses"] != row["eager_losses"]  # rounded otherwise: programs have run
     assert row["apart"] < 4 * row["eager_apart"] + 1e-5
     assert row["losses"][-1] != row["losses"][0]
+
+
+def test_programs_train_with_attention_of_a_gpu() -> None:
+    with gpu_attention.on_cpu():
+        row = training.trained("gpt2", scale="tiny", steps=2, **QUICK)
+    assert row["runs"] == "program" and row["in_programs"] == row["operators"], row["report"]
+    assert row["error"] != row["eager_error"]  # rounded otherwise: programs have run
+    assert row["error"] < 4 * row["eager_error"] + 1e-6 and row["apart"] < 4 * row["eager_apart"] + 1e-5

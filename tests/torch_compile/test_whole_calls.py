@@ -121,6 +121,38 @@ def test_signatures_that_occur_often_are_told_from_others() -> None:
     assert seen == ["compiled", "compiled", "own", "own"] and calls._last is last
 
 
+def test_calls_that_all_go_to_the_module_are_rarely_looked_at() -> None:
+    module, x, y = nn.Identity(), torch.randn(3, 4), torch.randn(5)
+    calls = whole_calls.WholeCalls(lambda *a: a[0] + 1, module, whole_calls.CompileBackend())
+    calls._chosen = {calls._signature([v], {}): module for v in (x, y)}
+    for _ in range(8):
+        assert calls(x) is x
+    assert calls.unseen and calls._last is not None
+    assert torch.equal(calls(input=x), x)  # calls with names are looked at
+    new, results = torch.randn(2), []
+    for _ in range(2 * whole_calls.UNSEEN):  # a new signature is noticed, and runs the compiled callable at first
+        results.append(calls(new) is not new)
+    assert any(results) and not results[0]
+    seen = []
+    handle = module.register_forward_hook(lambda *_: seen.append(1))  # hooks are seen by every call
+    for _ in range(40):
+        calls(x)
+    handle.remove()
+    assert len(seen) == 40
+    calls._choose(calls._signature([new], {}), calls.compiled, "")
+    for _ in range(40):
+        calls(x)
+    assert not calls.unseen and not torch.equal(calls(new), new)  # one signature is compiled: all calls are looked at
+
+
+@pytest.mark.parametrize(
+    "own", [nn.Linear(3, 3), torch.sin, type("Own", (nn.Identity,), {"__call__": lambda self, x: x + 1})()]
+)
+def test_what_is_called_without_the_outer_frames_gives_the_same(own: Any) -> None:
+    x = torch.randn(3)
+    torch.testing.assert_close(whole_calls._without_wrapper(own)(x), own(x))
+
+
 class Stepped:
     """Callables of a training step, the rest of which takes a time that depends on the callable."""
 

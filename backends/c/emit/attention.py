@@ -144,8 +144,8 @@ class AttentionWriter(CValues):
         self._closed(scope, top)
 
     def _place(self, e: Expr, scope: LoopScope) -> LoopScope:
-        """As `CValues._place`, but the scope itself for values that depend on scores or on sums over positions, which
-        are known in that scope only."""
+        """Outermost scope in which a value is computed (`CValues._place`). Values that depend on scores, or on sums
+        over positions, are computed in `scope` itself, since these are known there only."""
         return super()._place(e, scope) if self.sums.isdisjoint(walk([e])) else scope
 
     def _units(self, top: LoopScope) -> LoopScope:

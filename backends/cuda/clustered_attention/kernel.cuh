@@ -73,6 +73,34 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
     }
     static DEVICE Pack<T, 8> vector(bool there, const T* from, long long at) { return read_once_if<8>(there, from + at, from); }
 
+    // A row in shared memory in the place of what was loaded at position `place`, of a chunk that begins at position `first`.
+    DEVICE void replace_keys(long long place, int first, const T* row_there) {
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                if (first + (along * DEEP + d) * 16 + row + 8 * h == place) {
+#pragma unroll
+                    for (int k = 0; k < KEYS; ++k) {
+                        const int element = (across * KEYS + k) * 32 + column * 8;
+                        if (ALL_KEYS || element < HEAD) keys[d][k][h] = read<8>(row_there + element);
+                    }
+                }
+    }
+    DEVICE void replace_values(long long place, int first, const T* row_there) {
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d)
+#pragma unroll
+            for (int h = 0; h < 4; ++h)
+                if (first + (along * DEEP + d) * 16 + 2 * column + h % 2 + h / 2 * 8 == place) {
+#pragma unroll
+                    for (int c = 0; c < VALUES; ++c) {
+                        const int element = (across * VALUES + c) * 64 + row * 8;
+                        if (ALL_VALUES || element < COLUMNS) values[d][c][h] = read<8>(row_there + element);
+                    }
+                }
+    }
+
     // Queries in shared memory, and the chunk's scores.
     DEVICE T* query(int row, int element) const { return reinterpret_cast<T*>(shared + QUERIES) + row * QUERY + element; }
     DEVICE void write_scores() {

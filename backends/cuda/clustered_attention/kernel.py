@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from ....egraph.ir.dtypes import HALVES
 from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis, Index, index
-from ...ir.kernel import Kernel
+from ...ir.kernel import Kernel, OutputStore
 from ...ir.loop_fusion import exponential_of, index_bounds, shared_maximum
+from ...ir.row_update import row_update
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
@@ -27,6 +29,7 @@ from ..emit.kernel import SimtEmitter
 from ..emit.nest import ThreadNest
 from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
 from ..emit.thread_layout import DimensionThreads, ThreadLayout, is_vectorizable
+from .new_rows import NewRow, first_loads, new_rows, place_lines, row_bytes, row_layout, row_lines
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 CLUSTER_INTRINSICS, CLUSTER_LIBRARY = _TEXT[0], "".join(_TEXT)
@@ -87,7 +90,8 @@ class DecodeAttention:
     """The parts of an attention kernel.
 
     `scores`: the product of queries and keys; `query`: its left side; `maximum`, `total`, `result`: the reductions over
-    the `positions`; `keys`, `values`: their loads; `head`, `column`: axes of the head sizes.
+    the `positions`; `keys`, `values`: their loads; `head`, `column`: axes of the head sizes; `rows`: those that the
+    kernel writes into keys and values.
     """
 
     scores: Expr
@@ -100,11 +104,12 @@ class DecodeAttention:
     positions: Axis
     head: Axis
     column: Axis
+    rows: tuple[NewRow, ...] = ()
 
 
 def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
     """The parts of a kernel that is attention of at most `ROWS` rows over 16-bit keys and values, each contiguous along
-    the head size; None for other kernels."""
+    the head size, and that may write a row of each; None for other kernels."""
     if shape.kind != "attention" or shape.walks or shape.joined or not 1 <= shape.m <= ROWS or len(shape.cols) != 1:
         return None
     results = [e for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
@@ -127,7 +132,11 @@ def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
     dot, value = shape.dots[scores], values[0]
     if len(dot.right) != 1:
         return None
-    key, head = dot.right[0], scores.axis
+    head = scores.axis
+    rows = new_rows(kernel, {"keys": (dot.right[0], head), "values": (value, column)}, positions, shape)
+    if rows is None:
+        return None
+    key, value = (u.load if (u := row_update(e)) is not None else e for e in (dot.right[0], value))
     for e, axis in ((key, head), (value, column)):
         if e.op != "load" or e.args or e.value[3] not in HALVES or e.value[3] != key.value[3]:
             return None
@@ -140,7 +149,7 @@ def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
     query = kernel.builder.product(dot.left, ())
     if positions in query.axes or column in query.axes or head.size % 8 or column.size % 8:
         return None
-    return DecodeAttention(scores, query, maximum, total, result, key, value, positions, head, column)
+    return DecodeAttention(scores, query, maximum, total, result, key, value, positions, head, column, rows)
 
 
 def emit_clusters(
@@ -185,12 +194,17 @@ class ClusteredAttentionEmitter:
         self.own = self.columns // s.parts
         self.slice = s.slice(found.positions.size)
         self.counter = 0
+        self.places = {p: f"place{n or ''}" for n, p in enumerate(dict.fromkeys(r.update.place for r in found.rows))}
 
     # ------------------------------------------------------------ frames
-    def frame(self, layout: ThreadLayout, constant: frozenset[str] = frozenset()) -> SimtEmitter:
+    def frame(
+        self, layout: ThreadLayout, constant: frozenset[str] = frozenset(), store: OutputStore | None = None
+    ) -> SimtEmitter:
         """The emitter of a part of the kernel in a thread layout of its own; `constant`: operands that it reads before
-        the wait for the previous kernel."""
-        frame = ThreadFrame(self.kernel, layout, self.name, self.shape, constant)
+        the wait for the previous kernel; `store`: the only one that counts, so that no reductions of other parts are
+        computed beside those of this part."""
+        kernel = self.kernel if store is None else replace(self.kernel, stores=(store,))
+        frame = ThreadFrame(kernel, layout, self.name, self.shape, constant)
         frame.counter = self.counter
         return SimtEmitter(frame)
 
@@ -205,28 +219,39 @@ class ClusteredAttentionEmitter:
         s, found = self.s, self.found
         batch = prod(a.size for a in self.shape.batch)
         begin = self._batch()
-        ahead, queries = self._queries(self._loads("first"))
+        loads, slice_ = self._loads("first"), self._slice()
+        early = loads if self._known([found.keys, found.values, *self._ends()]) else []
+        ahead, queries = self._queries([] if early else loads)
+        places, fresh = self._new_rows()
         before, loop = self._chunks()
         results = self._results()
         whole = self.slice == s.chunk and found.positions.size == self.slice * s.parts and not s.seen
         numbers = [CTYPES[found.keys.value[3]], self.rows, self.head, self.columns, s.warps, s.across, s.deep, s.parts]
         room = s.room(self.rows, self.head, self.columns)
+        starts = accumulate((row_bytes([r]) for r in found.rows), initial=room)
         opened = [
             f"using Attention = ClusteredAttention<{', '.join(map(str, numbers))}, {str(whole).lower()}>;",
             f'static_assert(Attention::SIZE == {room}, "shared memory");',
             "ROOM(float, room);",
             "Attention attention(room);",
             "const int thread = threadIdx.x;",
+            *(
+                f"{numbers[0]}* const new_{r.what} = reinterpret_cast<{numbers[0]}*>(room + {at // 4});"
+                for r, at in zip(found.rows, starts)
+            ),
         ]
         waits = [*ahead, *(["await_previous();"] if s.early else [])]
+        if early and self._known([*self.places, *self._beside_scores()]):
+            waits = [*slice_, *early, *places, *before, *waits]
+        else:
+            waits = [*slice_, *early, *waits, *places, *before] if early else [*waits, *places, *slice_, *before]
         lines = [
             *(["begin_next();"] if s.early else []),
             *opened,
             *begin,
             *waits,
-            *self._slice(),
-            *before,
             *queries,
+            *fresh,
             *loop,
             *results,
         ]
@@ -234,7 +259,8 @@ class ClusteredAttentionEmitter:
         written = {x.buffer for x in self.kernel.stores}
         param = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape).param
         used = [n for n in self.kernel.buffers if re.search(rf"\b{param[n]}\b", "\n".join(body))]
-        plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early), self.name, self.shape)
+        # without __restrict__ also where the kernel writes into what it reads
+        plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early or bool(found.rows)), self.name, self.shape)
         parameters = [plain.parameter(n, self.kernel.buffers[n], n in written) for n in used]
         together_ = f" __cluster_dims__({s.parts}, 1, 1)" if s.parts > 1 else ""
         text = "\n".join([
@@ -242,7 +268,7 @@ class ClusteredAttentionEmitter:
             f"{self.name}({', '.join(parameters)}) {{", *body, "}", "",
         ])  # fmt: skip
         return CudaLaunch(
-            self.name, text, batch * s.parts, s.threads, tuple(used), s.early, room,
+            self.name, text, batch * s.parts, s.threads, tuple(used), s.early, room + row_bytes(found.rows),
             beside={"CUDA_CLUSTERS": CLUSTER_LIBRARY},
         )  # fmt: skip
 
@@ -271,14 +297,15 @@ class ClusteredAttentionEmitter:
         warps = -(-lanes * rows.threads // 32)
         shared = {a.name: dim for a in inner[1:]}
         layout = ThreadLayout({**dims, "m": rows}, self.s.early, least=32 * warps, shared=shared)
-        emitter = self.frame(layout, self.constant)
+        own = OutputStore(self.kernel.stores[0].buffer, Index(), found.query) if found.rows else None
+        emitter = self.frame(layout, self.constant, own)
         frame, query = emitter.frame, found.query
         head = CudaScope(1, set())
         with frame.inside(head):
             for d in (*dims, "m"):
                 if text := frame.thread(d):
                     frame.line(f"const int {d}_0 = {text};")
-        for e in self._first_loads(query):
+        for e in first_loads(query):
             emitter.loads.need(e)
         first = len(frame.top.lines)
         emitter.loads.need(query)
@@ -300,15 +327,8 @@ class ClusteredAttentionEmitter:
         lines = [*([] if ahead else _trimmed(head.lines)), *lines[:first], *loads, *lines[first:]]
         if 32 * warps == self.s.threads:
             return ahead, ["{", *_indented(lines), "}"]
-        return ahead, [f"if (thread < {32 * warps}) {{", *_indented(lines), "} else {", *_indented(loads), "}"]
-
-    def _first_loads(self, e: Expr) -> list[Expr]:
-        """The loads of an expression whose positions depend on nothing loaded, which are issued before all
-        arithmetic."""
-        return [
-            x for x in walk([e])
-            if x.op == "load" and all(a.op in ("const", "index") or not _reads(a) for a in x.args)
-        ]  # fmt: skip
+        others = ["} else {", *_indented(loads)] if loads else []
+        return ahead, [f"if (thread < {32 * warps}) {{", *_indented(lines), *others, "}"]
 
     # ------------------------------------------------------------ positions
     def _slice(self) -> list[str]:
@@ -326,6 +346,15 @@ class ClusteredAttentionEmitter:
         return [
             *lines, f"const int share = {share}, first = {block} * share, end = least(first + share, visible);",
         ]  # fmt: skip
+
+    def _known(self, exprs: Sequence[Expr]) -> bool:
+        """Whether expressions read nothing that an earlier kernel may still be writing (`constant`)."""
+        return self.s.early and all(x.value[0] in self.constant for x in walk(exprs) if x.op == "load")
+
+    def _ends(self) -> list[Expr]:
+        """The numbers in memory that may end the positions that are read."""
+        bounds = index_bounds(self.found.maximum.args[0], hiding=True) if self.s.seen else []
+        return [number_ for _, number_, _ in bounds]
 
     def _visible(self) -> list[str]:
         """Lines that define `visible`, the number of positions that the mask does not hide from all rows.
@@ -371,6 +400,27 @@ class ClusteredAttentionEmitter:
             self._load("values", self.found.values, self.found.column, first),
         ]
 
+    # ------------------------------------------------------------ rows written into keys and values
+    def _new_rows(self) -> tuple[list[str], list[str]]:
+        """(lines that define the places of the rows that the kernel writes, lines that compute each row in a warp, from
+        the last one on)."""
+        s, places, lines = self.s, list[str](), list[str]()
+        for place, name in self.places.items():
+            emitter = self.frame(ThreadLayout({}, s.early))
+            places += place_lines(place, name, emitter)
+            self.counter = emitter.frame.counter
+        for n, new in enumerate(self.found.rows):
+            emitter = self.frame(row_layout(new, self.shape, s.early), store=new.own)
+            first = max(0, s.threads - 32 * (n + 1))
+            lines += row_lines(new, emitter, first, s.parts, self.places[new.update.place])
+            self.counter = emitter.frame.counter
+        return places, lines
+
+    def _replaced(self, what: str) -> list[str]:
+        """Line that puts the row written into keys or values in the place of what was loaded there."""
+        places = (self.places[r.update.place] for r in self.found.rows if r.what == what)
+        return [f"attention.replace_{what}({place}, chunk, new_{what});" for place in places]
+
     # ------------------------------------------------------------ scores
     def _chunks(self) -> tuple[list[str], list[str]]:
         """(lines with the loads that scores need besides keys, lines of the loop over the block's chunks of
@@ -393,9 +443,8 @@ class ClusteredAttentionEmitter:
                 frame.line(f"const int m_0 = thread / 32{f' - {skipped}' if skipped else ''};")
             frame.line(f"float tops[{rows.repeat}];")
             frame.line("fill(tops, -infinity());")
-        for e in self._first_loads(body):
-            if found.positions not in e.axes and found.head not in e.axes:
-                emitter.loads.need(e)
+        for e in self._beside_scores():
+            emitter.loads.need(e)
         inner = CudaScope(1, frame.top.bound | {found.positions}, outside=frame.top)
         with frame.inside(inner):
             for e in nest_of(body):
@@ -443,6 +492,7 @@ class ClusteredAttentionEmitter:
         ]
         step = [
             *(masks if more else []),
+            *self._replaced("keys"),
             "attention.write_scores();",
             *([self._load("keys", found.keys, found.head, following)] if more else []),
             "__syncthreads();",
@@ -451,6 +501,7 @@ class ClusteredAttentionEmitter:
             "}",
             "__syncthreads();",
             *(["attention.rescale();"] if more else []),
+            *self._replaced("values"),
             "attention.add_values();",
             *([self._load("values", found.values, found.column, following)] if more else []),
         ]
@@ -462,6 +513,11 @@ class ClusteredAttentionEmitter:
         after = ["attention.write_results();", "attention.send_results();"]
         lines = [re.sub(r"\bm_0\b", "m_1", line) for line in (*body_lines, *after)]
         return [re.sub(r"\bm_0\b", "m_1", line) for line in _trimmed([*head.lines, *frame.top.lines])], lines
+
+    def _beside_scores(self) -> list[Expr]:
+        """The loads that scores need besides queries and keys, which are issued first."""
+        found = self.found
+        return [e for e in first_loads(found.maximum.args[0]) if e.axes.isdisjoint({found.positions, found.head})]
 
     def _unscored(self, body: Expr) -> list[Expr]:
         """The largest float expressions in `body` that vary along the positions and do not depend on the scores
@@ -516,17 +572,12 @@ class ClusteredAttentionEmitter:
             found.maximum: Local(top, high, "float32"), found.total: Local(total, high, "float32"),
             found.result: Local(result, names, "float32"),
         }  # fmt: skip
-        for store in self.kernel.stores:
+        for store in (x for x in self.kernel.stores if not x.parts):
             if any(x.op == "reduce" and frame.top.find(x) is None for e in store.exprs for x in nest_of(e)):
                 raise Unfusable("another reduction beside attention")
             emitter.stores.write(store)
         self.counter = frame.counter
         return ["{", *_indented(_trimmed([*head.lines, *frame.top.lines])), "}"]
-
-
-def _reads(e: Expr) -> bool:
-    """Whether an expression contains a load or a reduction."""
-    return any(x.op in ("load", "reduce") for x in walk([e]))
 
 
 def _trimmed(lines: list[str]) -> list[str]:

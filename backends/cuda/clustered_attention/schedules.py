@@ -16,6 +16,7 @@ from ...ir.tiling import Shape
 from ...ir.unfusable import if_fusable
 from ...machine import cached_per_machine, target
 from .kernel import TILE, ClusteredAttentionSchedule, attention_of, emit_clusters
+from .new_rows import row_bytes
 
 HOPPER = 90  # least compute capability: clusters and asynchronous stores to shared memory of other blocks
 PARTS = (16, 8, 4, 2, 1)
@@ -33,7 +34,8 @@ READ = 1e5
 @dataclass(frozen=True)
 class AttentionSizes:
     """Sizes of attention of few rows: `rows`, head sizes of keys (`head`) and values (`columns`), `positions`, sets of
-    keys and values (`batch`); `seen`: whether a mask can end the positions."""
+    keys and values (`batch`); `seen`: whether a mask can end the positions; `written`: bytes of the rows that the
+    kernel writes into keys and values."""
 
     rows: int
     head: int
@@ -41,6 +43,7 @@ class AttentionSizes:
     positions: int
     batch: int
     seen: bool
+    written: int = 0
 
     def ranked(self) -> Iterator[tuple[float, ClusteredAttentionSchedule]]:
         """Yields (estimated µs, schedule) of every candidate."""
@@ -65,7 +68,7 @@ class AttentionSizes:
             return False
         eights = ceil(self.rows / 8)
         held = s.deep * (8 * keys + 16 * values) + 16 * values * eights + 4 * s.deep * eights * min(keys, 2)
-        room = s.room(self.rows, self.head, self.columns)
+        room = s.room(self.rows, self.head, self.columns) + self.written
         others = OTHERS + (LOOP if s.chunk < part else 0)
         return held + others <= min(255, target().registers // s.threads) and room <= target().dynamic_shared
 
@@ -88,7 +91,9 @@ def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
         return None
     seen = bool(index_bounds(found.maximum.args[0], hiding=True))
     batch = prod(a.size for a in shape.batch)
-    return AttentionSizes(shape.m, found.head.size, found.column.size, found.positions.size, batch, seen)
+    return AttentionSizes(
+        shape.m, found.head.size, found.column.size, found.positions.size, batch, seen, row_bytes(found.rows)
+    )
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:

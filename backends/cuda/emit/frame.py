@@ -44,8 +44,8 @@ class ThreadFrame(Writer[CudaScope]):
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
     not cover and that are therefore looped over sequentially. `wide` is the compute dtype. `constant` names operands
-    that no kernel of the program writes (weights): with programmatic dependent launch they are read before the wait for
-    the previous kernel.
+    that no earlier kernel of the program writes (`Call.constant`): with programmatic dependent launch they are read
+    before the wait for the previous kernel.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class ThreadFrame(Writer[CudaScope]):
         self.place: dict[str, str] = {}  # text of the block's tile index along rows and columns
         self.rings: list[str] = []  # declarations of shared-memory prefetch rings
         self.ring_bytes = 0
+        self.codes = 0  # vectors of 16 bytes in the ring of a packed skinny GEMM, which partial sums overwrite
         self.warm: list[str] = []  # statements before the wait for the previous kernel
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 

@@ -19,6 +19,8 @@ from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
     loops          ThreadLoops: loops over axes that a block does not cover
     fragments      Fragments: skinny GEMM on tensor cores
     packed_fragments  PackedFragments: the same with codes of quantized weights (code_forms: which codes)
+    tile_loads     TileLoads: addresses of codes
+    code_ring      CodeRing: their copies ahead through shared memory
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
 
@@ -135,6 +137,7 @@ class SimtEmitter(CudaPart):
             body += last.as_last(tiles["m"] * tiles["n"] * batch, s.batch[0].size, frame.counter, start)
             frame.shared = max(frame.shared, last.frame.shared)
             buffers |= last.kernel.buffers
+        frame.shared = max(frame.shared, 4 * frame.codes)
         blocks, written = tiles["m"] * tiles["n"] * batch, {x.buffer for x in self.kernel.stores}
         if blocks >= 1 << 31:
             raise Unfusable("2**31 blocks or more in the grid")
@@ -167,8 +170,12 @@ class SimtEmitter(CudaPart):
         frame = self.frame
         declared = "ROOM(float, shared);" if room else f"__shared__ {CTYPES[frame.wide]} shared[{frame.shared}];"
         shared = [f"    {declared}"] if frame.shared else []
-        early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
         rings = frame.rings
+        if frame.codes:
+            ring = "ROOM(Slot, ring);" if room else f"__shared__ Slot ring[{-(-frame.shared // 4)}];"
+            rings = [f"    {ring}", "    float* const shared = (float*)ring;"]
+            shared = []
+        early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
         if frame.warm or frame.ahead.lines:
             first, rings = (rings, []) if frame.ahead.lines else ([], rings)
             early = [early[0], *first, *body[:head], *frame.warm, *frame.ahead.lines, early[1]]

@@ -14,17 +14,19 @@ from dataclasses import dataclass
 
 from ....egraph.ir.dtypes import HALVES
 from ...ir.expr import Expr, factors, walk
-from ...ir.index import Axis, index
+from ...ir.index import Axis
 from ...ir.kernel import Kernel
 from ...ir.tiling import Dot, Shape
 from ...ir.unfusable import Unfusable
 from .code_forms import BYTES, CodeForm, code_form
+from .code_ring import CodeRing
 from .fragment_frame import CHUNK, HEIGHT, WIDTH
 from .fragments import Fragments, PartialSums, plus, refusal
 from .frame import Local
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed, span
 from .thread_layout import stride_in_runs
+from .tile_loads import TileLoads
 
 ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
 
@@ -105,7 +107,15 @@ def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
 
 
 class PackedFragments(Fragments):
-    """Emitter part for the main loop of skinny GEMM with quantized weights: products of rows and converted codes."""
+    """Emitter part for the main loop of skinny GEMM with quantized weights: products of rows and converted codes.
+
+    `ring`: through which operands pass, if codes are copied ahead; `rung` are its rows. `loaded`: codes, scales and
+    zero points that are loaded into registers. `chains`: accumulators of the sum over a group, since dependent mma
+    instructions wait for each other. `alone`: sums along K of one row, which the whole block computes; `between` emits
+    them, between the first loads and the loop.
+    """
+
+    between: Callable[[], None] = staticmethod(lambda: None)
 
     def _operands(self, axis: Axis) -> None:
         frame, dots = self.frame, self.shape.dots
@@ -119,7 +129,9 @@ class PackedFragments(Fragments):
         ):
             raise Unfusable("too many rows for fragments, or a K or tile count that vectors of codes do not divide")
         self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
-        self.sums = [e for e in ready if e not in self.dots]
+        beside = [e for e in ready if e not in self.dots]
+        self.alone = [e for e in beside if frame.spans(e.args[0]) == (frame.dim,)]
+        self.sums = [e for e in beside if e not in self.alone]
         self.packed: dict[Expr, PackedSide] = {}
         for e in self.dots:
             side = packed_side(self.kernel, dots[e], axis)
@@ -141,6 +153,33 @@ class PackedFragments(Fragments):
         self.values = {
             x: self.fresh("factor") for x in dict.fromkeys(x for s in self.packed.values() for x in s.values)
         }
+        self.tile = TileLoads(frame)
+        self.ring = self._ring() if frame.warps.ahead else None
+        self.rung = self.ring.rows if self.ring is not None else []
+        rung = {*self.ring.codes, *self.ring.values} if self.ring is not None else set()
+        self.loaded_codes = {x: name for x, name in self.codes.items() if x not in rung}
+        self.loaded_values = {x: name for x, name in self.values.items() if x not in rung}
+        self.loaded = {**self.loaded_codes, **self.loaded_values}
+        self.chains = 2 if self.ring is not None else 1
+
+    def _ring(self) -> CodeRing:
+        """The ring of codes, scales and rows. Raises Unfusable if the prefetch distance leaves no iteration, or if
+        nothing can be copied."""
+        frame, warps = self.frame, self.frame.warps
+        if warps.ahead * frame.step >= frame.size:
+            raise Unfusable("a prefetch distance beyond the end of K")
+        near = self.grouped == self.dots and all(x.value[3] in HALVES for x in self.values)
+        whole = all(x.op == "load" and not x.args and self.dtype(x) in HALVES for x in self.lefts)
+        ring = CodeRing(
+            frame,
+            self.tile,
+            {} if warps.direct else self.codes,
+            self.values if near else {},
+            self.lefts if whole else [],
+        )
+        if not ring.slots:
+            raise Unfusable("nothing that a ring may hold")
+        return ring
 
     def _coordinates(self) -> None:
         frame, warps = self.frame, self.frame.warps
@@ -150,6 +189,8 @@ class PackedFragments(Fragments):
         self.line("const int m_0 = thread / 4 % 8;")
         self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
         self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * {frame.span};")
+        if self.ring is not None:
+            self.ring.coordinates()
 
     def stage(self) -> list[str]:
         """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines.
@@ -162,57 +203,46 @@ class PackedFragments(Fragments):
             self._accumulator(e)
         early = all(map(frame.before_wait, (*self.codes, *self.values)))
         with self.inside(frame.ahead if early else frame.top):
-            for name in self.codes.values():
+            for name in self.loaded_codes.values():
                 self.line(f"Pack<unsigned char, 16> {name}[{frame.warps.tiles}];")
             for x, name in self.values.items():
                 self.line(f"{CTYPES[x.value[3]]} {name}[{frame.warps.tiles}];")
                 frame.top.known[x] = Local(name, ("n",), str(x.value[3]))
             if early:
-                self._at_first(lambda: self._each_tile(lambda: self._fetch("")), apart=True)
+                self._at_first(lambda: self._first(weights=True, rows=False), apart=True)
         self.held = {x: self.hold(frame.spans(x), self.dtype(x)) for x in self.lefts}
         frame.top.known |= self.held
-
-        def first() -> None:
-            if not early:
-                self._each_tile(lambda: self._fetch(""))
-            self.read(self.lefts)
-
-        self._at_first(first)
+        self._at_first(lambda: self._first(weights=not early, rows=True))
+        self.between()
+        if self.ring is not None:
+            self.line("int round = 0;")
         self._walk_sum()
+        if self.ring is not None:
+            self.line("__syncthreads();")  # partial sums lie in the ring
         return frame.top.lines
 
-    def _each_tile(self, body: Callable[[], None], pair: str = "") -> None:
-        """Emit a loop around `body` over the tiles of columns; with `pair`, the variable of a tile's index, over that
-        tile and the next. Indices along K are those of the first code of a vector."""
-        frame = self.frame
-        first, end = (pair, f"{pair} + 2") if pair else ("0", str(frame.warps.tiles))
-        self.line("#pragma unroll")
-        self.line(f"for (int n_i = {first}; n_i < {end}; ++n_i) {{")
-        self.line(f"const int {frame.dim}_i = 0, {frame.dim}_v = 0;")
-        body()
-        self.line("}")
-
-    def _single(self) -> ThreadNest:
-        """A nest without loops, for text inside `_each_tile`."""
-        return ThreadNest(self.frame, ())
+    def _first(self, *, weights: bool, rows: bool) -> None:
+        """Emit the loads before the loop: of codes, scales and zero points (`weights`), and of rows."""
+        if weights and self.loaded:
+            self.tile.each(lambda: self._fetch(""))
+        if rows and not self.rung:
+            self.read(self.lefts)
+        if self.ring is not None:
+            self.ring.first(weights=weights, rows=rows)
 
     def _fetch(self, condition: str) -> None:
         """Emit the loads of a tile's codes, scales and zero points, predicated by `condition` if there is one."""
         frame = self.frame
-        nest = self._single()
+        nest = self.tile.single()
         conditions = nest.masks(("n", frame.dim))
         when = f"if ({condition}) " if condition else ""
-        for x, name in self.codes.items():
-            operand, at, _, _ = x.value
-            (axis,) = frame.groups[frame.dim]
-            first, row = f"(const unsigned char*){frame.param[operand]}", at.replaced({axis: index(0)})
-            place = f"{frame.dim}_0" if frame.span == BYTES else f"({frame.dim}_0 >> 1)"
-            where = f"{first} + {nest.position(row, (), span(at, ()))} + {place}"
+        for x, name in self.loaded_codes.items():
+            where, first = self.tile.address(nest, x)
             read = (
                 f"read_once_if<16>({all_of(conditions)}, {where}, {first})" if conditions else f"read_once<16>({where})"
             )
             nest.line(f"{when}{name}[n_i] = {read};")
-        for x, name in self.values.items():
+        for x, name in self.loaded_values.items():
             operand, at, _, dtype = x.value
             text = f"{frame.param[operand]}[{nest.position(at, (), span(at, ()))}]"
             ctype = CTYPES[dtype]
@@ -223,6 +253,9 @@ class PackedFragments(Fragments):
     def _iteration(self, whole: bool) -> None:
         """Emit one step of the loop over K, or all of K if `whole`: codes are converted and multiplied, and those of
         the next iteration loaded."""
+        if self.ring is not None:
+            self.ring.turn()
+            self._read_rows()
         sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
         self._accumulate_sums()
         self.row_sums = {x: self._row_sums(sides[x]) for x in dict.fromkeys(self.left[e] for e in self.grouped)}
@@ -232,11 +265,22 @@ class PackedFragments(Fragments):
         self.line(f"for (int pair = 0; pair < {self.frame.warps.tiles}; pair += 2) {{")
         self._pair(sides, whole)
         self.line("}")
-        if not whole:
+        if not whole and not self.rung:
             self.line("{")
             self._next_position()
             self.read(self.lefts, "more")
             self.line("}")
+        if self.ring is not None:
+            self.line(f"round = round == {self.frame.warps.ahead} ? 0 : round + 1;")
+
+    def _read_rows(self) -> None:
+        """Emit the reads of rows from the ring."""
+        assert self.ring is not None
+        for x in self.rung:
+            local = self.held[x]
+            nest = ThreadNest(self.frame, local.dims, self.frame.dim)
+            self.ring.read_rows(x, local, self.spot(local, nest.slot(local)), nest)
+            nest.close()
 
     def _pair(self, sides: dict[Expr, Local], whole: bool) -> None:
         """Emit the work on two tiles of columns: conversion, the loads of the next iteration, products.
@@ -255,20 +299,21 @@ class PackedFragments(Fragments):
             names[e] = self.fresh("w")
             self.line(f"Pack<{CTYPES[left.dtype]}, 8> {names[e]}[2][{vectors}];")
         for group in groups.values():
-            self.line(f"float {group}[{self._octets}][4] = {{}}, {group}_offset[2], {group}_scale[2];")
-        self._each_tile(lambda: self._convert(names, groups, sides, whole), "pair")
+            self.line(f"float {group}[{self.chains * self.octets}][4] = {{}}, {group}_offset[2], {group}_scale[2];")
+        self.tile.each(lambda: self._convert(names, groups, sides, whole), "pair")
         self.line("#pragma unroll")
         self.line(f"for (int {frame.dim}_i = 0; {frame.dim}_i < {vectors}; ++{frame.dim}_i) {{")
         for e, name in names.items():
             left = sides[self.left[e]]
-            for h in range(self._octets):
-                place = f"{groups[e]}[{h}]" if e in groups else self._sums_of(e, h)
+            for h in range(self.octets):
+                place = f"{groups[e]}[{self._chain(h)}]" if e in groups else self._sums_of(e, h)
                 row = self._row(left, h)
                 self.line(f"multiply({place}, {name}[0][{frame.dim}_i], {name}[1][{frame.dim}_i], {row});")
         self.line("}")
         for e, group in groups.items():
             rows = self.row_sums[self.left[e]]
-            for h in range(self._octets):
+            self._join_chains(group)
+            for h in range(self.octets):
                 self.line(
                     f"add_group({self._sums_of(e, h)}, {group}[{h}], {rows}[{h}], {group}_offset, {group}_scale);"
                 )
@@ -285,16 +330,26 @@ class PackedFragments(Fragments):
     def _row_sums(self, left: Local) -> str:
         """Emit the sums of the rows over one group; returns the name of the array."""
         frame, name = self.frame, self.fresh("rows")
-        self.line(f"float {name}[{self._octets}][4] = {{}};")
+        self.line(f"float {name}[{self.chains * self.octets}][4] = {{}};")
         self.line("#pragma unroll")
         self.line(f"for (int {frame.dim}_i = 0; {frame.dim}_i < {frame.span // WIDTH}; ++{frame.dim}_i) {{")
-        for h in range(self._octets):
-            self.line(f"sum_rows({name}[{h}], {self._row(left, h)});")
+        for h in range(self.octets):
+            self.line(f"sum_rows({name}[{self._chain(h)}], {self._row(left, h)});")
         self.line("}")
+        self._join_chains(name)
         return name
 
+    def _chain(self, octet: int) -> str:
+        """Text of the index of an accumulator of a group, inside the loop over a thread's vectors along K."""
+        return plus(f"{self.frame.dim}_i % {self.chains} * {self.octets}", octet) if self.chains > 1 else str(octet)
+
+    def _join_chains(self, name: str) -> None:
+        """Emit the sum of the accumulators of a group, into the first one."""
+        for h in range(self.octets if self.chains > 1 else 0):
+            self.line(f"add_sums({name}[{h}], {name}[{h + self.octets}]);")
+
     @property
-    def _octets(self) -> int:
+    def octets(self) -> int:
         """Groups of 8 rows."""
         return -(-max(1, self.frame.extent["m"]) // WIDTH)
 
@@ -302,27 +357,49 @@ class PackedFragments(Fragments):
         self, names: Mapping[Expr, str], groups: Mapping[Expr, str], sides: Mapping[Expr, Local], whole: bool
     ) -> None:
         """Emit the conversion of a tile's codes, and the loads of the next iteration."""
+        if self.ring is not None:
+            self.ring.read_tile()
         for e, name in names.items():
             side, own = self.packed[e], f"{name}[n_i % 2]"
             if e in groups:
                 self._convert_bare(side, own, groups[e], sides[self.left[e]].dtype)
                 continue
-            self.line(f"{side.form.name}({own}, {self.codes[side.form.load]}[n_i], {side.form.offset}f);")
+            self.line(f"{side.form.name}({own}, {self._code(side.form.load)}, {side.form.offset}f);")
             self._apply("moved", own, side.zero, minus=True)
             self._apply("scaled", own, side.scale)
-        if not whole:
+        if not whole and self.loaded:
             self.line("{")
             self._next_position()
             self._fetch("more")
             self.line("}")
 
+    def _code(self, x: Expr) -> str:
+        """Text of the register value with a tile's vector of codes."""
+        return f"{self.codes[x]}[n_i]" if x in self.loaded_codes else self.codes[x]
+
+    def _pack(self, e: Expr, other: str = "") -> Local:
+        """Register value of an operand of a product as 16-bit vectors: as loaded, or computed from loaded vectors; a
+        product of two vectors, such as a row times the gain of a norm, two elements at a time."""
+        over, under = factors(e)
+        held = [self.held[f] for f in over if f in self.held]
+        if under or len(over) != 2 or len(held) != 2 or len({x.dtype for x in held} | {*HALVES}) > len(HALVES):
+            return super()._pack(e, other)
+        if held[0].dtype != held[1].dtype:
+            return super()._pack(e, other)
+        local = self.hold(self.frame.spans(e), held[0].dtype)
+        nest = ThreadNest(self.frame, local.dims, self.frame.dim)
+        to, *parts = (self.spot(x, nest.slot(x)) for x in (local, *held))
+        nest.line(f"multiply_pairs({to}, {', '.join(parts)});")
+        nest.close()
+        return local
+
     def _convert_bare(self, side: PackedSide, vectors: str, group: str, dtype: str) -> None:
         """Emit the conversion of codes without offset and scale, and the variables with the offset and the scale of the
         tile's column."""
-        nest = self._single()
+        nest = self.tile.single()
         zero = f" - {enclosed(nest.scalar(side.zero, 0))}" if side.zero is not None else ""
         scale = nest.scalar(side.scale, 0) if side.scale is not None else "1.0f"
-        nest.line(f"bare_nibbles({vectors}, {self.codes[side.form.load]}[n_i]);")
+        nest.line(f"bare_nibbles({vectors}, {self._code(side.form.load)});")
         nest.line(f"{group}_offset[n_i % 2] = {side.form.offset}f - bare_base<{CTYPES[dtype]}>{zero};")
         nest.line(f"{group}_scale[n_i % 2] = {scale};")
         nest.close()
@@ -332,7 +409,7 @@ class PackedFragments(Fragments):
             super()._accumulator(e)
             return
         self.names[e] = Local(self.fresh("acc"), ("m", "n"), "float32")
-        self.line(f"float {self.names[e].name}[{self._octets * self.frame.warps.tiles // 2}][4] = {{}};")
+        self.line(f"float {self.names[e].name}[{self.octets * self.frame.warps.tiles // 2}][4] = {{}};")
 
     def put(self, e: Expr, first: int) -> PartialSums:
         """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
@@ -351,7 +428,7 @@ class PackedFragments(Fragments):
         to converted numbers."""
         if e is None:
             return
-        nest = self._single()
+        nest = self.tile.single()
         value = nest.scalar(e, 0)
         nest.line(f"{function}({vectors}, {'-' if minus else ''}{enclosed(value)});")
         nest.close()

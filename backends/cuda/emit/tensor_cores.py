@@ -5,16 +5,21 @@ fragments.py computes them warp by warp; the warps' partial sums are added in th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ...ir.expr import Expr
 from ...ir.unfusable import Unfusable
-from .fragment_frame import FragmentFrame
+from .fragment_frame import WIDTH, FragmentFrame
 from .fragments import Fragments, PartialSums, plus
-from .frame import CudaPart, Local
+from .frame import CudaPart, Local, ThreadFrame
 from .loads import ThreadLoads
+from .loops import ThreadLoops
 from .nest import ThreadNest
 from .packed_fragments import PackedFragments, span_of
+from .reductions import Reductions
+from .thread_layout import DimensionThreads, ThreadLayout
 
 
 @dataclass(eq=False)
@@ -45,8 +50,15 @@ class TensorCores(CudaPart):
             raise Unfusable("a product whose columns are looped over")
         if self.layout.warm:
             frame.warm += fragments.warmed()
+        names = {e: self.fresh("sum") for e in getattr(fragments, "alone", ())}
+        own.counter = frame.counter
+        for name in names.values():
+            self.line(f"float {name}[1];")
+        if isinstance(fragments, PackedFragments) and names:
+            fragments.between = partial(self._block_sums, fragments, names)
         fragments.stage()
         frame.ahead.lines += own.ahead.lines
+        frame.codes = own.codes
         found: dict[Expr, PartialSums] = {}
         for e in (*fragments.dots, *fragments.sums):
             found[e] = fragments.put(e, frame.shared)
@@ -58,6 +70,36 @@ class TensorCores(CudaPart):
         frame.counter = own.counter
         for e, put in found.items():
             frame.top.known[e] = self._gathered(e, put, warps.along)
+        frame.top.known |= {e: Local(name, (), frame.wide) for e, name in names.items()}
+
+    def _block_sums(self, fragments: PackedFragments, names: Mapping[Expr, str]) -> None:
+        """Emit sums along K of one row, computed by all threads of the block, into the variables `names`.
+
+        They are exchanged in shared memory of their own, behind the ring of codes if there is one.
+        """
+        inner, dim, threads = fragments.frame, fragments.frame.dim, self.layout.threads
+        along = DimensionThreads(threads, WIDTH, -(-inner.size // (threads * WIDTH)))
+        layout = ThreadLayout({dim: along}, self.layout.early, 0, threads)
+        frame = ThreadFrame(self.kernel, layout, self.frame.name, self.shape)
+        frame.param, frame.place, frame.counter = inner.param, inner.place, inner.counter
+        frame.shared = 4 * inner.codes or self.frame.shared
+        frame.top.known |= {e: Local("", (), frame.wide) for e in fragments.dots}
+        loads = ThreadLoads(frame)
+        loops = ThreadLoops(frame, loads, Reductions(frame, loads))
+        for e in names:
+            if e not in frame.top.known:
+                loops.reduction(e)
+        fragments.line("{")
+        fragments.line(f"const int {dim}_0 = thread * {WIDTH};")
+        inner.scope.lines += frame.top.lines
+        for e, name in names.items():
+            fragments.line(f"{name}[0] = {frame.top.known[e].name}[0];")
+        fragments.line("}")
+        inner.counter = frame.counter
+        if inner.codes:
+            inner.codes = -(-frame.shared // 4)
+        else:
+            self.frame.shared = frame.shared
 
     def _gathered(self, e: Expr, put: PartialSums, parts: int) -> Local:
         """Emit the sum of the `parts` warps' partial sums of a reduction; returns it in the kernel's thread layout."""

@@ -39,7 +39,9 @@ class Warps:
 
     `across` warps lie along N, each with `tiles` fragments of 8 columns. `along` warps lie along K (intra-block
     split-K), each with `depth` chunks of 32 elements per iteration. `packed`: codes of quantized weights are loaded and
-    converted 16 bytes at a time (emit/packed_fragments.py).
+    converted 16 bytes at a time (emit/packed_fragments.py); `ahead` is the prefetch distance in loop iterations of
+    cp.async copies of codes, scales and rows into shared memory (emit/code_ring.py; 0: one iteration, in
+    registers), `direct` keeps codes in registers nevertheless.
     """
 
     along: int
@@ -47,6 +49,8 @@ class Warps:
     tiles: int = 1
     depth: int = 1
     packed: bool = False
+    ahead: int = 0
+    direct: bool = False
 
 
 @dataclass(frozen=True)

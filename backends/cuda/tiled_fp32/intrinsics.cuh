@@ -1,6 +1,5 @@
 
-// What tiles of float32 need of the hardware: vectors on their way to shared memory of which only some words are there, and the
-// matrix unit's 16 rows times 8 columns, 8 elements of the sum, of which it reads 11 digits.
+// Hardware access of tiled float32 GEMM: cp.async copies of partial vectors, and mma.m16n8k8 in TF32 (11 significant bits).
 template <int WORDS> DEVICE void fetch_some(float* to, const float* from, int count) {
     const unsigned place = (unsigned)__cvta_generic_to_shared(to);
     if constexpr (WORDS == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(place), "l"(from), "r"(4 * count) : "memory");

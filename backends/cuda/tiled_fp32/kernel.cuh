@@ -1,14 +1,14 @@
 
-// Products of matrices of float32 by tiles in shared memory (tiled_fp32/kernel.py).
-enum { FUSED, THREE };  // by multiply-add; on the matrix unit in three products of halves
+// Tiled float32 GEMM in shared memory (tiled_fp32/kernel.py).
+enum { FUSED, THREE };  // FMA on CUDA cores; three TF32 products of split operands on tensor cores (3xTF32)
 
-// One side of a tile: TILE rows (or columns) by DEPTH elements of the sum, neighbours in memory along the sum or across it. Lines
-// are so far apart in shared memory that the threads that read together meet different banks.
+// One operand of a tile: TILE rows (or columns) by DEPTH elements along K, contiguous in memory along K or across it. Lines in shared
+// memory are padded against bank conflicts.
 template <int TILE, int DEPTH, bool ALONG, int WORDS> struct TileSide {
     static constexpr int LINES = ALONG ? TILE : DEPTH, LENGTH = ALONG ? DEPTH : TILE, LINE = LENGTH + (ALONG ? 4 : 8);
     static constexpr int SIZE = LINES * LINE, STEP = least(WORDS, BYTES / 4);
 
-    // Begin to fetch the tile at a row and an element of the sum; what lies beyond the end is 0.
+    // Issue the copies of the tile at a row and an element along K; elements beyond the end are 0.
     template <int THREADS> static DEVICE void bring(float* to, const float* from, long long step, int row, int rows, int k, int sum) {
         const int line0 = ALONG ? row : k, lines = ALONG ? rows : sum, first = ALONG ? k : row, length = ALONG ? sum : rows;
 #pragma unroll
@@ -20,7 +20,7 @@ template <int TILE, int DEPTH, bool ALONG, int WORDS> struct TileSide {
     }
     static DEVICE float at(const float* x, int row, int k) { return x[ALONG ? row * LINE + k : k * LINE + row]; }
 
-    // Four elements of the sum in four neighbouring rows.
+    // Four elements along K of four neighbouring rows.
     static DEVICE void square(const float* x, int row, int k, float (&y)[4][4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -32,7 +32,7 @@ template <int TILE, int DEPTH, bool ALONG, int WORDS> struct TileSide {
     struct alignas(16) Words { float at[4]; };
 };
 
-// A number as one of fewer digits and what is left. What is no finite number has no halves: only the product of large ones sees it.
+// A number split into a TF32 number and the rest. NaN and infinities have no rest: only the product of the high parts has them.
 struct Halves { float large, finite, small; };
 DEVICE Halves halved(float x) {
     const float large = truncated(x);
@@ -40,7 +40,7 @@ DEVICE Halves halved(float x) {
     return {large, whole ? large : 0.0f, whole ? rounded(x - large) : 0.0f};
 }
 
-// A block's tile of M rows and N columns. On the matrix unit each warp has HIGH rows and WIDE columns of it, else each thread.
+// A block's tile of M rows and N columns. HIGH rows and WIDE columns belong to each warp (tensor cores) or thread (CUDA cores).
 template <int HOW, int M, int N, int DEPTH, int HIGH, int WIDE, int STAGES, int RIGHTS, bool LEFT_ALONG, bool RIGHT_ALONG, int LEFT_WORDS, int RIGHT_WORDS>
 struct Tiles {
     using Left = TileSide<M, DEPTH, LEFT_ALONG, LEFT_WORDS>;
@@ -56,7 +56,7 @@ struct Tiles {
         return HOW == FUSED ? threadIdx.x % ACROSS * 4 : threadIdx.x / 32 % ACROSS * WIDE + threadIdx.x % 4 * 2;
     }
 
-    // Squares one after the other, as what follows walks them.
+    // Accumulators square by square, in the order of the epilogue.
     static DEVICE void fused(Sums& sums, const float* x) {
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 4) {
@@ -78,12 +78,12 @@ struct Tiles {
         }
     }
 
-    // Rows 8 apart and pairs of columns 8 apart, as the matrix unit leaves them. It cuts off what a long sum cannot hold: each
-    // stage has sums of its own.
+    // Accumulators in the layout of mma: rows 8 apart, pairs of columns 8 apart. Tensor cores truncate when they accumulate, so each
+    // stage has its own sums.
     static DEVICE void by_matrix_unit(Sums& sums, const float* x) {
         Sums part = {};
         const int r0 = threadIdx.x / 32 / ACROSS * HIGH + threadIdx.x % 32 / 4, c0 = threadIdx.x / 32 % ACROSS * WIDE + threadIdx.x % 32 / 4;
-#pragma unroll 1  // all at once, halves took twice the registers
+#pragma unroll 1  // unrolled, split operands took twice the registers
         for (int k = 0; k < DEPTH; k += 8) {
             const int t = k + threadIdx.x % 4;
             float a[HIGH / 16][4], finite_a[HIGH / 16][4], small_a[HIGH / 16][4];
@@ -119,7 +119,7 @@ struct Tiles {
             for (int i = 0; i < HELD; ++i) sums[r][i] += part[r][i];
     }
 
-    // All of the sum, for a tile at a row and a column.
+    // The whole sum over K, for the tile at a row and a column.
     static DEVICE void multiply(float* room, Sums& sums, const float* left, long long left_step, int row, int rows,
                                 const float* const (&right)[RIGHTS], long long right_step, int column, int columns, int sum) {
         const int rounds = (sum + DEPTH - 1) / DEPTH;

@@ -62,7 +62,9 @@ class TiledSchedule(Schedule):
         "split-K factor over blocks; the last block of a tile combines the partial sums",
         Domain(2, powers=True), drops=True, starts=2, companions=("join",), common=True,
     )  # fmt: skip
-    join: bool = flag("there with `split`", fixed=True, common=True)
+    join: bool = flag(
+        "set exactly if `split` is; marks kernels that combine the partial sums themselves", fixed=True, common=True
+    )
     early: bool = flag("programmatic dependent launch", common=True)
 
     @property

@@ -1,5 +1,5 @@
-// Products of large matrices whose warps have roles. The first group of four warps copies tiles of both sides into a ring in shared
-// memory; the others multiply them, and write results by way of shared memory. Blocks stay, and take one tile after the other.
+// Warp-specialized persistent GEMM. The first warp group (producer) copies tiles of both operands by TMA into a ring buffer in shared
+// memory; the other warp groups (consumers) multiply them by wgmma and write results through shared memory.
 struct Spot { int m, n, batch; };  // where a tile begins
 
 template <class T, int N> DEVICE void fill_from(T (&to)[N], const T (&from)[N]) {
@@ -7,12 +7,12 @@ template <class T, int N> DEVICE void fill_from(T (&to)[N], const T (&from)[N]) 
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-// Tiles of ROWS times COLUMNS (of each of RIGHTS right sides), 64 deep. With TURNS, each of two groups has tiles of its own, and
-// writes while the other one multiplies; else each has half of the rows. Of a cluster's two blocks, DOWN lie below each other and
-// share the right side, ACROSS lie beside each other and share the left one: each fetches half of it for both. LEFT_ALONG,
-// RIGHT_ALONG: whether neighbours in memory lie along the sum. So many pieces of results, 64 columns each, are WAITING at once.
-// Groups share a tile of 64 rows by its columns. Or a cluster's blocks, PARTS of them, have parts of the sum of one tile: each
-// finishes some pieces, for which the others send it what they have. Right sides that one instruction can take are TOGETHER.
+// Tiles of ROWS x COLUMNS (of each of RIGHTS right operands), K step 64. With TURNS (ping-pong), each of two consumer groups has tiles of
+// its own and stores while the other one multiplies; else each has half of the rows, or of the columns of a tile of 64 rows (BESIDE).
+// Clusters of two blocks: DOWN blocks of neighbouring rows share the right operand, ACROSS blocks of neighbouring columns share the left
+// one; each block loads half of it and multicasts. LEFT_ALONG, RIGHT_ALONG: whether the operand is contiguous along K. WAITING: number of
+// result pieces (64 columns) whose stores may be in flight. PARTS: blocks of a cluster that split K of one tile; each finishes some
+// pieces, for which the others send their partial sums. TOGETHER: one instruction multiplies all right operands.
 template <class T, int ROWS, int COLUMNS, int RIGHTS, bool TURNS, int DOWN, int ACROSS, int PARTS, int STAGES, bool LEFT_ALONG, bool RIGHT_ALONG, int WAITING>
 struct Roles {
     static constexpr bool BESIDE = !TURNS && ROWS == 64, TOGETHER = !BESIDE && RIGHTS * COLUMNS <= 256 && COLUMNS % 64 == 0;
@@ -48,10 +48,10 @@ struct Roles {
     }
 
     DEVICE int first() const { return blockIdx.x / (BLOCKS * PARTS); }
-    // Where a block's part of so many stages begins, and where that of the next one does.
+    // First stage of this block's part of `stages` along K; with `next` = 1, of the next block's part.
     DEVICE int part(int stages, int next = 0) const { return stages * (PARTS > 1 ? block + next : next) / PARTS; }
-    // The tile of a number: those of HIGH rows of tiles (or pairs of them) are taken together. None begins behind LAST_M and LAST_N:
-    // what a box has beyond the end of a matrix takes four times as long as what is there.
+    // Tile number -> origin, rasterized in groups of HIGH rows of tiles. No tile begins after LAST_M and LAST_N: loading the part of a
+    // box beyond the end of a matrix takes four times as long.
     template <int M, int N, int HIGH, int LAST_M, int LAST_N> DEVICE Spot spot(int number) const {
         constexpr int DOWNWARDS = M / DOWN, SIDEWARDS = N / ACROSS;
         const int tile = number % (DOWNWARDS * SIDEWARDS), above = tile / (HIGH * SIDEWARDS) * HIGH;
@@ -63,7 +63,7 @@ struct Roles {
         if (++slot == STAGES) slot = 0, parity ^= 1;
     }
 
-    // What the copying thread does for each stage.
+    // Producer: the loads of a stage.
     DEVICE void begin_stage(int bytes) const {
         await(empty + 8 * slot, parity ^ 1);
         announce(full + 8 * slot, bytes);
@@ -83,7 +83,7 @@ struct Roles {
         }
     }
 
-    // Behind its last stage, where the other block gives stages back as well: all of that has come before this block ends.
+    // Producer, after the last stage: wait for the releases by all blocks of the cluster, so that none arrives after this block has ended.
     DEVICE void end_stages() {
         for (int i = 0; i < STAGES; ++i) {
             await(empty + 8 * slot, parity ^ 1);
@@ -91,7 +91,7 @@ struct Roles {
         }
     }
 
-    // What a group does: whether a tile is its own (else its stages go by), and its product, over so many stages.
+    // Consumer: whether a tile belongs to this group (else its stages are skipped), and the product over `stages`.
     DEVICE bool mine(int stages) {
         if constexpr (!TURNS) return true;
         if (turn++ % 2 == group - 1) return true;
@@ -111,7 +111,7 @@ struct Roles {
         for (int i = 0; i < HEIGHTS; ++i) settle(sums[i]);
     }
     DEVICE void multiply(float (&sums)[HEIGHTS][ALL][32], int stages) {
-        if (TURNS && turn > 1) await(order + 8 * (group - 1), turn / 2 - 1 & 1);  // when the other group has what it multiplies
+        if (TURNS && turn > 1) await(order + 8 * (group - 1), turn / 2 - 1 & 1);  // after the other group has issued its products
         int before = 0;
 #pragma unroll 1
         for (int k = 0; k < stages; ++k) {
@@ -143,9 +143,9 @@ struct Roles {
     }
     template <int N> DEVICE static float (&pieces(float (*first)[32]))[N][32] { return *reinterpret_cast<float (*)[N][32]>(first); }
 
-    // Pieces of a group are finished by the blocks in turn. What a thread has of a piece goes to the thread of the same place in
-    // its owner's block, into the ring that nobody needs any more, and is added in the order of blocks: whoever else has the same
-    // element (of tiles that begin earlier) has the same bits.
+    // Split K over a cluster: the pieces of a group are distributed over the blocks. Each thread sends its partial sums of a piece to
+    // the corresponding thread of the owner's block, into the ring buffer, which is free by then. Sums are added in the order of
+    // blocks, so that overlapping tiles give the same bits.
     DEVICE static void all_multiplied() { meet_cluster(); }
     DEVICE static int owner(int group, int piece) { return (piece + (group - 1) * PIECES) % PARTS; }
     DEVICE static int behind(int owner, int block) { return (block - owner + PARTS) % PARTS - 1; }
@@ -202,7 +202,7 @@ struct Roles {
         }
     }
 
-    // Results, 64 columns at a time, as pairs that lie in shared memory until the copy unit has written them.
+    // Results: pieces of 64 columns, as pairs of 16-bit values in shared memory until TMA has stored them.
     DEVICE int row() const { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
     DEVICE int column() const { return threadIdx.x % 4 * 2; }
     DEVICE int base() const { return TURNS || BESIDE ? 0 : (group - 1) * HEIGHT; }
@@ -226,8 +226,8 @@ struct Roles {
             end_puts();
         }
     }
-    // The same where the copy unit cannot write, as rows begin anywhere: each warp writes its own, two columns at a time. Several rows
-    // are read before the first is written, or each would wait for shared memory alone.
+    // Store of a piece without TMA, for rows that are not aligned: each warp stores its own rows, two columns per thread. AT_ONCE rows
+    // are read before the first is written, to overlap the latencies of shared memory.
     template <class Y> DEVICE void write_piece(Address piece, Y* to, long long apart, int rows, int columns) const {
         constexpr int AT_ONCE = 8;
         const int lane = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16;
@@ -248,7 +248,7 @@ struct Roles {
                     if (begin + r >= rows) break;
                     Y* at = to + (begin + r) * apart;
                     int left = columns - 2 * lane;
-                    if ((unsigned long long)at % 4) {  // words begin with odd columns
+                    if ((unsigned long long)at % 4) {  // the row begins at an odd address: pairs are shifted by one column
                         if (lane == 0 && left > 0) at->bits = words[r];
                         words[r] = words[r] >> 16 | next[r] << 16;
                         ++at, left = lane == 31 && left > 1 ? 1 : left - 1;

@@ -193,7 +193,7 @@ class WindowEmitter:
         return f"{stem}{self.counter}"
 
     def text(self, e: Expr) -> str:
-        """Text of an expression; what it needs is emitted before, once."""
+        """Text of an expression. The statements that compute its operands are emitted before, once."""
         if e not in self.known:
             self.known[e] = self.value(e)
         return self.known[e]

@@ -194,7 +194,7 @@ class TileEmitter(TritonPart):
         return replace(store, value=value, guards=())
 
     def as_part(self, whole: TileEmitter) -> list[str]:
-        """Lines that compute and store one of several results, for the programs that hold its tiles.
+        """Lines that compute and store one of several results, for the thread blocks (programs) that hold its tiles.
 
         `whole` is the emitter of the kernel with all results.
         """

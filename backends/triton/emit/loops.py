@@ -198,10 +198,8 @@ class TileLoops(TritonPart):
     def _accumulate(
         self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None, scale: Tile | None
     ) -> Callable[[], Tile]:
-        """Emit the update of a reduction's accumulator, first multiplied by `scale` if given.
-
-        Returns a function that emits what follows the loop and returns the result's tile.
-        """
+        """Emit the update of a reduction's accumulator, first multiplied by `scale` if given. Returns a function that
+        emits the code after the loop and returns the result's tile."""
         frame = self.frame
         monoid = e.value[0]
         dot = self.shape.dots.get(e)

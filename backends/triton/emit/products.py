@@ -86,7 +86,7 @@ class Products(TritonPart):
         return len(side) == 1 and side[0].op == "load" and side[0].value[3] == self.narrowest()
 
     def _read_besides(self, e: Expr) -> bool:
-        """Whether an operation besides products reads a load."""
+        """Whether some operation other than a product reads the value of a load."""
         products = {d.args[0] for d in self.shape.dots}
         return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
 

@@ -37,12 +37,7 @@ class TileValues(TritonPart):
     def value(self, e: Expr) -> Tile:
         """Tile of an expression; if it is not known yet, it is emitted in the outermost scope that can compute it."""
         frame = self.frame
-        found = frame.scope.find(e)
-        if found is not None:
-            return found
-        if e.op == "const":
-            return self.constant(e)
-        if frame.long:  # without recursion, operands first
+        if frame.long and e.op != "const" and frame.scope.find(e) is None:  # without recursion, operands first
             for x in unknown(e, lambda a: frame.scope.find(a) is not None or not a.axes <= frame.scope.bound)[:-1]:
                 self._value(x)
         return self._value(e)

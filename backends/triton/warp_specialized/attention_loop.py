@@ -278,10 +278,10 @@ class AttentionLoops(TileLoops):
     def _running_max(
         self, e: Expr, axis: Axis, name: str, inner: TritonScope, outer: TritonScope | None
     ) -> tuple[Callable[[], Tile], Tile]:
-        """Emit the update of the running maximum.
+        """Emit the update of the running maximum; results as of `TileLoops._running_max`: (function that returns the
+        tile of the final maximum, tile of the factor that rescales sums).
 
-        If scores have a per-row factor, the maximum is that of scores without the factor. Returns as
-        `TileLoops._running_max` does.
+        If scores have a per-row factor, the maximum is that of scores without the factor.
         """
         frame = self.frame
         if self.factor is None:

@@ -67,7 +67,7 @@ app.add_typer(kernels_app, name="kernels")
 
 # ---------------------------------------------------------------- arguments
 def _own_rules(file: Path | None) -> list[Rule]:
-    """Rules of a file in this project's own rule syntax."""
+    """The rewrite rules of a file in this project's rule syntax."""
     if file is None:
         return []
     from ..rules.files.rule_file import OwnRule, read
@@ -90,7 +90,7 @@ def _tolerance(text: str) -> str | float:
         return float(text)
     except ValueError:
         if text not in ("eager", "fast", "exact"):
-            raise UsageError(f"--tolerance {text!r}", hint="eager, fast, exact, or a relative error") from None
+            raise UsageError(f"invalid --tolerance {text!r}", hint="eager, fast, exact, or a relative error") from None
         return text
 
 
@@ -308,7 +308,7 @@ def measure(
     from ..backends.tuning.jobs import read_jobs
 
     if device not in (GPU_KIND, "cpu"):
-        raise UsageError(f"--device {device!r}", hint="cuda or cpu")
+        raise UsageError(f"invalid --device {device!r}", hint="cuda or cpu")
     with working(verbose, as_json) as progress:
         found: FleetOutcome | Outcome
         common: dict[str, Any] = {

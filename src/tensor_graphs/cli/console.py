@@ -123,7 +123,7 @@ def writable(target: Path, *, folder: bool = False) -> None:
 
     Raises UsageError if the target is occupied or its folder is not writable.
     """
-    from ..backends.program.program import refuse_occupied
+    from ..backends.program.program_folder import refuse_occupied
 
     if folder:
         refuse_occupied(target)

@@ -132,7 +132,7 @@ def db_export_starter(
     from ..costdb.store.starter import export_starter
 
     if not 0 < megabytes < 1e6:
-        raise UsageError(f"--megabytes {megabytes:g}", hint="a number above 0")
+        raise UsageError(f"invalid --megabytes {megabytes:g}", hint="a number above 0")
     found = export_starter(_store(costdb).root, folder, int(megabytes * (1 << 20)))
     return Answer({"files": [f.to_json() for f in found]}, "\n".join(map(repr, found)))
 

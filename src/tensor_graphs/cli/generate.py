@@ -96,5 +96,5 @@ class _Shown:
 def _numbers(text: str) -> list[int]:
     found = [as_int(part.strip()) for part in text.split(",")] if text.strip() else []
     if None in found:
-        raise UsageError(f"--prompt-tokens {text[:80]!r}", hint="whole numbers, separated by commas: 1,2,3")
+        raise UsageError(f"invalid --prompt-tokens {text[:80]!r}", hint="whole numbers, separated by commas: 1,2,3")
     return [n for n in found if n is not None]

@@ -200,7 +200,7 @@ def _saved_blocks(
             sizes = number, count, len(block.graph.nodes()), len(view), sum(f is None for f in form)
             try:
                 if time.monotonic() > until:
-                    raise UsageError("the time was up")
+                    raise UsageError("out of time")
                 yield BlockRewrites(*sizes, *_form(block.graph, view, form, rules, replay))
             except UsageError as error:
                 yield BlockRewrites(*sizes, given_up=error.message)

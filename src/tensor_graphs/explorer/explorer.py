@@ -43,7 +43,7 @@ class Explorer(StaticPages):
 
     @cached_property
     def covered(self) -> list[frozenset[int]]:
-        """E-nodes that each candidate kernel computes: its outputs and what it fuses."""
+        """E-nodes that each candidate kernel computes: those of its outputs and of the values fused into it."""
         terms = TermMatcher(self.view)
         return [frozenset(terms.of_candidate(c)) for c in self.choice.hypergraph.candidates]
 

@@ -35,7 +35,7 @@ from ..pipeline.source import as_graph, bound, sizes_of
 from ..pipeline.timing import clock_of, interleaved
 from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
-from ..verification.diagnose import meaning
+from ..verification.plan_terms import meaning
 from ..verification.reference import sample_inputs
 from ..writing.files import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate
@@ -131,7 +131,8 @@ def profile(
 
 
 def _searched(graph: Graph, backend: str, budget: float, costdb: Path | None, progress: Progress) -> Program:
-    """The program of a search that measures what its kernels lack. Neither verified nor timed: plans are timed here."""
+    """A program found by a search that measures unmeasured kernels of its plan. It is neither verified nor timed:
+    `profile` times whole plans."""
     options = Options(backend=backend, budget=budget, costdb=costdb, again=True, verify=False)
     session = Session(options, progress, whole=False)
     with session.running(), measurer_started(session):
@@ -273,7 +274,7 @@ def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
     if alike:
         lines.append(f"{alike} further plans call nearly the same kernels as one of these: not timed")
     if untimed:
-        lines.append(f"{untimed} further plans were not timed: the time was up (a larger --budget, or --resume)")
+        lines.append(f"{untimed} further plans were not timed: out of time (a larger --budget, or --resume)")
     return "\n".join(lines)
 
 

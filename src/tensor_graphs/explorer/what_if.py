@@ -89,7 +89,7 @@ class WhatIf:
 
     @property
     def question(self) -> str:
-        """What is asked, as text: "without rule:a, if k3 cost 2 µs" or "no change"."""
+        """The conditions of the question as text: "without rule:a, if k3 cost 2 µs" or "no change"."""
         parts = [f"without {', '.join(self.forbid)}"] if self.forbid else []
         parts += [f"with {', '.join(self.pin)}"] if self.pin else []
         parts += [f"if {k} cost {us:g} µs" for k, us in self.cost.items()]

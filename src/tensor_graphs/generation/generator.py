@@ -89,7 +89,7 @@ class Generator(Unpicklable):
         form = None if quantize is None else QuantizedForm(quantize, quantize_head)
         self._programs = Programs(self.folder, self.caches, self.vocabulary, float(budget), given, form=form)
         if not isinstance(reuse, bool):
-            raise UsageError(f"reuse={reuse!r}", hint="True or False")
+            raise UsageError(f"invalid argument reuse={reuse!r}", hint="True or False")
         self._model = CachedModel(self._programs, reuse)
         self._count = whole_number("draft_tokens", draft_tokens, 1, "a number of tokens from 1 on")
         self._draft: CachedModel | None = None
@@ -114,7 +114,8 @@ class Generator(Unpicklable):
 
     @property
     def quantization(self) -> str:
-        """What `quantize` did to the weights of the decode step, and their error, as text; empty if it is None."""
+        """Text about the weights of the decode step that `quantize` has changed, and about their error; empty if
+        `quantize` is None."""
         return self._programs.quantization
 
     @property

@@ -30,7 +30,7 @@ _LETTERS = (
 
 @dataclass(frozen=True)
 class WordRule:
-    """How a byte-level BPE splits text into words.
+    """Rule by which a byte-level BPE splits text into words.
 
     `pattern`: regular expression of a word, empty for that of GPT-2. `begins`: whether texts begin with the first token
     (beginning of text) by default. `whole`: whether a word that is a token is not split by merges. `composed`: whether

@@ -61,7 +61,7 @@ def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = Fal
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """How weights are quantized: a form of `models/common/quantization.py`, and whether the output matrix is, too."""
+    """Quantization of the weights: a form of `models/common/quantization.py`, and whether the output matrix is, too."""
 
     name: str
     head: bool = True

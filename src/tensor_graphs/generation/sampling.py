@@ -25,7 +25,7 @@ ROUNDS = 20
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Random bits of Threefry-2x32-20: two words for a key and a counter of two words each.
+    """(first, second) word of the random bits of Threefry-2x32-20, for a key and a counter of two words each.
 
     Words are int64 tensors in 0..2**32-1, which all backends have exact arithmetic for.
     """

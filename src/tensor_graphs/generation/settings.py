@@ -35,11 +35,11 @@ class Sampling:
         _number("temperature", self.temperature, 0.0, math.inf, "0 takes the most likely token")
         _number("top_p", self.top_p, 0.0, 1.0, "a probability above 0, at most 1")
         if not self.top_p > 0:
-            raise UsageError(f"top_p={self.top_p!r}", hint="a probability above 0, at most 1")
+            raise UsageError(f"invalid argument top_p={self.top_p!r}", hint="a probability above 0, at most 1")
         whole_number("top_k", self.top_k, 0, "a number of tokens, or 0 for no limit")
         whole_number("seed", self.seed, 0, "a whole number from 0 on")
         if self.seed >= 1 << 64:
-            raise UsageError(f"seed={self.seed}", hint="a whole number below 2**64")
+            raise UsageError(f"invalid argument seed={self.seed}", hint="a whole number below 2**64")
 
     @property
     def kind(self) -> Kind:
@@ -70,7 +70,7 @@ def _number(name: str, value: Any, low: float, high: float, hint: str) -> None:
 def whole_number(name: str, value: Any, least: int, hint: str) -> int:
     """The argument `name` as a whole number of at least `least`. Raises UsageError, with a hint, for other values."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name}={value!r}", hint=hint)
+        raise UsageError(f"invalid argument {name}={value!r}", hint=hint)
     return int(value)
 
 
@@ -95,7 +95,7 @@ def length_of(max_length: Any, config: Config) -> int:
         return min(LENGTH, longest)
     length = whole_number("max_length", max_length, 2, "a number of tokens from 2 on")
     if length > longest:
-        raise UsageError(f"max_length={length}, the model has {longest} positions")
+        raise UsageError(f"max_length={length} exceeds the {longest} positions of the model")
     return length
 
 
@@ -138,7 +138,9 @@ def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozen
         return frozenset(default), ()
     items = [stop] if isinstance(stop, str | Integral) else list(stop) if isinstance(stop, Sequence) else None
     if items is None or isinstance(stop, bytes | bytearray | memoryview):
-        raise UsageError(f"stop={stop!r}", hint="token ids and texts, or None for the model's own end tokens")
+        raise UsageError(
+            f"invalid argument stop={stop!r}", hint="token ids and texts, or None for the model's own end tokens"
+        )
     texts = tuple(s for s in items if isinstance(s, str))
     numbers = [s for s in items if not isinstance(s, str)]
     if any(not s for s in texts):

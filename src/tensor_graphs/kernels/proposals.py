@@ -70,7 +70,7 @@ class Proposal:
 
 
 class _Refused(Exception):
-    """A proposal that is not accepted; the text says why."""
+    """Raised for a proposal that is not accepted; the text says why."""
 
 
 def propose(
@@ -128,7 +128,8 @@ def _proposal(brief: Brief, words: Sequence[str], path: Path, seconds: float, st
 
 
 def _printed(words: Sequence[str], brief: str, seconds: float, stopped: Callable[[], bool]) -> str:
-    """What a command prints for a brief. _Refused if it fails, takes too long or prints too much."""
+    """Standard output of a command that is given a brief. Raises _Refused if it fails, takes too long or prints too
+    much."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
         given.write(brief.encode())
         given.seek(0)
@@ -166,7 +167,7 @@ def _code(text: str) -> str:
 
 
 def _matches(brief: Brief, file: KernelFile) -> Iterator[tuple[UserKernel, Call]]:
-    """Calls of a file's kernels that compute a region as a whole, after rewriting."""
+    """(template, call) of each kernel of a file that computes a region as a whole, after rewriting."""
     graph = Graph.of(list(brief.region.terms), name="region")
     on_gpu = backend(brief.region.steps[0].template.backend).device.on_gpu
     explorer = saturate(graph, kernels=[file.path], budget=MATCHING_S, backend="gpu" if on_gpu else "auto")

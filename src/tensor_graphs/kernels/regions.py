@@ -16,7 +16,7 @@ from ..errors import ShapeError, UsageError
 from ..extract.model.plan import Plan, Step, Value
 from ..extract.model.work import graph_flops
 from ..pipeline.prices import CostPricer, calls_of
-from ..verification.diagnose import step_meanings
+from ..verification.plan_terms import step_meanings
 from ..wording import counted
 
 LONGEST_CHAIN = 4  # calls of a region
@@ -74,7 +74,7 @@ def regions_of(plan: Plan, store: Store, count: int) -> list[Region]:
 
 
 def reason_without_regions(plan: Plan, store: Store) -> str:
-    """Reason why `regions_of` finds no region in a plan, with what to do about it."""
+    """Reason why `regions_of` finds no region in a plan, with advice."""
     kernels = [s for s in plan.steps if not s.is_view]
     if not kernels:
         return "the plan calls no kernels: its outputs are inputs, weights or views of them"

@@ -8,7 +8,7 @@ lifted to free sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,8 +19,7 @@ from ..backends.registry import backend, on_gpu
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import expand_all
 from ..egraph.ir.ops import Type
-from ..egraph.ir.size_conditions import NO_LIMIT
-from ..egraph.saturate.lift import Lifted, Numbers, generic_sizes, is_prime, lifted
+from ..egraph.saturate.lift import Lifted, Numbers, generic_sizes, lifted
 from ..egraph.simplify.masks import canonical_masks
 from ..egraph.simplify.simplify import simplify
 from ..egraph.simplify.widen import widen
@@ -34,10 +33,9 @@ from ..extract.model.sizes import bound_call, holds_at_all_sizes, lifted_call
 from ..extract.model.storage_dtypes import narrow_types
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
+from .probe_sizes import general_sizes, probe_sizes
 from .size_ranges import Sizes, range_text, ranges, within
 from .verify_sizes import SizeVerifier
-
-PROBES = (2, 63)  # sizes at which the kernels' applicability is probed
 
 
 class NoFormError(NoPlanError):
@@ -87,18 +85,9 @@ class Symbolic:
         generic = generic_sizes(work, searched, below=on_gpu(backends))
         bound = work.bind(generic)
         work_there = bound.with_roots(expand_all(bound.roots)) if exact else canonical_masks(bound, steady=True)
-        found = Symbolic(
-            graph,
-            searched,
-            generic,
-            work_there,
-            Numbers(work, generic),
-            [],
-            SizeVerifier(graph, searched, on_gpu(backends)),
-            backends,
-        )
-        found.probes = list(found._probes())
-        return found
+        numbers, verifier = Numbers(work, generic), SizeVerifier(graph, searched, on_gpu(backends))
+        probes = list(probe_sizes(graph, generic))
+        return Symbolic(graph, searched, generic, work_there, numbers, probes, verifier, backends)
 
     @property
     def on_gpu(self) -> bool:
@@ -164,40 +153,10 @@ class Symbolic:
         tuned = {name: tuple(map(int, o.type.shape)) for name, o in there.operands.items()}  # type: ignore[arg-type]
         return SizedCall(template, there, template, replace(free, tuned=tuned))
 
-    def _probes(self) -> Iterator[Sizes]:
-        """Sizes across the ranges at which kernels are checked.
-
-        Size 1 is excluded, because kernels may treat it as a special case.
-        """
-        atoms = ranges(self.graph)
-
-        def inside(name: str, n: int) -> int:
-            return min(max(n, atoms[name].min, 2), max(atoms[name].max, 2))
-
-        yield self.generic
-        for n in PROBES:
-            yield {name: inside(name, n + i) for i, name in enumerate(atoms)}
-        for name in atoms:
-            if atoms[name].max < NO_LIMIT:
-                yield {**self.generic, name: inside(name, atoms[name].max)}
-
     @cached_property
     def _others(self) -> list[Sizes]:
-        """One odd and one even choice of sizes, other than the generic one, at which loops are rarely unrolled or
-        blocked.
-
-        Kernels generated there have the general form. Empty if a range has no other sizes.
-        """
-        fits = {
-            name: sorted(set(range(max(2, a.min), min(a.max, 1 << 10) + 1)) - {self.generic[name]}, key=_plainness)
-            for name, a in ranges(self.graph).items()
-        }
-        found: list[Sizes] = []
-        if all(len(sizes) > 1 for sizes in fits.values()):
-            for parity in (1, 0):
-                some = {name: [s for s in sizes if s % 2 == parity] or sizes for name, sizes in fits.items()}
-                found.append({name: sizes[i % len(sizes)] for i, (name, sizes) in enumerate(some.items())})
-        return found
+        """`general_sizes` other than the generic ones, at which kernels in their general form are generated."""
+        return general_sizes(self.graph, self.generic)
 
     # ------------------------------------------------------------ plan in free sizes
     def plan(self, choice: Choice) -> Plan:
@@ -283,7 +242,8 @@ class Symbolic:
         return {name: range_text(atom.min, atom.max, self.searched[name]) for name, atom in ranges(self.graph).items()}
 
     def notes(self) -> list[str]:
-        """Sentences for the report: what was left out of the search because it does not hold at every size."""
+        """Sentences for the report about e-nodes and kernels that were left out of the search, because they do not hold
+        at every size."""
         found = []
         if self.lost:
             parts = ", ".join(f"{n} {op}" for op, n in sorted(self.lost.items(), key=lambda p: -p[1])[:5])
@@ -291,12 +251,6 @@ class Symbolic:
         found += [f"a kernel for every size was left out: {text}" for text in self.failed_kernels]
         found += [f"a plan that does not hold at every size was dropped ({text})" for text in self.verifier.failed]
         return found
-
-
-def _plainness(n: int) -> tuple[bool, bool, int]:
-    """Sort key: primes from 11 on and twice such primes first, then other primes, then the rest."""
-    half = n if n % 2 else n // 2
-    return not is_prime(half), half < 11, n
 
 
 __all__ = ["NoFormError", "Symbolic"]

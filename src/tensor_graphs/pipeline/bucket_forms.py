@@ -65,7 +65,7 @@ def winners(
 
 @dataclass
 class Forms:
-    """The forms of a bucket, and µs of whole calls of each at the sizes that were asked for."""
+    """The forms of a bucket, and µs of whole calls of each form at each timed size."""
 
     graph: Graph
     sizes: Sizes  # the searched ones; those of other dimensions stay

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.program.program import Program
+from ..backends.runtime.arguments import by_name
 from ..backends.runtime.marshalling import Quick, Spec, array_of, is_torch, tensor_of
 from ..egraph.ir.structure import filled
 from .arguments import array_leaves, has_structure, result_leaves, with_arrays
@@ -199,7 +200,7 @@ class CallerProgram(Program):
     def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The outputs as a flat sequence (`Program.flat`)."""
         caller = self.caller
-        given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
+        given = args if not named and len(args) == len(self.input_names) else by_name(args, named, self.input_names)
         if caller is None or not caller.in_mode or not self._fit(given, caller.torch):
             return super()._flat(given, {})
         return caller.outputs(given)

@@ -62,7 +62,8 @@ def why_program_runs(
 
 
 def _reason(samples: Mapping[str, Sequence[float]]) -> str | None:
-    """`why_program_runs` for the µs of "caller", "wrapped" and "program"."""
+    """Reason why the program runs instead of the caller's function (`why_program_runs`), from µs of calls of "caller",
+    "wrapped" and "program"; None if the caller's function is faster in both forms."""
     slower = [name for name in ("caller", "wrapped") if not is_surely_faster(samples[name], samples["program"], NOISE)]
     if not slower:
         return None

@@ -28,7 +28,7 @@ STORED = "values stored in fewer bits than an output has"
 
 @dataclass
 class Exclusions:
-    """What the failed plans of one search have excluded from the next ones.
+    """Candidates that failed plans of one search exclude from its next plans.
 
     `choose`: extraction, solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where
     unmeasured. `plain`: makes the hypergraph without rewriting, with every value stored in its compute dtype. `say`:
@@ -117,23 +117,37 @@ class Exclusions:
 
     def without_cause(
         self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, *, last: bool
-    ) -> Hypergraph:
+    ) -> Hypergraph | None:
         """The hypergraph `found` without the most likely cause of a failed verification of `choice`.
 
         It is unchanged if a smaller error budget gives another plan (`tighter`), and made without any rewriting if this
-        is the `last` attempt but one. `verdict`, `finding`: the failed verification and its diagnosis.
+        is the `last` attempt but one. None if nothing is left to exclude: rewriting is excluded, and no other kernel
+        takes the place of the least accurate one. `verdict`, `finding`: the failed verification and its diagnosis.
         """
         if not last:
             if finding.inaccurate:
                 worst = finding.inaccurate[0]
                 if finding.kernels[worst] <= GROSS and self._tighten(found, choice, finding, verdict):
                     return found
-                return self.excluded(worst, found, worst)
+                if (without := self._without(found, worst)) is not None:
+                    return without
+                if REWRITES in self.dropped:
+                    return None
             if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
                 original = on_original_values(found.view)
                 kept = [c for c in found.candidates if c.template.family != family or original(c)]
                 return self.excluded(f"rewritten {family}", replace(found, candidates=kept))
         return self.without_rewrites()
+
+    def _without(self, found: Hypergraph, kernel: str) -> Hypergraph | None:
+        """The hypergraph without a kernel; None if the rest does not cover every output."""
+        kept = replace(found, candidates=[c for c in found.candidates if c.template.name != kernel])
+        try:
+            self.tighter = self.choose(kept, ())
+        except NoPlanError:
+            return None
+        self.dropped.append(kernel)
+        return kept
 
     def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
         """Solve for a choice within a rounding-error budget and record it; return whether one was found.

@@ -97,7 +97,7 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
 def _found(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, backends: Sequence[Backend]
 ) -> tuple[Task, Program]:  # fmt: skip
-    """The program of a graph's cached plan, else of a search, and its task."""
+    """(task, program) of a graph: the program of its cached plan if that is valid, else of a search."""
     slot = look_up(session, graph, sizes, backends)
     if slot.data is None:
         start_measurer(session, backends)

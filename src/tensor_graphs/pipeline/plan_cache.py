@@ -143,7 +143,7 @@ class CachedPlan:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """How the cached search ended."""
+    """Final state of the cached search."""
 
     search_stopped: str
     omitted: list[str]

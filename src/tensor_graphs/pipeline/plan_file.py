@@ -129,7 +129,9 @@ def _weights_out(plan: Plan) -> Json | None:
             text = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
             constants[f"constant/{i}"] = {"dtype": node.dtype, "shape": list(array.shape), "data": text}
         else:
-            raise UsageError(f"a plan's own constant of {array.nbytes} bytes")
+            raise UsageError(
+                f"the plan has a constant of {array.nbytes} bytes; a plan file holds at most {LARGEST_CONSTANT} bytes of one"
+            )
     return {"graph": value, "constants": constants}
 
 

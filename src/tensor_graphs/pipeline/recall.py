@@ -31,7 +31,7 @@ from .session import Session, kept_warnings, open_store, store_root
 from .time_program import UNTIMED, time_program
 from .verify_program import verify_program
 
-CHECKED_STEPS = 1000  # steps of a plan that is parsed back when it is stored, even without time left
+CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back, which takes as long, without time left
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,11 @@ def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
         return
     with session.clock.running("keep"):
         verified = content_digest(task.source.params, program.tensors) if program.report.verification else ""
-        small = len(program.plan.steps) <= CHECKED_STEPS
+        short = session.clock.seconds.get("build", 0.0) <= CHECK_S
         why = slot.entry.write(
             program.plan, program.report, program.source, options.budget, verified, store_root(options),
             as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,
-            checked=small or not session.over,
+            checked=short or not session.over,
         )  # fmt: skip
         if why:
             session.plan_cache_notes.append(f"this plan is not kept: {why}")

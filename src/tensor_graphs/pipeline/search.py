@@ -61,7 +61,8 @@ class Accepted:
 
 
 def search(session: Session, task: Task) -> SearchResult:
-    """Result of the search for a size-polymorphic program if possible, else for one at fixed sizes."""
+    """Result of a search: a size-polymorphic program if the graph has free dimensions and a plan that holds at every
+    size is found, else a program of fixed sizes."""
     symbolic = for_every_size(session, task.source, task.model, task.backends)
     if symbolic is not None:
         try:

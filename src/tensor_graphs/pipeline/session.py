@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import settings
-from ..backends.generate.generator import Lowerings
 from ..backends.generate.lowering_pool import LowerPool
+from ..backends.generate.lowerings import Lowerings
 from ..backends.program.weights import SharedWeights
 from ..backends.registry import select
 from ..costdb.store.store import Store, default_root
@@ -118,7 +118,8 @@ class Session:
 
     @property
     def timeline(self) -> Rows:
-        """Spans of all activities, for the report."""
+        """Spans (begin, end in seconds) of all activities of this call and of its measuring processes, by activity, for
+        the report."""
         return timeline(self.began, [("stage", self.clock), *self.clocks])
 
     @property

@@ -126,7 +126,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
 def refuse_non_integer_sizes(sizes: Mapping[str, int] | None) -> None:
     """Raise UsageError for sizes that are not integers."""
     if wrong := {n: s for n, s in (sizes or {}).items() if not isinstance(s, Integral) or isinstance(s, bool)}:
-        raise UsageError(f"no sizes: {wrong}", hint="give each dimension an integer")
+        raise UsageError(f"sizes that are not integers: {wrong}", hint="give each dimension an integer")
 
 
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:

@@ -20,7 +20,7 @@ from ..report.records import FinalistReport
 from ..verification.reference import sampled_near
 from . import timing
 from .prepare import Task
-from .reserves import after_finalists_s, launching_s
+from .reserves import after_finalists_s, is_kept, launching_s
 from .session import Session
 from .time_launching import OMITTED, Compiler, fastest_launching, other_forms
 
@@ -33,7 +33,8 @@ SHARE, MAX_S, SOLVING = (
 LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of timing after programs are bound, too
 MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
 NOISE = 0.01  # relative difference of measured times that is treated as noise
-STAGE = "finalists"
+STAGE, FIRST_RUN = "finalists", "first run"
+UNTIMED_PLANS = "timing plans as programs"  # name in a report's list of omitted work
 
 
 def fastest_finalist(
@@ -49,38 +50,59 @@ def fastest_finalist(
     chosen (time_launching.py); `compiler` compiles the programs for that in advance (None: kernels are launched as they
     were measured).
     """
+    if not (task.on_gpu and session.whole) or task.symbolic is not None or session.progress.stopped:
+        return choice, program
+    if _seconds(session) <= 0:
+        return choice, program
+    try:
+        with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
+            values = _inputs(session, task, program)
+            program.flat_near(*values)
+            program.wait("running a program for the first time")
+        if is_kept(session) and session.left < after_finalists_s(session):
+            session.omitted += [UNTIMED_PLANS, OMITTED]
+            return choice, program
+        with session.stage(STAGE):
+            return _fastest(session, choice, program, build, compiler, values)
+    except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
+        session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
+        return choice, program
+
+
+def _seconds(session: Session) -> float:
+    """Seconds for finding and timing finalists."""
     most = min(MAX_S, SHARE * session.options.budget)
-    seconds = min(most, max(session.left - after_finalists_s(session) - launching_s(session), LEAST_S))
-    if not (task.on_gpu and session.whole) or task.symbolic is not None or seconds <= 0 or session.progress.stopped:
-        return choice, program
-    with session.stage(STAGE):
-        others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
-        runnable = [(choice, program)]
-        try:
-            made = [(c, build(c)) for c in others]
-            forms = other_forms(session, choice, program, build, compiler, [p for _, p in made])
-            until = session.now() + (1 - SOLVING) * seconds  # compilers have a time of their own
-            ended = lambda: session.now() >= until or session.progress.stopped
-            if others or forms:
-                values = _inputs(session, task, program)
-                program.flat_near(*values)
-                runnable += _bound(made, values, MAX_BYTES, ended)
-                # binding may take all the time, and a single sample of each does not tell a tenth from noise
-                until = max(until, session.now() + min(LEAST_S, seconds))
-            if len(runnable) > 1:
-                first = program
-                choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
-                if program is not first:
-                    forms = other_forms(session, choice, program, build, compiler)
-            room = MAX_BYTES // max(1, *(p.missing_bytes() for _, p in forms)) if forms else 0
-            if len(forms) > room:
-                session.omitted.append(OMITTED)
-            if forms := forms[:room]:
-                sample = lambda made: sample_programs(made, values, lambda: session.progress.stopped)
-                return fastest_launching(session, choice, program, forms, values, sample, fastest)
-        except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
-            session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
-        return choice, program
+    return min(most, max(session.left - after_finalists_s(session) - launching_s(session), LEAST_S))
+
+
+def _fastest(
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None,
+    values: Sequence[Any],
+) -> tuple[Choice, Program]:  # fmt: skip
+    """`fastest_finalist` of a program that has run; `values`: inputs on its device."""
+    seconds = _seconds(session)
+    others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
+    runnable = [(choice, program)]
+    made = [(c, build(c)) for c in others]
+    forms = other_forms(session, choice, program, build, compiler, [p for _, p in made])
+    until = session.now() + (1 - SOLVING) * seconds  # compilers have a time of their own
+    ended = lambda: session.now() >= until or session.progress.stopped
+    if others:
+        runnable += _bound(made, values, MAX_BYTES, ended)
+        # binding may take all the time, and a single sample of each does not tell a tenth from noise
+        until = max(until, session.now() + min(LEAST_S, seconds))
+    if len(runnable) > 1:
+        first = program
+        choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
+        if program is not first:
+            forms = other_forms(session, choice, program, build, compiler)
+    room = MAX_BYTES // max(1, *(p.missing_bytes() for _, p in forms)) if forms else 0
+    if len(forms) > room:
+        session.omitted.append(OMITTED)
+    if forms := forms[:room]:
+        sample = lambda made: sample_programs(made, values, lambda: session.progress.stopped)
+        return fastest_launching(session, choice, program, forms, values, sample, fastest)
+    return choice, program
 
 
 def _chosen(

@@ -1,7 +1,7 @@
 """Detection of functions and modules whose code reads the clock, the environment or files.
 
-A program has the values that were read while the function was traced. Two calls for a comparison give equal results if
-the value changes rarely, so the code itself is looked at.
+A traced program keeps the values that were read during tracing. Comparing the results of two calls does not detect
+values that change rarely, so the code objects are inspected instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_CODES = 200  # functions that are looked at
 
 
 def outside_reads(function: Any) -> list[str]:
-    """What the code of a function or module reads from outside, sorted: "time.time()", "os.environ", "a file".
+    """Outside sources that the code of a function or module reads, sorted: "time.time()", "os.environ", "a file".
 
     Looked at are the function, the methods `forward` and `__call__` of an object and its submodules, and functions that
     these name, without those of libraries.

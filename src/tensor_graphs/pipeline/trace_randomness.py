@@ -37,7 +37,7 @@ class OptionalTime:
 
     @property
     def said(self) -> str:
-        """Text about what was left out; "" for nothing."""
+        """Text about the parts of a comparison that were left out; "" for none."""
         return f"; left out for lack of time: {', '.join(self.omitted)}" if self.omitted else ""
 
 

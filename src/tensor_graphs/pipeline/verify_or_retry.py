@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..backends.program.emit_cpu import bind_sizes
 from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
 from ..backends.verification.rounding_noise import RoundingSensitivity
@@ -35,6 +34,7 @@ from ..egraph.ir.rule import Rule
 from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError, TensorGraphsError, VerificationError
 from ..extract.candidates.hypergraph import Hypergraph
+from ..extract.model.bound_plan import bound_plan
 from ..extract.model.clock import Halted
 from ..extract.model.plan import Plan
 from ..extract.model.work import graph_flops
@@ -49,7 +49,7 @@ from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
 from .run_program import renamed, run_flat
 
 MAX_ATTEMPTS = 8
-DIAGNOSING_S = 5.0  # seconds in which a failed plan's kernels are compared one by one, whatever time is left
+DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
 NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
 OTHER_PLANS = "other plans within tolerance"  # name of what is left out, in a report
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
@@ -170,7 +170,7 @@ class Acceptance:
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
                 narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
                 again = narrow and not (last or hurried)
-                finding = NO_DIAGNOSIS if wrong or hurried or again else self._diagnosed(program.plan)
+                finding = NO_DIAGNOSIS if wrong or hurried or again else self._diagnosed(program)
             if wrong and REWRITES in out.dropped:
                 found = out.without_sized(choice, SizesError(wrong))
                 continue
@@ -178,6 +178,8 @@ class Acceptance:
                 found = out.excluded(STORED, self.stored(found.view), *out.dropped)
                 self.say(f"over tolerance, again without {STORED}")
                 continue
+            if finding is None:  # the comparison of the plan's term took too long
+                hurried, finding = True, NO_DIAGNOSIS
             if hurried and not narrow and took <= self.patience and (kept := out.original(found, choice)) is not None:
                 found = out.excluded(REWRITTEN, kept)
                 self.say(f"over tolerance, again without {REWRITTEN}")
@@ -192,21 +194,25 @@ class Acceptance:
                 continue
             if finding.miscompiled or (last and verdict.miscompiled):
                 raise self._miscompiled(verdict, finding)
-            if last and not finding.inaccurate:
+            stricter = None
+            if finding.inaccurate or not last:
+                stricter = out.without_cause(found, choice, finding, verdict, last=attempt >= MAX_ATTEMPTS - 1)
+            if stricter is None:
                 if self.tolerance not in FACTORS:
                     break
                 self._record(verdict, wrong, known)
                 return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
-            found = out.without_cause(found, choice, finding, verdict, last=attempt >= MAX_ATTEMPTS - 1)
+            found = stricter
             self.say(f"over tolerance, again without {out.dropped[-1]}")
         raise _no_plan_within_tolerance()
 
-    def _diagnosed(self, plan: Plan) -> Diagnosis:
-        """The diagnosis of a failed plan. It ends early when the session is late, but not before DIAGNOSING_S
-        seconds."""
-        began = time.monotonic()
+    def _diagnosed(self, program: Program) -> Diagnosis | None:
+        """The diagnosis of a program that failed, None if its term could not be compared in time. It ends early when
+        the session is late, but not before DIAGNOSING_S seconds."""
+        assert program.plan is not None
+        began, rewritten = time.monotonic(), REWRITES not in self.exclusions.dropped
         ended = lambda: self.late() and time.monotonic() - began > DIAGNOSING_S
-        return diagnose(self.graph, fixed(plan), rewritten=REWRITES not in self.exclusions.dropped, ended=ended)
+        return diagnose(self.graph, fixed(program.plan), rewritten=rewritten, ended=ended, device=program.tensors)
 
     def _record(self, verdict: Verification, wrong: str, known: int) -> None:
         """Record a failed attempt, before which `known` texts were in `dropped`."""
@@ -266,7 +272,7 @@ class SizesError(NoPlanError):
 
 def fixed(plan: Plan) -> Plan:
     """Plan with its free dimensions bound to the sizes that it was chosen for."""
-    return bind_sizes(plan, plan.sizes)
+    return bound_plan(plan, plan.sizes)
 
 
 def _no_plan_within_tolerance() -> NoPlanError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 
@@ -14,6 +15,16 @@ def die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def yield_to_others(nice: int) -> None:
+    """Add `nice` to the niceness of this process and its later children.
+
+    Workers that compile or lower in advance else take the cores of the search that they work for and of the processes
+    that feed the device.
+    """
+    with suppress(OSError, AttributeError):  # a sandbox may refuse it; not every platform has it
+        os.nice(nice)
 
 
 def own_output() -> TextIO:

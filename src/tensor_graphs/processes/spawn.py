@@ -31,7 +31,7 @@ def start_worker(
 def start_line_worker(
     module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """As `start_worker`, with pipes of lines of UTF-8 text, and without its standard error."""
+    """A worker process (`start_worker`) whose pipes carry lines of UTF-8 text and whose standard error is discarded."""
     command = [sys.executable, "-P", "-m", module, *arguments]
     return adopted(subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",

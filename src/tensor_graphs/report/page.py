@@ -235,7 +235,7 @@ def _errors(report: Report) -> str:
 
 
 def advice(report: Report) -> list[str]:
-    """Sentences about what was omitted, and what a larger budget could change."""
+    """Sentences about omitted parts of the search, and about changes that a larger budget could bring."""
     found = [f"The time was up: {', '.join(report.omitted)} were cut short."] if report.omitted else []
     unmeasured = sum(n for source, n in report.priced.items() if source != "measured")
     if report.search_stopped == "budget":

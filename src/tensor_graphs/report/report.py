@@ -233,7 +233,7 @@ class Report:
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
         )
         if self.omitted:
-            rows.append(("omitted", f"the time was up: {', '.join(self.omitted)}"))
+            rows.append(("omitted", f"out of time: {', '.join(self.omitted)}"))
         if self.source:
             rows.append(("source", self.source))
         return [*rows, *(("cache", why) for why in self.plan_cache_notes), *(("note", w) for w in self.warnings)]
@@ -244,7 +244,7 @@ class Report:
     __repr__ = __str__
 
     def __getattr__(self, name: str) -> Any:
-        """A renamed field under its old name."""
+        """Value of a field that was renamed, under its old name. Raises AttributeError for other names."""
         if name not in _RENAMED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self, _RENAMED[name])

@@ -43,7 +43,7 @@ class Repeated:
 
 
 def store_page(store: Store) -> str:
-    """HTML page that draws what a cost store holds."""
+    """HTML page with charts of the rows in a cost store."""
     stats, pairs, repeats, failures = (
         store.stats(),
         store.predictor().held_out_pairs(),

@@ -29,9 +29,8 @@ def is_span(span: Sequence[float]) -> bool:
 
 
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sorted spans. Overlapping ones are merged, and, while there are more than MOST, those with the shortest gaps
-    between them.
-    """
+    """(begin, end) of each span, sorted. Overlapping spans are merged, and, while there are more than MOST, those with
+    the shortest gaps between them."""
     kept: list[tuple[float, float]] = []
     for a, b in sorted(spans):
         if kept and a <= kept[-1][1]:

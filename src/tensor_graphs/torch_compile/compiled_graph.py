@@ -222,7 +222,7 @@ class CompiledGraph:
                 self._warn(reason)
 
     def _settle(self) -> None:
-        """Write what runs the graph into the report."""
+        """Record in the report which form runs the graph: programs or eager execution."""
         report, states = self.report, [v.state for v in self.traced[0].variants]
         times = (
             "" if report.eager_us is None else f": {report.program_us:.1f} µs a call, eager {report.eager_us:.1f} µs"

@@ -87,6 +87,20 @@ def split(
     return Split(fused, tuple(parts)), report
 
 
+def saved_results(module: Any, part: str, seen: int | None) -> set[int]:
+    """Results of a part of a split module that nothing reads but the backward pass.
+
+    `seen`: number of the module's results that its caller gets (None: all).
+    """
+    if seen is None:
+        return set()
+    output = module.graph.output_node()
+    shown = set(output.args[0][:seen])
+    (call,) = (n for n in module.graph.find_nodes(op="call_module") if n.target == part)
+    taken = [n for n in call.users if n.target is operator.getitem and n not in shown]
+    return {int(n.args[1]) for n in taken if set(n.users) == {output}}
+
+
 def bytes_of(value: Any) -> int:
     """Bytes of a traced tensor at the sizes it was traced with; 0 for other values."""
     if isinstance(value, list | tuple):
@@ -137,9 +151,10 @@ def _fill_seeds(module: Any) -> None:
     """Replace the seeds of attention without dropout by zeros, which are constants of the module.
 
     PyTorch leaves them uninitialized, on a device that differs from the traced one, and its backward pass does not read
-    them.
+    them. A forward graph is compiled in AOTAutograd's fake tensor mode, in which `torch.zeros` would have no data.
     """
     import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     for node in list(module.graph.nodes):
         if str(node.target) not in _SEEDS or _argument(node, "dropout_p"):
@@ -147,7 +162,8 @@ def _fill_seeds(module: Any) -> None:
         for user in list(node.users):
             if user.target is operator.getitem and user.args[1] in _SEEDS[str(node.target)]:
                 value, name = user.meta["val"], f"_seed_of_{user.name}"
-                module.register_buffer(name, torch.zeros(value.shape, dtype=value.dtype, device=value.device))
+                with unset_fake_temporarily():
+                    module.register_buffer(name, torch.zeros(value.shape, dtype=value.dtype, device=value.device))
                 with module.graph.inserting_before(user):
                     zeros = module.graph.get_attr(name)
                 zeros.meta = dict(user.meta)
@@ -263,4 +279,4 @@ def _islands(graph: Any, inside: set[Any], reasons: dict[Any, str]) -> list[Isla
     return [IslandReport(name, n, reason, crossing[name, reason]) for (name, reason), n in counts.items()]
 
 
-__all__ = ["Part", "Split", "device_of", "split", "tensors_of"]
+__all__ = ["Part", "Split", "device_of", "saved_results", "split", "tensors_of"]

@@ -4,14 +4,16 @@ it."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import tensor_of
 from ..errors import DeviceFaultError, TensorGraphsError
 from .exact import unequal_bits
+from .memory_layout import TracedLayouts, arranged, axis_order
 from .partition import Part
+from .plain_tensors import PlainTensors
 
 #: Relative error of a program's output against the eager subgraph above which the program is not used: what float64
 #: verification allows differs by model; this only detects a wrong program. By dtype; other dtypes: share of elements.
@@ -20,32 +22,35 @@ UNEQUAL = 0.01
 
 
 def make_runner(
-    part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None], exact: bool = False
-) -> Any:
+    part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None], exact: bool = False,
+    saved: Container[int] = (),
+) -> Any:  # fmt: skip
     """Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
     subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any
-    more.
+    more. `saved`: results that only the backward graph reads; they are contiguous.
     """
     import torch
 
-    layouts = [_layout(r.meta.get("val")) for r in part.module.graph.output_node().args[0]]
-    row_major, tensor = not any(layouts), torch.Tensor
+    results = part.module.graph.output_node().args[0]
+    layouts = [None if i in saved else axis_order(r.meta.get("val")) for i, r in enumerate(results)]
+    row_major, tensor, traced = not any(layouts), torch.Tensor, TracedLayouts(part.module)
+    plain = PlainTensors(len(positions))
 
     class Runner(torch.nn.Module):  # type: ignore[misc]
-        """A part's program."""
+        """The module that runs a part: its program, or the eager subgraph while the program is not in use."""
 
         verified = False
         active = True
         results_count = len(layouts)
 
         def forward(self, *args: Any) -> Any:
-            """The part's results."""
+            """Results of a part: its program's, or those of the eager subgraph if the program is not in use."""
             if not self.active:
-                return part.module(*args)
+                return part.module(*traced.of(args))
             try:
-                found = self.results([args[i] for i in positions])
+                found = self.results(plain.of([args[i] for i in positions]))
             except DeviceFaultError:
                 raise
             except Exception as error:  # sizes outside of the program's range; a program that does not run here
@@ -53,25 +58,25 @@ def make_runner(
                     raise
                 return self.eager(args, f"{type(error).__name__}: {getattr(error, 'message', error)}")
             if not self.verified:
-                expected = part.module(*args)
+                expected = part.module(*traced.of(args))
                 if wrong := differs(found, expected, exact):
                     return self.eager(args, wrong)
                 self.verified = True
             return found
 
         def results(self, given: Sequence[Any]) -> list[Any]:
-            """The program's outputs as tensors, in the memory layout of the subgraph's."""
+            """The program's outputs as tensors, in the memory layout of the subgraph's unless they are only saved."""
             found = [x if isinstance(x, tensor) else tensor_of(x) for x in program.flat(*given)]
             if row_major:
                 return [x if x.is_contiguous() else x.contiguous() for x in found]
-            return [_arranged(x, order) for x, order in zip(found, layouts)]
+            return [arranged(x, order) for x, order in zip(found, layouts)]
 
         def eager(self, args: Any, reason: str) -> Any:
             """Run the eager subgraph. If the program was not verified yet, it is never used again, for `reason`."""
             if not self.verified:
                 self.active = False
                 refuse(reason)
-            return part.module(*args)
+            return part.module(*traced.of(args))
 
     return Runner()
 
@@ -145,26 +150,6 @@ def _name(x: Any) -> str:
 
 def _type(x: Any) -> str:
     return f"{_name(x)}{list(x.shape)} on {x.device}"
-
-
-def _layout(value: Any) -> list[int] | None:
-    """Return the axes of a dense tensor from the outermost to the innermost in memory.
-
-    None for a contiguous or sparse one.
-    """
-    if value is None or value.is_contiguous():
-        return None
-    strides = [s if isinstance(s, int) else s.node.hint or 0 for s in value.stride()]
-    order = sorted(range(value.dim()), key=lambda i: -strides[i])
-    return order if value.permute(order).is_contiguous() else None
-
-
-def _arranged(x: Any, order: Sequence[int] | None) -> Any:
-    """Return a tensor with the axes in this order in memory (None: contiguous): itself, or a copy."""
-    if order is None:
-        return x.contiguous()
-    moved = x.permute(order)
-    return x if moved.is_contiguous() else moved.contiguous().permute([order.index(i) for i in range(len(order))])
 
 
 __all__ = ["differs", "direct_call", "make_runner"]

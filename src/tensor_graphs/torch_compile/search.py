@@ -104,7 +104,9 @@ class Search:
     def _subprocess(self, folder: Path) -> str:
         """Run a subprocess to its end; returns an error text, "" for success."""
         save_graph(self.graph, folder / "graph.safetensors")
-        job = {"sizes": self.sizes, "options": self.options.search}
+        graph = self.graph
+        known = {"typical": graph.typical, "inner": sorted(graph.inner)}
+        job = {"sizes": self.sizes, "options": self.options.search, **known}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         with open(folder / "log", "wb") as log:
             process = adopted(subprocess.Popen(

@@ -14,11 +14,13 @@ from ..backends.program.program import Program
 from ..backends.registry import backend
 from ..errors import TensorGraphsError
 from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
+from .memory_layout import TracedLayouts
 from .options import CompileOptions
-from .partition import Part, Split, device_of, split
+from .partition import Part, Split, device_of, saved_results, split
 from .report import PROGRAM, SEARCHING, GraphReport, PartReport
 from .runner import direct_call, make_runner
 from .search import Search, submit
+from .typical import typical_of
 
 #: States of a variant: a search runs, programs are ready to be timed, they are used, they are not.
 READY, LOST = "ready", "lost"
@@ -77,8 +79,12 @@ class Variant:
 
     def __init__(
         self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
-        sizes: Mapping[str, int], options: CompileOptions, name: str,
+        sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any] = (), seen: int | None = None,
     ) -> None:  # fmt: skip
+        """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known.
+        `seen`: number of results that are not saved for the backward pass (None: all).
+        """
+        self._kind, self._seen, self._layouts = name, seen, TracedLayouts(split_.module)
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
         self.said: list[str] = []  # reasons why parts have no program
@@ -93,13 +99,13 @@ class Variant:
         for i, (part, report) in enumerate(zip(split_.parts, reports)):
             report.state = SEARCHING
             try:
-                self._searches.append(self._begin(part, sizes, options, f"{name}_{i}"))
+                self._searches.append(self._begin(part, sizes, options, f"{name}_{i}", args))
             except Exception as error:  # a part that cannot be imported stays eager
                 report.state = f"not imported: {type(error).__name__}: {getattr(error, 'message', error)}"
                 self._searches.append(None)
 
     def _begin(
-        self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str
+        self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any]
     ) -> tuple[Search, list[int], Mapping[str, str]]:
         """Start the search for a part's program.
 
@@ -126,6 +132,14 @@ class Variant:
         used = symbols_of(part.module)
         self.fixed |= {n: s for n, s in fixed.items() if n in used}
         device = device_of(part.module)
+        if not held:  # weights or what the forward pass saved are inputs
+            known = {
+                n.name: args[s] for n, s in zip(placeholders, part.sources) if isinstance(s, int) and s < len(args)
+            }
+            graph = replace(graph, typical=typical_of(known))
+        saved = saved_results(self._split.module, part.name, self._seen)
+        inner = graph.names if self._kind == "backward" else [graph.names[i] for i in saved]
+        graph = replace(graph, inner=frozenset(inner))
         search = Search(
             graph, {n: sizes[s] for n, s in symbols.items() if s in sizes}, _placed(options, device), str(device)
         )
@@ -160,14 +174,15 @@ class Variant:
             self._restrict(program, search.sizes, symbols)
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
-            self._runners.append(make_runner(part, program, positions, _refusing(report, said), self._exact))
+            saved = saved_results(self._split.module, part.name, self._seen)
+            self._runners.append(make_runner(part, program, positions, _refusing(report, said), self._exact, saved))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:
             direct = (
                 direct_call(module, self._split.parts[0], self._runners[0]) if len(self._split.parts) == 1 else None
             )
-            self.state, self.run = READY, direct or module.forward
+            self.state, self.run = READY, direct or (lambda *args: module(*self._layouts.of(args)))
         else:
             self.state, self.run = LOST, None
         self.why = "" if bound else (said[0] if said else "no part has enough operators")
@@ -232,14 +247,18 @@ class TracedGraph:
         self.variants: list[Variant] = []
         self.trial = False  # whether ready variants run although they are not in use yet
         self._sized = bool(sizes_of(module))
+        self._seen, self._layouts = seen if kind == "forward" else None, TracedLayouts(module)
 
     def begin(self) -> None:
-        """Start the searches of a graph without frozen weights, at the sizes that it was traced with."""
-        if self.kind != "inference" and not self.variants:
+        """Start the searches of a backward graph at the sizes that it was traced with. Other graphs start theirs at
+        their first call, which has values.
+        """
+        if self.kind == "backward" and not self.variants:
             self._begin(None, sizes_of(self.module))
 
     def __call__(self, *args: Any) -> Any:
-        """The graph's results."""
+        """Results of the graph: of the programs of a variant that is in use for these weights and sizes, else of the
+        eager graph."""
         sizes = sizes_of(self.module, args) if self._sized else {}
         found: Variant | None
         for found in self.variants:
@@ -252,7 +271,7 @@ class TracedGraph:
                 found.tried = True
                 return found.run(*args)
         if self.kind == "backward":
-            return self.module(*args)
+            return self.module(*self._layouts.of(args))
         raise NoProgram
 
     def bind(self, variant: Variant) -> list[str]:
@@ -277,7 +296,7 @@ class TracedGraph:
         if len({id(v.frozen) for v in self.variants}) >= MOST_FROZEN + MOST_SIZES:
             return None
         guard = Frozen(frozen, args or ())
-        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind)
+        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen)
         self.report.frozen = len(frozen)
         self.variants.insert(0, made)
         return made

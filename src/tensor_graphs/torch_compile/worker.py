@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..models.files.native import load_graph
@@ -17,7 +18,8 @@ from ..processes.child import die_with_parent
 def main(folder: Path) -> None:
     """Optimize the graph in a job folder and save the program there. Raises the errors of `optimize`."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    program = optimize(load_graph(folder / "graph.safetensors"), dims=job["sizes"], **job["options"])
+    graph = replace(load_graph(folder / "graph.safetensors"), typical=job["typical"], inner=frozenset(job["inner"]))
+    program = optimize(graph, dims=job["sizes"], **job["options"])
     program.save(folder / "program")
 
 

@@ -17,21 +17,17 @@ from ..backends.verification import compare
 from ..backends.verification import inputs as drawing
 from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir import dtypes
-from ..egraph.ir.dtypes import HALVES
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate
-from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.rule import Rule
-from ..egraph.ir.tensor import Tensor, make
 from ..errors import TensorGraphsError
+from ..extract.model.clock import Halted
 from ..extract.model.meaning import output_terms
 from ..extract.model.plan import Plan, Step
 from .comparison import FAR, WRONG, allowed_error, misplaced, relative_error
+from .rewrite_error import TURNS, rewrite_error
 
 Array = np.ndarray[Any, Any]
-TOLERABLE = 1e-4  # relative error in float64 that reordered arithmetic may explain
-CANCELS = 1e-10  # the same, relative to the largest intermediate value, where the result cancels to nearly zero
-TURNS = (0, 1)  # indices of the input distributions that verification draws
 SAMPLES = 12  # random instances per fired rule
 
 
@@ -77,45 +73,25 @@ class Diagnosis:
         return f"the kernels: {', '.join(self.wrong) or 'none alone is wrong; the memory plan or the emitter'}"
 
 
-def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Terms that a plan computes, as (terms of its outputs, then its updates; term per value id)."""
-    stored = any(v.carried for v in plan.values)
-    values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
-    for value in plan.values:
-        if value.origin in ("input", "state"):
-            leaf = make(value.origin, (), {"name": value.name, "shape": value.type.shape, "dtype": value.type.dtype})
-            values[value.id] = _carried(leaf, stored)
-    for step in plan.steps:
-        for made, said in zip(step.outputs, step_meanings(step, values), strict=True):
-            values[made] = _carried(said, stored)
-    return [values[i] for i in (*plan.outputs, *plan.updates.values())], values
-
-
-def _carried(value: Tensor, stored: bool) -> Tensor:
-    """Widen a 16-bit term to float32 if the plan's storage dtypes differ from the patterns' compute dtypes
-    (model/storage_dtypes.py).
-    """
-    return make("cast", (value,), {"dtype": "float32"}) if stored and value.dtype in HALVES else value
-
-
-def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:
-    """Terms of one step's outputs, built over its operands' terms."""
-    operands = {o: values[i] for o, i in step.inputs}
-    if isinstance(step.template.term, Var):
-        return [operands[step.template.term.name]]
-    if step.is_view:  # a view's template names the op, its call holds the attributes
-        return [make(step.template.name.rpartition(".")[2], [values[i] for _, i in step.inputs], dict(step.call.attrs))]
-    return [build(term, operands, step.call.attrs) for term in step.template.terms]
-
-
 def diagnose(
-    graph: Graph, plan: Plan, seed: int = 0, *, rewritten: bool = True, ended: Callable[[], bool] = lambda: False
-) -> Diagnosis:  # fmt: skip
+    graph: Graph, plan: Plan, seed: int = 0, *, rewritten: bool = True, ended: Callable[[], bool] = lambda: False,
+    device: str = "",
+) -> Diagnosis | None:  # fmt: skip
     """Diagnosis from comparing the plan's term with the graph in float64, and each kernel alone with its own term.
 
-    `rewritten`: whether the plan may compute another term than the graph. `ended`: polled before each kernel but the
-    first; the rest is then left out.
+    None if the comparison of the terms did not end in time. `rewritten`: whether the plan may compute another term than
+    the graph. `ended`: polled before each operation of the terms, and before each kernel but the first; the remaining
+    kernels are then left out. `device`: as for `rewrite_error`.
     """
+
+    def poll() -> None:
+        if ended():
+            raise Halted
+
+    try:
+        rewrites = rewrite_error(graph, plan, seed, device=device, poll=poll) if rewritten else 0.0
+    except Halted:
+        return None
     ratios: dict[str, float] = {}
     errors: dict[str, float] = {}
     rng = np.random.default_rng(seed)
@@ -127,51 +103,7 @@ def diagnose(
         errors[name] = max(errors.get(name, 0.0), error)
         ratios[name] = max(ratios.get(name, 0.0), error / allowed)
     steps = tuple(sorted({s.template.name for s in plan.steps if not s.is_view}))
-    return Diagnosis(rewrite_error(graph, plan, seed) if rewritten else 0.0, ratios, errors, steps)
-
-
-def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
-    """Error of the plan's term against the graph in float64, on inputs as verification draws them.
-
-    0 if reordering explains it.
-    """
-    return max(_rewrite_error(graph, plan, np.random.default_rng((seed, turn)), turn) for turn in TURNS)
-
-
-def _rewrite_error(graph: Graph, plan: Plan, rng: np.random.Generator, turn: int) -> float:
-    inputs = drawing.inputs(graph, rng, turn)
-    roots, _ = meaning(plan)
-    with np.errstate(all="ignore"):
-        exact = evaluate(graph, inputs, float64=True)
-        said = evaluate(roots, inputs, params=graph.params, float64=True)
-    said = [np.reshape(s, np.shape(e)) for s, e in zip(said, exact, strict=True)]
-    gaps = [_gap(s, e, r.dtype) for s, e, r in zip(said, exact, graph.roots)]
-    if max(gaps) <= TOLERABLE:
-        return 0.0
-    peak = _peak(graph, inputs)
-    found = [g for g, s, e in zip(gaps, said, exact) if g > TOLERABLE and not _cancels(s, e, peak)]
-    return max(found, default=0.0)
-
-
-def _gap(value: Array, exact: Array, dtype: str) -> float:
-    if not dtypes.is_float(dtype):
-        return float(np.mean(value != exact)) if np.size(value) else 0.0
-    place = compare.worst(value, exact, None, "float64", TOLERABLE / compare.PLACE)
-    return max(relative_error(value, exact), min(place.relative, 1.0) if place.ratio > 1 else 0.0)
-
-
-def _cancels(value: Array, exact: Array, peak: float) -> bool:
-    v, e = np.asarray(value, np.float64), np.asarray(exact, np.float64)
-    fine = np.isfinite(v) & np.isfinite(e)
-    return float(np.abs(v[fine] - e[fine]).max(initial=0.0)) <= CANCELS * peak
-
-
-def _peak(graph: Graph, inputs: Mapping[str, Array]) -> float:
-    """Largest finite intermediate value."""
-    nodes = [n for n in graph.nodes() if dtypes.is_float(n.dtype)]
-    with np.errstate(all="ignore"):
-        values = evaluate(nodes, inputs, params=graph.params, float64=True)
-    return max((float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in values), default=0.0)
+    return Diagnosis(rewrites, ratios, errors, steps)
 
 
 def _distinct(plan: Plan) -> list[Step]:

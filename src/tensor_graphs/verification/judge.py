@@ -17,7 +17,7 @@ from ..backends.verification.overflow import changed_by_order
 from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir import dtypes
 from ..egraph.ir.graph import Graph
-from .comparison import FAR, MISCOMPILE, WRONG, OutputError, Tolerance, compare_output, in_form_of
+from .comparison import FACTORS, FAR, INNER, MISCOMPILE, WRONG, OutputError, Tolerance, compare_output, in_form_of
 
 
 @dataclass
@@ -75,6 +75,8 @@ class Judge:
     def _first(self, k: int, name: str, y: Any) -> tuple[OutputError, Any]:
         """(error of output `k` before elements are reconsidered, the output in its own order of sums)."""
         dtype, tolerance, slack = self.graph.roots[k].dtype, self.tolerance, self.slack
+        if name in self.graph.inner and tolerance in FACTORS:
+            slack = max(slack, INNER)
         exact, own = self.exact[k], self.own[k]
         judged = compare_output(name, dtype, y, exact, own, tolerance, slack)
         if tolerance != "exact" and not judged.passed and not (judged.finite and dtypes.is_float(dtype)):
@@ -128,8 +130,8 @@ class Judge:
 
 
 def _norm(error: OutputError) -> float:
-    """A float output's norm as a multiple of its limit, if it is over the limit and rounding may explain that; else
-    0."""
+    """Relative error of a float output as a multiple of its limit, if it exceeds the limit and rounding may explain
+    that; else 0."""
     if error.discrete or error.miscompiled or error.plan <= error.allowed:
         return 0.0
     return error.plan / error.allowed if error.allowed else math.inf

@@ -49,12 +49,13 @@ def fits(device: str, nbytes: int) -> bool:
 
 
 def sample_tensors(
-    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str
-) -> dict[str, torch.Tensor]:
+    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str,
+    typical: Mapping[str, tuple[float, float]] | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Random inputs and states drawn on a device, distributed as in `reference.sample_inputs`.
 
     The same generator on the same kind of device gives the same values. `bounds`: exclusive upper bounds of index
-    inputs by name.
+    inputs by name. `typical`: mean and deviation of floats by name.
     """
     import torch
 
@@ -64,7 +65,9 @@ def sample_tensors(
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
         if kind == "float":
             wide = torch.float64 if leaf.dtype == "float64" else torch.float32
-            drawn = torch.randn(shape, generator=drawing, dtype=wide, device=device).to(torch_dtype(leaf.dtype))
+            mean, deviation = (typical or {}).get(name, (0.0, 1.0))
+            normal = torch.randn(shape, generator=drawing, dtype=wide, device=device)
+            drawn = (mean + deviation * normal).to(torch_dtype(leaf.dtype))
         elif kind == "bool":
             drawn = torch.rand(shape, generator=drawing, device=device) < 0.5
         else:
@@ -93,10 +96,11 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
             found[name] = tensor_of(np.asarray(whole_numbers(shape, leaf.dtype, role, rng, turn), order="C")).to(device)
         else:
             wide = torch.float64 if leaf.dtype == "float64" else torch.float32
-            x = torch.randn(shape, generator=drawn, dtype=wide, device=device)
+            x = role.mean + role.deviation * torch.randn(shape, generator=drawn, dtype=wide, device=device)
             some = torch.rand(shape, generator=drawn, device=device) < ODD_SHARE if turn else None
             if role.positive:
-                x = torch.where(some, x, x.abs() + 0.1) if turn == 2 and some is not None else x.abs() + 0.1
+                away = x.abs() + 0.1 * role.deviation
+                x = torch.where(some, x, away) if turn == 2 and some is not None else away
             if turn == 1 and some is not None:
                 odd = torch.tensor(odd_numbers(role), dtype=wide, device=device)
                 x = torch.where(some, odd[torch.randint(len(odd), shape, generator=drawn, device=device)], x)

@@ -33,10 +33,11 @@ LARGE_BYTES = 1 << 28  # bytes of inputs and outputs, likewise
 
 
 def sample_inputs(
-    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
-) -> dict[str, Array]:
-    """Random values for inputs and states: standard normal floats, fair bools, integers below `bounds[name]` (default
-    2).
+    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None,
+    typical: Mapping[str, tuple[float, float]] | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """Random values for inputs and states: normal floats of the mean and deviation `typical[name]` (default: 0 and 1),
+    fair bools, integers below `bounds[name]` (default 2).
 
     Integers are distinct along each sufficiently short axis, because the order of two writes to the same index is
     undefined.
@@ -47,7 +48,10 @@ def sample_inputs(
         kind = dtypes.category(leaf.dtype)
         target = dtypes.numpy_dtype(leaf.dtype)
         if kind == "float":
-            draw = lambda s, target=target: np.asarray(rng.standard_normal(s)).astype(target)
+            mean, deviation = (typical or {}).get(name, (0.0, 1.0))
+            draw = lambda s, target=target, mean=mean, deviation=deviation: np.asarray(
+                mean + deviation * rng.standard_normal(s)
+            ).astype(target)
             found[name] = drawing.repeated(shape, draw)
         elif kind == "bool":
             found[name] = drawing.repeated(shape, lambda s: np.asarray(rng.random(s) < 0.5))
@@ -60,10 +64,10 @@ def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Va
     """Random values for a graph's inputs: tensors on a Torch device, or arrays if `device` is "" or its memory is
     insufficient."""
     if not device or not fits_device(device, sum(t.type.nbytes for t in graph.inputs)):
-        return sample_inputs(graph.inputs, rng, index_bounds(graph))
+        return sample_inputs(graph.inputs, rng, index_bounds(graph), graph.typical)
     from .on_device import sample_tensors
 
-    return sample_tensors(graph.inputs, rng, index_bounds(graph), device)
+    return sample_tensors(graph.inputs, rng, index_bounds(graph), device, graph.typical)
 
 
 KEPT_BYTES = 1 << 22  # maximum output bytes of a reference that is kept in memory between sizes

@@ -219,7 +219,7 @@ class _Root:
 
 
 def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
-    """The whole array of a leaf."""
+    """Array of a leaf as a whole: the input of its name, or the data of a weight or constant."""
     if leaf.op == "constant":
         assert leaf.data is not None
         return leaf.data

@@ -174,7 +174,7 @@ def _streamed(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _part(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A new locked file next to its target; removed afterwards unless it was renamed."""
+    """Context manager: (file, path) of a new locked file next to its target, removed at the end unless renamed."""
     while True:
         part = hidden_path(target, PART)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)

@@ -314,8 +314,8 @@ class Calls:
 
     @staticmethod
     def origin(result: Any, owners: Mapping[int, int], places: Sequence[Any]) -> tuple[int, Any]:
-        """Where a result of a recorded call is: (index of the tensor, None) if it is that whole tensor; (index, (shape,
-        strides, offset)) for a view of it; (-1, the result) if it is in the program's own memory."""
+        """Location of a result of a recorded call: (index of the tensor, None) if it is that whole tensor; (index,
+        (shape, strides, offset)) for a view of it; (-1, the result) if it is in the program's own memory."""
         number = owners.get(result.untyped_storage()._cdata, -1)
         if number < 0:
             return number, result
@@ -403,7 +403,7 @@ class DirectLaunch:
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
     def spans(self) -> list[tuple[int, int]]:
-        """The (offset, bytes) of each parameter; empty if the driver does not tell."""
+        """(offset, bytes) of each parameter of the kernel in parameter memory; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
         for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
             found: list[tuple[int, int]] = []
@@ -556,7 +556,8 @@ class Launches:
         self.have([DirectLaunch(self.driver, *seen) for seen in self.seen], 0)
 
     def have(self, table: list[Any], stream: int) -> None:
-        """Use `table` as the launches of later calls; their configurations contain the stream `stream`."""
+        """Replace the recorded launches, which later calls make, by `table`, whose configurations contain the stream
+        `stream`."""
         self.table, self.stream = table, stream
         self.slots = [x for one in table for x in one.slots]
         self.boxes = [one for one in table if one.boxes]
@@ -739,7 +740,8 @@ def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:
 
 
 def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Operands of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v share."""
+    """(q, k, v, mask) of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v
+    share."""
     if q.dim() == 3:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
@@ -759,7 +761,7 @@ def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
 
 
 def place(memory, offset, shape, dtype, strides=None):
-    """An array in the workspace; strides in elements."""
+    """An array at a byte offset of the workspace; row-major unless strides (in elements) are given."""
     if strides is not None:
         strides = [s * np.dtype(dtype).itemsize for s in strides]
     return np.ndarray(shape, dtype, memory, offset, strides)

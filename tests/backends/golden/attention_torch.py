@@ -9,7 +9,7 @@ import torch
 
 
 class Place:
-    """An array's memory for NumPy to look at anew, as if it could be written; keeps the array."""
+    """A read-only array's memory, declared writable to NumPy; keeps the array alive."""
 
     def __init__(self, array):
         self.array, seen = array, array.__array_interface__
@@ -17,7 +17,8 @@ class Place:
 
 
 def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Operands of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v share."""
+    """(q, k, v, mask) of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v
+    share."""
     if q.dim() == 3:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
@@ -37,19 +38,19 @@ def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
 
 
 def tensor(x):
-    """The same memory as a Torch tensor; a tensor is returned as it is."""
+    """A Torch tensor over an array's memory; a tensor is returned unchanged."""
     if x.__class__ is not np.ndarray:
         return x
-    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
+    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; no kernel writes to an input
         x = np.asarray(Place(x)).view(x.dtype)
     try:
         return torch.from_numpy(x)
-    except (TypeError, ValueError):  # bfloat16, an axis of one element of what runs backwards
+    except (TypeError, ValueError):  # bfloat16, or a negative stride of an axis of one element
         return tensor_of(x)
 
 
 def tensor_of(x):
-    """The same memory as a Torch tensor, where Torch takes no such array; bfloat16 by way of its bits."""
+    """A Torch tensor over the memory of an array that torch.from_numpy refuses: bfloat16 (through its bits), negative strides."""
     if min(x.strides, default=0) < 0:
         x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
@@ -58,7 +59,7 @@ def tensor_of(x):
 
 
 TENSORS = True  # inputs may be tensors of the CPU, too
-RESULTS = (0,)  # outputs whose memory calls may give, behind the inputs
+RESULTS = (0,)  # outputs whose memory a call may pass, after the inputs
 
 def bind(weights):
     """Makes the program for given weights."""

@@ -8,7 +8,7 @@ Array = np.ndarray
 
 
 def place(memory, offset, shape, dtype, strides=None):
-    """An array in the workspace; strides in elements."""
+    """An array at a byte offset of the workspace; row-major unless strides (in elements) are given."""
     if strides is not None:
         strides = [s * np.dtype(dtype).itemsize for s in strides]
     return np.ndarray(shape, dtype, memory, offset, strides)
@@ -30,7 +30,7 @@ def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
 
 
 def workspace(size, align=64):
-    """Bytes that start at a multiple of `align`."""
+    """A uint8 array of `size` bytes whose address is a multiple of `align`."""
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start:start + size]

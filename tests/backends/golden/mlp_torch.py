@@ -7,7 +7,7 @@ import torch
 
 
 class Place:
-    """An array's memory for NumPy to look at anew, as if it could be written; keeps the array."""
+    """A read-only array's memory, declared writable to NumPy; keeps the array alive."""
 
     def __init__(self, array):
         self.array, seen = array, array.__array_interface__
@@ -15,26 +15,26 @@ class Place:
 
 
 def place(memory, offset, shape, dtype, strides=None):
-    """An array in the workspace; strides in elements."""
+    """An array at a byte offset of the workspace; row-major unless strides (in elements) are given."""
     if strides is not None:
         strides = [s * np.dtype(dtype).itemsize for s in strides]
     return np.ndarray(shape, dtype, memory, offset, strides)
 
 
 def tensor(x):
-    """The same memory as a Torch tensor; a tensor is returned as it is."""
+    """A Torch tensor over an array's memory; a tensor is returned unchanged."""
     if x.__class__ is not np.ndarray:
         return x
-    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
+    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; no kernel writes to an input
         x = np.asarray(Place(x)).view(x.dtype)
     try:
         return torch.from_numpy(x)
-    except (TypeError, ValueError):  # bfloat16, an axis of one element of what runs backwards
+    except (TypeError, ValueError):  # bfloat16, or a negative stride of an axis of one element
         return tensor_of(x)
 
 
 def tensor_of(x):
-    """The same memory as a Torch tensor, where Torch takes no such array; bfloat16 by way of its bits."""
+    """A Torch tensor over the memory of an array that torch.from_numpy refuses: bfloat16 (through its bits), negative strides."""
     if min(x.strides, default=0) < 0:
         x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
@@ -43,14 +43,14 @@ def tensor_of(x):
 
 
 def workspace(size, align=64):
-    """Bytes that start at a multiple of `align`."""
+    """A uint8 array of `size` bytes whose address is a multiple of `align`."""
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start:start + size]
 
 
 TENSORS = True  # inputs may be tensors of the CPU, too
-RESULTS = (0,)  # outputs whose memory calls may give, behind the inputs
+RESULTS = (0,)  # outputs whose memory a call may pass, after the inputs
 
 def bind(weights):
     """Makes the program for given weights."""

@@ -1,0 +1,318 @@
+"""Library kernels in C of 2-D convolutions and pooling.
+
+Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual
+and activation fused; maximum and average pooling.
+
+Values are channels-last; weights are packed at load. A call costs less than one of oneDNN through Torch (20 µs), and
+writes to memory of the plan.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...extract.model.kernel import Call, Code
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
+from ..library.torch_calls import (
+    CONVOLUTIONS,
+    SINGLE,
+    both,
+    channel_bias,
+    channels_last,
+    extents,
+    filled,
+    planar,
+    residual_fits_last,
+    usable,
+)
+from .tiled_products import DIRECT, FEW_CHANNELS, MAX_TAPS, MICRO_KERNEL, PANEL
+from .windows import WINDOWS
+from .winograd import BLOCK_BYTES, LEAST_TILES, MOST_TILES, WINOGRAD
+
+SOURCE: Mapping[str, str] = {
+    "tiled_conv": MICRO_KERNEL + DIRECT,
+    "tiled_winograd": WINOGRAD,
+    "tiled_windows": WINDOWS,
+}
+"""C functions and their text. All of them are in every program that uses one: the text is compiled once."""
+
+VERSION = blake2b("".join(SOURCE.values()).encode(), digest_size=4).hexdigest()
+"""Version of all kernels in keys of stored measurements: other text has other times."""
+
+BIAS, RESIDUAL, COPIED = 1, 2, 4  # flags of the C functions
+LARGEST = 1 << 31  # elements of an operand that 32-bit sizes can describe
+
+#: activation pattern -> its number in C
+ACTIVATIONS = {"{}": 0, "relu({})": 1, "clip({}, lo=lo, hi=hi)": 2, "hard_swish({})": 3, "silu({})": 4}
+AFTER_RESIDUAL = ("{}", "relu({})")
+
+
+# ---------------------------------------------------------------- packed weights
+def conv_packed(w: Any, groups: int) -> Any:
+    """Weights [K, C, height, width] as [group][panel of 16 output channels][tap][C][16], with zeros behind the last
+    channel of a group."""
+    k, c, height, width = w.shape
+    made = k // groups
+    padded = np.zeros((groups, -(-made // 16) * 16, c, height * width), np.float32)
+    padded[:, :made] = np.asarray(w).reshape(groups, made, c, -1)
+    return np.ascontiguousarray(padded.reshape(groups, -1, 16, c, height * width).transpose(0, 1, 4, 3, 2))
+
+
+def winograd_packed(w: Any) -> Any:
+    """Weights [K, C, 3, 3], transformed for F(2x2, 3x3), as [16][panel of 16 output channels][C][16]."""
+    k, c = w.shape[:2]
+    g = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
+    made = np.einsum("ai,kcij,bj->abkc", g, np.asarray(w, np.float64), g, optimize=True).astype(np.float32)
+    return np.ascontiguousarray(made.reshape(16, k // 16, 16, c).transpose(0, 1, 3, 2))
+
+
+def depthwise_packed(w: Any) -> Any:
+    """Weights [C, 1, height, width] as [tap][C]."""
+    return np.ascontiguousarray(np.asarray(w).reshape(w.shape[0], -1).T)
+
+
+HELPERS: dict[str, str] = {
+    f.__name__: inspect.getsource(f).rstrip() for f in (conv_packed, winograd_packed, depthwise_packed)
+}
+"""Helper functions of emitted programs that pack weights: name -> source."""
+
+
+# ---------------------------------------------------------------- conditions
+def _channels_last_x(call: Call) -> bool:
+    """Whether x is channels-last."""
+    x = call.operands["x"]
+    n, c, h, w = extents(x)
+    return all(s == t or d == 1 for s, t, d in zip(x.strides, (h * w * c, 1, w * c, c), (n, c, h, w)))
+
+
+def _copied(call: Call) -> bool:
+    """Whether x is copied with its padding: it has few channels."""
+    return int(call.attrs["groups"]) == 1 and extents(call.operands["x"])[1] < FEW_CHANNELS
+
+
+def _direct(call: Call) -> bool:
+    """Condition on calls of the direct convolution."""
+    k, c, *window = extents(call.operands["w"])
+    groups = int(call.attrs["groups"])
+    if not all(isinstance(d, int) for d in (k, c, *window)) or prod(window) > MAX_TAPS:
+        return False
+    if _copied(call):
+        return call.attrs["dilations"][1] == 1 and min(call.operands["x"].strides) >= 0
+    return _channels_last_x(call) and (groups == 1 or min(c, k // groups) >= PANEL)
+
+
+def _winograd(call: Call) -> bool:
+    """Condition on calls of Winograd's convolution."""
+    k, c, *window = extents(call.operands["w"])
+    a = call.attrs
+    return (
+        window == [3, 3]
+        and a["groups"] == 1
+        and {*a["strides"], *a["dilations"]} == {1}
+        and k % PANEL == c % PANEL == 0
+        and _channels_last_x(call)
+    )
+
+
+def _depthwise(call: Call) -> bool:
+    """Condition on calls of the depthwise convolution: one output channel for each input channel."""
+    k, c, *window = extents(call.operands["w"])
+    whole = all(isinstance(d, int) for d in (k, *window))
+    return whole and c == 1 and k == call.attrs["groups"] and prod(window) <= MAX_TAPS and _channels_last_x(call)
+
+
+def _pool(call: Call) -> bool:
+    """Condition on calls of pooling."""
+    a = call.attrs
+    fits = len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS and isinstance(extents(call.operands["x"])[1], int)
+    inside = all(p < (k - 1) * d + 1 for p, k, d in zip(a["pads"], (*a["kernel"],) * 2, (*a["dilations"],) * 2))
+    return fits and inside and planar(call) and _channels_last_x(call)
+
+
+def _small(call: Call) -> bool:
+    """Condition on calls: sizes fit into 32 bits."""
+    return all(prod(map(int, extents(o))) < LARGEST for o in call.places.values())
+
+
+# ---------------------------------------------------------------- code
+def _ends(call: Call, bias: bool, residual: bool, act: int, flags: int) -> str:
+    """The last arguments of a C function: flags, activation, and the bits of its limits."""
+    bits = [struct.unpack("<i", struct.pack("<f", call.attrs[o] if act == 2 else 0.0))[0] for o in ("lo", "hi")]
+    return f"{BIAS * bias + RESIDUAL * residual + flags}, {act}, {bits[0]}, {bits[1]}"
+
+
+def _operands(call: Call, bias: bool, residual: bool) -> list[str]:
+    """The operands of a C function; absent ones are not read."""
+    return [call.names[o] for o in ("x", "w", "b" if bias else "x", "r" if residual else "x", "out")]
+
+
+def _addresses(call: Call, bias: bool, residual: bool) -> str:
+    """The operands of a C function and its scratch memory."""
+    return ", ".join((*_operands(call, bias, residual), call.names["scratch"]))
+
+
+def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        a, x = call.attrs, call.operands["x"]
+        _, k, oh, ow = extents(call.output)
+        numbers = (
+            *(extents(x)[i] for i in (0, 2, 3, 1)), *x.strides, oh, ow, k, a["groups"], *extents(call.operands["w"])[2:], *a["strides"],
+            *a["dilations"], *a["pads"][:2],
+        )  # fmt: skip
+        sizes = ", ".join(map(str, numbers))
+        ends = _ends(call, bias, residual, act, COPIED * _copied(call))
+        return f"tiled_conv({_addresses(call, bias, residual)}, {sizes}, {ends})"
+
+    identify(code, f"c.tiled_conv[{bias},{residual},{act}]")
+    return code
+
+
+def _direct_scratch(call: Call) -> int:
+    """Bytes of the padded copy of x, or of a line of zeros."""
+    n, c, _, _ = extents(call.operands["x"])
+    if not _copied(call):
+        return 4 * c
+    (_, _, oh, ow), (_, _, kh, kw), a = extents(call.output), extents(call.operands["w"]), call.attrs
+    (step_h, step_w), (dil_h, _) = a["strides"], a["dilations"]
+    return int(4 * n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw))
+
+
+def _block(call: Call) -> int:
+    """Output tiles of a block of Winograd's convolution."""
+    k, c, _, _ = extents(call.operands["w"])
+    return max(LEAST_TILES, min(MOST_TILES, max(BLOCK_BYTES, 4 * 16 * c * k // 2) // (4 * 16 * (c + k))))
+
+
+def _winograd_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        _, k, oh, ow = extents(call.output)
+        n, c, h, w = extents(call.operands["x"])
+        sizes = ", ".join(map(str, (n, h, w, c, oh, ow, k, *call.attrs["pads"][:2], _block(call))))
+        return f"tiled_winograd({_addresses(call, bias, residual)}, {sizes}, {_ends(call, bias, residual, act, 0)})"
+
+    identify(code, f"c.tiled_winograd[{bias},{residual},{act}]")
+    return code
+
+
+def _winograd_scratch(call: Call) -> int:
+    """Bytes of a block's transformed inputs and products."""
+    k, c, _, _ = extents(call.operands["w"])
+    return 4 * 16 * _block(call) * (c + k)
+
+
+def _windows(call: Call, operands: str, window: tuple[int, ...], kind: int, ends: str) -> str:
+    """A call of the C function of windows."""
+    a = call.attrs
+    n, c, h, w = extents(call.operands["x"])
+    _, _, oh, ow = extents(call.output)
+    numbers = (n, h, w, c, oh, ow, *window, *a["strides"], *a["dilations"], *a["pads"][:2], kind)
+    return f"tiled_windows({operands}, {', '.join(map(str, numbers))}, {ends})"
+
+
+def _depthwise_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        operands = ", ".join(_operands(call, bias, residual))
+        window = extents(call.operands["w"])[2:]
+        return _windows(call, operands, window, 0, _ends(call, bias, residual, act, 0))
+
+    identify(code, f"c.depthwise_conv[{bias},{residual},{act}]")
+    return code
+
+
+def _pool_code(kind: int) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        x, out = call.names["x"], call.names["out"]
+        return _windows(call, f"{x}, {x}, {x}, {x}, {out}", call.attrs["kernel"], kind, "0, 0, 0, 0")
+
+    identify(code, f"c.pool[{kind}]")
+    return code
+
+
+@identified("c.conv_packed")
+def _pack_direct(call: Call) -> str:
+    return f"conv_packed({call.names['w']}, {call.attrs['groups']})"
+
+
+@dataclass(frozen=True)
+class ConvolutionKind:
+    """One way to convolve.
+
+    `applies`: its condition on calls. `code`: for (bias, residual, activation). `scratch`: bytes. `prep`: packing of
+    weights, by the helper function `helper`. `rate`: flops of the convolution per µs over those stated for a host
+    (`costdb.keys.rates`), so that kernels are tried where none was measured yet.
+    """
+
+    applies: Callable[[Call], bool]
+    code: Callable[[bool, bool, int], Callable[[Call], str]]
+    scratch: Callable[[Call], int] | None
+    prep: Code
+    helper: str
+    rate: float
+
+
+KINDS: Mapping[str, ConvolutionKind] = {
+    "tiled_conv": ConvolutionKind(_direct, _direct_code, _direct_scratch, _pack_direct, "conv_packed", 4.0),
+    "winograd_conv": ConvolutionKind(
+        _winograd, _winograd_code, _winograd_scratch, "winograd_packed({w})", "winograd_packed", 6.0
+    ),
+    "depthwise_conv": ConvolutionKind(
+        _depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0
+    ),
+}
+
+
+# ---------------------------------------------------------------- rows
+def convolution_rows() -> list[LibraryKernel]:
+    """All convolutions: each kind without and with bias, activation, and residual on either side."""
+    found: list[LibraryKernel] = []
+    for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
+        more: dict[str, Any] = {
+            "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
+            "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
+            "version": VERSION,
+        }  # fmt: skip
+        fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, _small)
+
+        def add(ending: str, term: str, code: Callable[[Call], str], more: dict[str, Any]) -> None:
+            found.append(LibraryKernel(f"c.{ending}", "c", term, code, **more))
+
+        for spelled, act in ACTIVATIONS.items():
+            code = kind.code(bias, False, act)
+            add(f"{name}{suffix}{_ending(spelled)}", spelled.format(pattern), code, {**more, "applies": fits})
+        for (form, side), spelled in product(
+            ((f"{pattern} + r", ""), (f"r + {pattern}" if not bias else f"r + ({pattern})", "_left")), AFTER_RESIDUAL
+        ):
+            kept = {**more, "applies": both(fits, residual_fits_last), "inplace": ("r",)}
+            code = kind.code(bias, True, ACTIVATIONS[spelled])
+            add(f"{name}{suffix}_residual{side}{_ending(spelled)}", spelled.format(form), code, kept)
+    return found
+
+
+def pool_rows() -> list[LibraryKernel]:
+    """Maximum and average pooling."""
+    attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
+    return [
+        LibraryKernel(
+            f"c.{name}", "c", f"{name}(x, {attrs})", _pool_code(kind), family="reduction", layout=channels_last, rate=4.0,
+            applies=both(usable, SINGLE, filled, _pool, _small), source=lambda call: SOURCE,
+            setup=("address", "c_function", "c_library"), version=VERSION,
+        )
+        for kind, name in ((1, "max_pool"), (2, "avg_pool"))
+    ]  # fmt: skip
+
+
+def _ending(spelled: str) -> str:
+    """Suffix of a kernel's name for an activation pattern."""
+    return "" if spelled == "{}" else f"_{spelled.partition('(')[0]}"
+
+
+__all__ = ["HELPERS", "SOURCE", "conv_packed", "convolution_rows", "depthwise_packed", "pool_rows", "winograd_packed"]

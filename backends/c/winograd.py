@@ -1,0 +1,102 @@
+"""C text of Winograd's convolution F(2x2, 3x3): 16 instead of 36 products for each four output pixels.
+
+Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). Inputs of 4 x 4 pixels are transformed channel
+by channel, multiplied by transformed weights in 16 matrix products of the micro-kernel (tiled_products.py), and
+transformed back. It is done for blocks of output tiles, so that what lies between the three steps stays in the cache.
+"""
+
+from __future__ import annotations
+
+BLOCK_BYTES = (
+    1 << 19
+)  # bytes between the steps, or half of those of the weights: a block has as many output tiles as fit
+LEAST_TILES, MOST_TILES = 24, 256  # output tiles of a block; each block reads all weights
+
+WINOGRAD = """/* Convolution of 3 x 3 with stride 1, channels-last; c and k are multiples of 16. w: transformed and packed weights,
+   [16][panel][c][16]. room: 16 * most * (c + k) floats: of at most `most`
+   tiles. flags: 1 bias, 2 residual r. */
+void tiled_winograd(const float *x, const float *w, const float *b, const float *r, float *y, float *room,
+                    int n, int h, int wide, int c, int oh, int ow, int k, int top, int left, int most,
+                    int flags, int act, int low, int high)
+{
+    const tile_act a = tile_act_of(act, low, high);
+    const int th = (oh + 1) / 2, tw = (ow + 1) / 2, panels = k / 16, blocks = (panels + TILE_PANELS - 1) / TILE_PANELS;
+    const int64_t all = (int64_t)n * th * tw, panel = 16ll * c, parts = (all + most - 1) / most;
+    const int block = (int)((all + parts - 1) / parts);
+    float *const in = room, *const out = room + (int64_t)16 * block * c;
+    for (int64_t begin = 0; begin < all; begin += block) {
+        const int count = all - begin < block ? (int)(all - begin) : block;
+        const int lines = (count + TILE_ROWS - 1) / TILE_ROWS;
+        #pragma omp parallel for schedule(static)
+        for (int t = 0; t < count; t++) {
+            const int64_t image = (begin + t) / (th * tw);
+            const int at = (int)((begin + t) % (th * tw)), row = at / tw * 2 - top, column = at % tw * 2 - left;
+            const float *from[16];
+            int inside = 0;
+            for (int i = 0; i < 16; i++) {
+                const int v = row + i / 4, u = column + i % 4, there = v >= 0 && v < h && u >= 0 && u < wide;
+                from[i] = there ? x + ((image * h + v) * wide + u) * c : 0;
+                inside |= there << i;
+            }
+            for (int j = 0; j < c; j += TILE_LANES) {
+                tile_vec d[16], e[16];
+                for (int i = 0; i < 16; i++) d[i] = inside >> i & 1 ? *(const tile_vec *)(from[i] + j) : (tile_vec){0};
+                for (int i = 0; i < 4; i++) {
+                    e[i] = d[i] - d[8 + i];
+                    e[4 + i] = d[4 + i] + d[8 + i];
+                    e[8 + i] = d[8 + i] - d[4 + i];
+                    e[12 + i] = d[4 + i] - d[12 + i];
+                }
+                float *const to = in + (int64_t)t * c + j;
+                for (int i = 0; i < 16; i += 4) {
+                    *(tile_vec *)(to + (int64_t)(i + 0) * block * c) = e[i] - e[i + 2];
+                    *(tile_vec *)(to + (int64_t)(i + 1) * block * c) = e[i + 1] + e[i + 2];
+                    *(tile_vec *)(to + (int64_t)(i + 2) * block * c) = e[i + 2] - e[i + 1];
+                    *(tile_vec *)(to + (int64_t)(i + 3) * block * c) = e[i + 1] - e[i + 3];
+                }
+            }
+        }
+        #pragma omp parallel for schedule(static)
+        for (int task = 0; task < 16 * blocks * lines; task++) {
+            const int line = task % lines, place = task / lines / blocks, first = task / lines % blocks * TILE_PANELS;
+            const int some = panels - first < TILE_PANELS ? panels - first : TILE_PANELS;
+            const float *rows[TILE_ROWS];
+            float sums[TILE_ROWS * TILE_PANELS * 16] __attribute__((aligned(64)));
+            for (int i = 0; i < TILE_ROWS; i++) {
+                const int t = line * TILE_ROWS + i < count ? line * TILE_ROWS + i : count - 1;
+                rows[i] = in + ((int64_t)place * block + t) * c;
+            }
+            tile_sums(rows, 1, c, w + ((int64_t)place * panels + first) * panel, panel, some, sums);
+            for (int i = 0; i < TILE_ROWS && line * TILE_ROWS + i < count; i++)
+                __builtin_memcpy(out + ((int64_t)place * block + line * TILE_ROWS + i) * k + first * 16, sums + i * 16 * some,
+                                 sizeof(float) * 16 * (unsigned long)some);
+        }
+        #pragma omp parallel for schedule(static)
+        for (int t = 0; t < count; t++) {
+            const int64_t image = (begin + t) / (th * tw);
+            const int at = (int)((begin + t) % (th * tw)), row = at / tw * 2, column = at % tw * 2;
+            for (int j = 0; j < k; j += 16) {
+                float made[4][16] __attribute__((aligned(64)));
+                for (int l = 0; l < 16; l += TILE_LANES) {
+                    tile_vec m[16], e[8];
+                    for (int i = 0; i < 16; i++) m[i] = *(const tile_vec *)(out + ((int64_t)i * block + t) * k + j + l);
+                    for (int i = 0; i < 4; i++) {
+                        e[i] = m[i] + m[4 + i] + m[8 + i];
+                        e[4 + i] = m[4 + i] - m[8 + i] - m[12 + i];
+                    }
+                    for (int i = 0; i < 2; i++) {
+                        *(tile_vec *)(made[2 * i] + l) = e[4 * i] + e[4 * i + 1] + e[4 * i + 2];
+                        *(tile_vec *)(made[2 * i + 1] + l) = e[4 * i + 1] - e[4 * i + 2] - e[4 * i + 3];
+                    }
+                }
+                for (int i = 0; i < 4; i++) {
+                    const int v = row + i / 2, u = column + i % 2;
+                    if (v >= oh || u >= ow) continue;
+                    const int64_t to = ((image * oh + v) * ow + u) * k + j;
+                    tile_stored(made[i], flags & 1 ? b + j : 0, flags & 2 ? r + to : 0, y + to, 16, a);
+                }
+            }
+        }
+    }
+}
+"""

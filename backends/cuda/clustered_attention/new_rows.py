@@ -1,0 +1,164 @@
+"""Rows that attention writes into its keys and values: those of a decode step's token.
+
+A warp computes such a row into shared memory, from where it replaces what was loaded at its place; the first block of a
+cluster writes it to global memory as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ....egraph.ir.dtypes import itemsize
+from ...ir.expr import Expr, walk
+from ...ir.index import Axis, Index, index
+from ...ir.kernel import Kernel, OutputStore
+from ...ir.row_update import RowUpdate, row_update
+from ...ir.tiling import Shape
+from ...ir.unfusable import Unfusable
+from ..emit.frame import CudaScope
+from ..emit.kernel import SimtEmitter
+from ..emit.nest import ThreadNest
+from ..emit.spelling import CTYPES, all_of
+from ..emit.thread_layout import DimensionThreads, ThreadLayout, is_vectorizable
+
+VECTOR = 8  # elements that a thread computes at a time
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """A row that attention writes into its keys or values (`what`): its parts, the axis of its elements, the store that
+    writes it, and its position there, over the same axis."""
+
+    what: str
+    update: RowUpdate
+    axis: Axis
+    store: OutputStore
+    at: Index
+
+    @property
+    def own(self) -> OutputStore:
+        """The store with the row over its own axis."""
+        return replace(self.store, value=self.update.row)
+
+
+def first_loads(e: Expr) -> list[Expr]:
+    """The loads of an expression whose positions depend on nothing loaded, which are issued before all arithmetic."""
+    return [
+        x for x in walk([e])
+        if x.op == "load" and not any(y.op in ("load", "reduce") for a in x.args for y in walk([a]))
+    ]  # fmt: skip
+
+
+def new_rows(
+    kernel: Kernel, sides: Mapping[str, tuple[Expr, Axis]], positions: Axis, shape: Shape
+) -> tuple[NewRow, ...] | None:
+    """The rows that attention writes, for each of `sides` ("keys", "values": the factor of a product, the axis of its
+    elements) that reads one; None if a row is read that is not written just so, or another one is written.
+
+    `positions`: the axis along which keys and values lie.
+    """
+    (column,), found = shape.cols, []
+    for what, (side, axis) in sides.items():
+        update = row_update(side)
+        if update is None:
+            continue
+        moved = {column: index(axis)}
+        store = next((s for s in kernel.stores if s.parts and _writes(kernel, s, update, moved)), None)
+        if store is None or update.position != index(positions) or update.place.axes - {*shape.batch}:
+            return None
+        at = store.at.replaced(moved)
+        if update.row.axes - {axis, *shape.batch} or not is_vectorizable(
+            at, axis, VECTOR, itemsize(kernel.buffers[store.buffer].dtype)
+        ):
+            return None
+        found.append(NewRow(what, update, axis, store, at))
+    return tuple(found) if len(found) == sum(bool(s.parts) for s in kernel.stores) else None
+
+
+def _writes(kernel: Kernel, store: OutputStore, update: RowUpdate, moved: Mapping[Axis, Index]) -> bool:
+    """Whether a store writes the row of `update` to its place; `moved`: axes of the store -> axes of the row."""
+    operand, at, _, dtype = update.load.value
+    (axis,) = update.position.axes
+    step = at.coefficient(axis)
+    return (
+        store.parts == ((update.place, step),) and step % VECTOR == 0
+        and store.at.replaced(moved) == at - index(axis) * step
+        and kernel.buffers[store.buffer] == kernel.buffers[operand] and kernel.buffers[operand].dtype == dtype
+        and kernel.builder.substituted([store.value], moved)[0] is update.row
+    )  # fmt: skip
+
+
+def row_bytes(rows: Sequence[NewRow]) -> int:
+    """Bytes of shared memory that the rows take."""
+    return sum(r.axis.size * itemsize(str(r.update.load.value[3])) for r in rows)
+
+
+def row_layout(new: NewRow, shape: Shape, early: bool) -> ThreadLayout:
+    """The layout of a warp that computes a row."""
+    size, dim = new.axis.size, _dimension(new, shape)
+    lanes = min(32, 1 << max(0, (-(-size // VECTOR) - 1).bit_length()))
+    summed = {x.axis for x in walk([new.update.row]) if x.op == "reduce"} - {new.axis}
+    sizes = {dim: size, **{a.name: a.size for a in shape.inner if a in summed}}
+    dims = {d: DimensionThreads(lanes, VECTOR, -(-n // (VECTOR * lanes))) for d, n in sizes.items()}
+    return ThreadLayout(dims, early, shared={d: dim for d in dims if d != dim})
+
+
+def _dimension(new: NewRow, shape: Shape) -> str:
+    """The dimension of a row's elements in thread layouts."""
+    return "n" if new.axis in shape.cols else new.axis.name
+
+
+def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: str) -> list[str]:
+    """Lines in which the warp that begins at thread `first` computes a row into shared memory, `new_WHAT`, and the
+    first block of `parts` writes it to global memory.
+
+    `emitter`: of the row's store alone (`NewRow.own`), with `row_layout`; `place`: name of the row's position. Raises
+    Unfusable if the row needs several warps.
+    """
+    dim, store = _dimension(new, emitter.frame.shape), new.own
+    frame, dtype, head = emitter.frame, str(new.update.load.value[3]), CudaScope(1, set())
+    with frame.inside(head):
+        for d in frame.layout.dims:
+            if text := frame.thread(d):
+                frame.line(f"const int {d}_0 = {text};")
+    for e in (*first_loads(store.value), store.value, *store.guards):
+        emitter.loads.need(e)
+    nest, name = ThreadNest(frame, (dim,), dim, inner=dim), frame.fresh("y")
+    nest.known[new.update.place] = place
+    text = nest.scalar(store.value, nest.deepest, dtype=dtype)
+    masks = [*nest.masks((dim,)), *([f"thread < {frame.layout.used}"] if frame.layout.used < 32 else [])]
+    guards = [nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards]
+    at = nest.position(new.at, store.parts, new.at.range[1], True)
+    nest.before(f"Pack<{CTYPES[dtype]}, {VECTOR}> {name};")
+    nest.line(f"{name}.at[{dim}_v] = {text};")
+    condition = f"if ({all_of(masks)}) " if masks else ""
+    nest.after(f"{condition}write(new_{new.what} + {nest.coordinate(dim, start=True)}, {name});")
+    guards += masks + (["attention.block == 0"] if parts > 1 else [])
+    condition = f"if ({all_of(guards)}) " if guards else ""
+    nest.after(f"{condition}write({frame.param[store.buffer]} + {at}, {name});")
+    nest.close()
+    if frame.shared or frame.layout.threads > 32:
+        raise Unfusable("a new row that needs several warps")
+    body = [*head.lines, *frame.top.lines]
+    return [
+        f"if (attention.thread / 32 == {first // 32}) {{",
+        f"    const int thread = attention.thread - {first};",
+        *body,
+        "}",
+    ]
+
+
+def place_lines(place: Expr, name: str, emitter: SimtEmitter) -> list[str]:
+    """Lines that define `name`, the position of a row."""
+    frame = emitter.frame
+    if frame.spans(place):
+        raise Unfusable("a new row at several positions")
+    emitter.loads.need(place)
+    nest = ThreadNest(frame, ())
+    nest.line(f"const long long {name} = {nest.scalar(place, 0)};")
+    nest.close()
+    return [line.removeprefix("    ") for line in frame.top.lines]
+
+
+__all__ = ["NewRow", "first_loads", "new_rows", "place_lines", "row_bytes", "row_layout", "row_lines"]

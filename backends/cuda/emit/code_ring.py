@@ -1,0 +1,205 @@
+"""Ring in shared memory through which the operands of a skinny GEMM with quantized weights pass: cp.async copies some
+iterations ahead.
+
+With codes in registers (packed_fragments.py), only those of the next iteration are under way, and rows and scales are
+waited for in each iteration, behind the codes that saturate the memory. Here codes, rows and scales are copied
+`Warps.ahead` iterations earlier into a round of the ring. Codes have a slot for each thread; the rows of a warp's part
+of K, and the scales of its columns, are shared by the warp. So a warp waits for its own copies only, and the loop has
+no barrier of the block. After the loop, the warps' partial sums lie in the same memory.
+
+Rows that are computed from other loads than vectors of 16-bit floats, and scales that are not the same for all numbers
+that four neighbouring threads hold, are loaded into registers as without a ring; so are codes with `Warps.direct`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir.expr import Expr
+from .fragment_frame import CHUNK, WIDTH, FragmentFrame
+from .fragments import plus
+from .frame import CudaPart, Local
+from .nest import ThreadNest
+from .spelling import CTYPES, all_of, enclosed, span
+from .tile_loads import TileLoads
+
+WORDS = 4  # 32-bit words of a slot of 16 bytes
+
+
+@dataclass(eq=False)
+class CodeRing(CudaPart):
+    """Emitter part for the copies into a ring, and the reads from it.
+
+    `codes`, `values` and `rows`: the loads that are copied, of codes and of scales and zero points with the name of the
+    register value of a tile, and of rows.
+    """
+
+    frame: FragmentFrame
+    tile: TileLoads
+    codes: Mapping[Expr, str]
+    values: Mapping[Expr, str]
+    rows: Sequence[Expr]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        frame, warps, threads = self.frame, self.layout.threads // 32, self.layout.threads
+        self.pieces = CHUNK // WIDTH * frame.span // WIDTH  # vectors of a warp's part of a row
+        self.first_value = frame.warps.tiles * len(self.codes) * threads
+        self.first_row = self.first_value + len(self.values) * warps * frame.warps.tiles * WIDTH // WORDS
+        heights = [self.height(x) for x in self.rows]
+        self.slots = self.first_row + sum(heights) * warps * self.pieces  # of 16 bytes, of a round
+        self.before = [sum(heights[:i]) for i in range(len(heights))]
+        frame.codes = (frame.warps.ahead + 1) * self.slots
+
+    def height(self, x: Expr) -> int:
+        """Rows of a load: eight, or a multiple; one if it is the same for all rows."""
+        return -(-self.frame.extent["m"] // WIDTH) * WIDTH if "m" in self.frame.spans(x) else 1
+
+    def coordinates(self) -> None:
+        """Emit the warp's and the lane's number, and the warp's first column and element along K."""
+        frame, warps = self.frame, self.frame.warps
+        base = f"{enclosed(frame.place['n'])} * {frame.block}" if frame.place["n"] else "0"
+        self.line("const int warp = thread / 32, lane = thread % 32;")
+        self.line(f"const int n_warp = {base} + warp % {warps.across} * {warps.tiles * WIDTH};")
+        self.line(f"const int own_warp = warp / {warps.across} * {self.pieces * WIDTH};")
+
+    # ------------------------------------------------------------ copies
+    def first(self, *, weights: bool, rows: bool) -> None:
+        """Emit the copies of the first `Warps.ahead` rounds: of codes and scales (`weights`), and of rows."""
+        if not (weights and (self.codes or self.values)) and not (rows and self.rows):
+            return
+        self.line("#pragma unroll")
+        self.line(f"for (int round = 0; round < {self.frame.warps.ahead}; ++round) {{")
+        self.line(f"Slot* const next = ring + round * {self.slots};")
+        self._copies(f"round * {self.frame.step}", weights=weights, rows=rows)
+        self.line("end_round();")
+        self.line("}")
+
+    def turn(self) -> None:
+        """Emit the copies for a later iteration into the slots that the last one has read, and the wait for this
+        one's."""
+        frame, ahead = self.frame, self.frame.warps.ahead
+        later = f"{frame.dim}_block + {ahead * frame.step}"
+        self.line("__syncwarp();")
+        self.line(f"if ({later} < {frame.size}) {{")
+        self.line(f"Slot* const next = ring + (round == 0 ? {ahead} : round - 1) * {self.slots};")
+        self._copies(later)
+        self.line("}")
+        self.line("end_round();")
+        self.line(f"await_round<{ahead}>();")
+        self.line("__syncwarp();")
+        self.line(f"const Slot* const now = ring + round * {self.slots};")
+
+    def _copies(self, start: str, *, weights: bool = True, rows: bool = True) -> None:
+        """Emit the copies of codes and scales (`weights`), and of rows, of the iteration at `start` along K into the
+        round `next` of the ring."""
+        if weights and self.codes:
+            self.line("{")
+            self.line(f"const int {self.frame.dim}_0 = {start} + own;")
+            self.tile.each(self._copy_codes)
+            self.line("}")
+        for x in self.values if weights else ():
+            self._copy_values(x, start)
+        for x in self.rows if rows else ():
+            self._copy_rows(x, start)
+
+    def _copy_codes(self) -> None:
+        """Emit the copy of a thread's codes of a tile."""
+        nest = self.tile.single()
+        when = condition(nest.masks(("n", self.frame.dim)))
+        for x in self.codes:
+            nest.line(f"{when}fetch_codes({self._code_slot(x, 'next')}, {self.tile.address(nest, x)[0]});")
+        nest.close()
+
+    def _copy_values(self, x: Expr, start: str) -> None:
+        """Emit the copies of the values of a warp's columns, each with its neighbour in an aligned word."""
+        dim = self.frame.dim
+        self._each_lane("column", self.frame.warps.tiles * WIDTH)
+        self.line(f"const int n_0 = n_warp + column, n_i = 0, {dim}_0 = {start} + own_warp, {dim}_i = 0, {dim}_v = 0;")
+        nest = self.tile.single()
+        when = condition(nest.masks(("n", dim)))
+        nest.line(f"{when}fetch_pair({self._value_slot(x, 'next', 'column')}, {self.tile.place(nest, x)});")
+        nest.close()
+        self.line("}")
+
+    def _copy_rows(self, x: Expr, start: str) -> None:
+        """Emit the copies of a warp's part of the rows."""
+        dim, pieces = self.frame.dim, self.pieces
+        self._each_lane("piece", self.height(x) * pieces)
+        self.line(f"const int m_0 = piece / {pieces}, m_i = 0, {dim}_i = 0, {dim}_v = 0;")
+        self.line(f"const int {dim}_0 = {start} + own_warp + piece % {pieces} * {WIDTH};")
+        nest = self.tile.single()
+        when = condition(nest.masks(self.frame.spans(x)))
+        slot = self._row_slot(x, "next", "m_0", f"piece % {pieces}")
+        nest.line(f"{when}fetch_row({slot}, {self.tile.place(nest, x)});")
+        nest.close()
+        self.line("}")
+
+    def _each_lane(self, name: str, count: int) -> None:
+        """Open a block in which `name` is each number below `count` that is this lane's (modulo 32)."""
+        turns = -(-count // 32)
+        if turns > 1:
+            self.line("#pragma unroll")
+            self.line(f"for (int turn = 0; turn < {turns}; ++turn)")
+        last = f"turn < {turns - 1} || " if turns > 1 else ""
+        turn = " + turn * 32" if turns > 1 else ""
+        self.line(f"if ({last}lane{turn} < {count}) {{" if count % 32 else "{")
+        self.line(f"const int {name} = lane{turn};")
+
+    # ------------------------------------------------------------ slots
+    def _code_slot(self, x: Expr, round_: str) -> str:
+        """Text of a thread's slot for the codes of a tile in a round of the ring."""
+        own = plus(f"n_i * {len(self.codes)}", [*self.codes].index(x))
+        return f"{round_}[({own}) * {self.layout.threads} + thread]"
+
+    def _value_slot(self, x: Expr, round_: str, column: str) -> str:
+        """Text of the word with a value of a warp's column in a round of the ring."""
+        first = [*self.values].index(x) * self.layout.threads // 32
+        own = f"({first} + warp) * {self.frame.warps.tiles * WIDTH} + {column}"
+        return f"(({'const ' if round_ == 'now' else ''}unsigned*)({round_} + {self.first_value}))[{own}]"
+
+    def _row_slot(self, x: Expr, round_: str, row: str, vector: str) -> str:
+        """Text of the slot of a vector of a warp's rows in a round of the ring."""
+        height, before = self.height(x), self.before[self.rows.index(x)]
+        first = self.first_row + before * self.layout.threads // 32 * self.pieces
+        place = f"row_place<{height}, {self.pieces}>({row}, {vector})"
+        return f"{round_}[{first} + warp * {height * self.pieces} + {place}]"
+
+    # ------------------------------------------------------------ reads
+    def read_rows(self, x: Expr, local: Local, spot: str, nest: ThreadNest) -> None:
+        """Emit the reads of a thread's vectors of rows into the register value `local`, in a loop nest over its
+        vectors; zeros beyond the end of a dimension. `spot`: text of a vector."""
+        frame, height = self.frame, self.height(x)
+        row = "m_0 + m_i * 8" if height > WIDTH else "m_0" if height > 1 else "0"
+        conditions = nest.masks(local.dims)
+        if "m" in local.dims and height // WIDTH < 2 * frame.heights:
+            conditions.append(f"m_i < {height // WIDTH}")
+        if conditions:
+            nest.line(f"{spot} = {{}};")
+        slot = self._row_slot(x, "now", row, f"thread % 4 * {frame.span // WIDTH} + {frame.dim}_i")
+        nest.line(f"{condition(conditions)}read_slot({spot}, {slot});")
+
+    def read_tile(self) -> None:
+        """Emit the reads of a tile's codes and scales; zeros beyond the end of a dimension."""
+        nest = self.tile.single()
+        conditions = nest.masks(("n", self.frame.dim))
+        for x, name in self.codes.items():
+            nest.line(f"Slot {name}{' = {}' if conditions else ''};")
+            nest.line(f"{condition(conditions)}read_slot({name}, {self._code_slot(x, 'now')});")
+        for x, name in self.values.items():
+            operand, at, _, dtype = x.value
+            slot = self._value_slot(x, "now", "n_i * 8 + lane / 4")
+            text = f"half_of({slot}, {self.frame.param[operand]}, {nest.position(at, (), span(at, ()))})"
+            nest.line(
+                f"{name}[n_i] = {f'{all_of(conditions)} ? {text} : {CTYPES[dtype]}{{}}' if conditions else text};"
+            )
+        nest.close()
+
+
+def condition(conditions: Sequence[str]) -> str:
+    """Text that makes the statement behind it depend on all of some conditions; "" for none."""
+    return f"if ({all_of(list(conditions))}) " if conditions else ""
+
+
+__all__ = ["CodeRing"]

@@ -1,0 +1,53 @@
+"""Texts of loads for a tile of columns of a skinny GEMM with quantized weights: addresses, loops over tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...ir.expr import Expr
+from ...ir.index import index
+from .code_forms import BYTES
+from .fragment_frame import FragmentFrame
+from .frame import CudaPart
+from .nest import ThreadNest
+from .spelling import span
+
+
+@dataclass(eq=False)
+class TileLoads(CudaPart):
+    """Emitter part for loops over tiles of 8 columns, and the addresses of a thread's loads in them."""
+
+    frame: FragmentFrame
+
+    def each(self, body: Callable[[], None], pair: str = "") -> None:
+        """Emit a loop around `body` over the tiles of columns; with `pair`, the variable of a tile's index, over that
+        tile and the next. Indices along K are those of the first code of a vector."""
+        frame = self.frame
+        first, end = (pair, f"{pair} + 2") if pair else ("0", str(frame.warps.tiles))
+        self.line("#pragma unroll")
+        self.line(f"for (int n_i = {first}; n_i < {end}; ++n_i) {{")
+        self.line(f"const int {frame.dim}_i = 0, {frame.dim}_v = 0;")
+        body()
+        self.line("}")
+
+    def single(self) -> ThreadNest:
+        """A nest without loops, for text inside `each`."""
+        return ThreadNest(self.frame, ())
+
+    def address(self, nest: ThreadNest, x: Expr) -> tuple[str, str]:
+        """(address of a thread's vector of codes of a tile, an address that is always valid)."""
+        frame = self.frame
+        operand, at, _, _ = x.value
+        (axis,) = frame.groups[frame.dim]
+        first, row = f"(const unsigned char*){frame.param[operand]}", at.replaced({axis: index(0)})
+        place = f"{frame.dim}_0" if frame.span == BYTES else f"({frame.dim}_0 >> 1)"
+        return f"{first} + {nest.position(row, (), span(at, ()))} + {place}", first
+
+    def place(self, nest: ThreadNest, x: Expr) -> str:
+        """Text of the address of a load at this point."""
+        operand, at, _, _ = x.value
+        return f"{self.frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
+
+
+__all__ = ["TileLoads"]

@@ -1,0 +1,32 @@
+"""Family of a generated kernel in reports, from the ops of its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...egraph.ir.memo import memo
+from ...egraph.ir.tensor import Tensor, topological
+
+
+def family_of(roots: Sequence[Tensor]) -> str:
+    """Family of a kernel in reports: attention, conv, contraction, reduction or pointwise."""
+    return _family(tuple(roots))
+
+
+@memo(4096)
+def _family(roots: tuple[Tensor, ...]) -> str:
+    nodes = topological(roots)
+    ops = {t.op for t in nodes}
+    if ops & {"attention", "masked_attention"}:
+        return "attention"
+    if "conv" in ops:
+        return "conv"
+    if ops & {"matmul", "linear"}:
+        return "contraction"
+    plain = (t.is_leaf or t.entry.pointwise or t.entry.kind == "view" or updates_input(t) for t in nodes)
+    return "pointwise" if all(plain) else "reduction"
+
+
+def updates_input(t: Tensor) -> bool:
+    """Whether a term scatters values into an input."""
+    return t.op == "scatter_elements" and t.args[0].op == "input"

@@ -1,0 +1,71 @@
+"""Dominance of labels in the frontier DP: which of the labels of a bucket can be part of a cheapest solution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import and_, or_
+
+import numpy as np
+import numpy.typing as npt
+
+from .frontier_pieces import Label
+from .label_setting import bits_of
+
+MAX_DOMINATING_LABELS = 400
+FEW_LABELS = 64
+"""A label is compared with at most MAX_DOMINATING_LABELS of the cheapest labels. Where at most FEW_LABELS are kept,
+they are compared one by one, without packing the others."""
+
+
+def undominated(bucket: dict[int, Label], most: int) -> dict[int, Label]:
+    """Labels that are not dominated: no other label is at most as expensive and needs a subset.
+
+    Only the `most` cheapest of them where that is at most MAX_DOMINATING_LABELS; all labels where they differ in more
+    than 64 bits.
+    """
+    varies = reduce(or_, bucket) ^ reduce(and_, bucket)
+    if varies.bit_count() > 64:
+        return bucket
+    masks = sorted(bucket, key=lambda mask: bucket[mask][0])
+    if most <= FEW_LABELS:
+        return _first_undominated(bucket, masks, most)
+    bits = _packed(masks, bits_of(varies))
+    kept = np.ones(len(masks), bool)
+    champions = 0
+    for n in range(len(masks)):
+        if kept[n]:
+            champions += 1
+            if champions == most:
+                kept[n + 1 :] = False
+            if champions >= min(most, MAX_DOMINATING_LABELS + 1):
+                break
+            beaten = (bits[n] & ~bits[n + 1 :]) == 0
+            kept[n + 1 :] &= ~beaten
+    return {masks[n]: bucket[masks[n]] for n in np.flatnonzero(kept).tolist()}
+
+
+def _first_undominated(bucket: dict[int, Label], masks: Iterable[int], most: int) -> dict[int, Label]:
+    """The first `most` labels, in the order of `masks`, that need no superset of an earlier one of them."""
+    kept: dict[int, Label] = {}
+    for mask in masks:
+        free = ~mask
+        for other in kept:
+            if not other & free:
+                break
+        else:
+            kept[mask] = bucket[mask]
+            if len(kept) == most:
+                break
+    return kept
+
+
+def _packed(masks: Iterable[int], varying: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """The varying bits of each mask, packed into a 64-bit word."""
+    low = varying[0] if varying else 0
+    size = ((varying[-1] if varying else 0) - low) // 8 + 1
+    keep = (1 << 8 * size) - 1
+    raw = b"".join([((m >> low) & keep).to_bytes(size, "little") for m in masks])
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(-1, size), axis=1, bitorder="little")
+    picked = bits[:, [v - low for v in varying]].astype(np.uint64)
+    return picked @ (np.uint64(1) << np.arange(len(varying), dtype=np.uint64))

@@ -1,0 +1,54 @@
+"""Time that is left for a solve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
+
+STEP_PASSES = 6
+"""Duration of a whole step (detach, presolve), in multiples of the first measured pass over the rows: no step begins
+with less time left."""
+
+BUILD_SECONDS = 1e-4
+BUILD_PASSES = 60
+"""Time to build CP-SAT's program, in seconds per row and in measured passes over the rows; CP-SAT is not started with
+less time left."""
+
+
+@dataclass
+class SolveClock:
+    """Time limit of a solve in seconds, and the measured pace of a pass over the rows.
+
+    `deterministic`: the clock is ignored, and limits are counted work. `stop`: polled; True ends the search.
+    """
+
+    time_limit: float
+    deterministic: bool
+    stop: Callable[[], bool] | None
+    began: float = field(default_factory=time.perf_counter)
+    pace: float = 0.0  # measured seconds per row of one pass
+    finish: float = 0.0  # seconds reserved for the final evaluation
+
+    @property
+    def left(self) -> float:
+        """Seconds left for searching; 0 when `stop` returns True. Deterministic runs ignore the clock."""
+        if self.stop is not None and self.stop():
+            return 0.0
+        if self.deterministic:
+            return self.time_limit
+        return self.began + self.time_limit - self.finish - time.perf_counter()
+
+    def expired(self) -> bool:
+        """Whether no time is left (`left`)."""
+        return self.left <= 0
+
+    def lacks_time_for(self, rows: Sized) -> Callable[[], bool]:
+        """A predicate: whether too little time is left for a whole step over the rows."""
+        need = STEP_PASSES * self.pace * len(rows)
+        return lambda: self.left <= need
+
+    @property
+    def build_seconds(self) -> float:
+        """Estimated seconds per row of building CP-SAT's program."""
+        return max(BUILD_SECONDS, BUILD_PASSES * self.pace)

@@ -1,0 +1,50 @@
+"""Order of the axes of traced tensors in memory, and tensors brought into that order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def axis_order(value: Any) -> list[int] | None:
+    """The axes of a dense traced tensor from the outermost to the innermost in memory.
+
+    None for a contiguous or sparse one, and for what is no tensor.
+    """
+    if not hasattr(value, "is_contiguous") or value.is_contiguous():
+        return None
+    strides = [s if isinstance(s, int) else s.node.hint or 0 for s in value.stride()]
+    order = sorted(range(value.dim()), key=lambda i: -strides[i])
+    return order if value.permute(order).is_contiguous() else None
+
+
+def arranged(x: Any, order: Sequence[int] | None) -> Any:
+    """A tensor with the axes in this order in memory (None: contiguous): itself, or a copy."""
+    if order is None:
+        return x if x.is_contiguous() else x.contiguous()
+    moved = x.permute(order)
+    return x if moved.is_contiguous() else moved.contiguous().permute([order.index(i) for i in range(len(order))])
+
+
+class TracedLayouts:
+    """Memory layouts that the placeholders of a graph module were traced with.
+
+    What a forward program saves is contiguous, whatever it was traced with: operators that run eagerly must get the
+    traced layout, because views of it may exist in that layout only.
+    """
+
+    def __init__(self, module: Any) -> None:
+        orders = [axis_order(n.meta.get("val")) for n in module.graph.find_nodes(op="placeholder")]
+        self._orders = [(i, order) for i, order in enumerate(orders) if order is not None]
+
+    def of(self, args: Sequence[Any]) -> Sequence[Any]:
+        """A call's arguments in these layouts."""
+        if not self._orders:
+            return args
+        found = list(args)
+        for i, order in self._orders:
+            found[i] = arranged(found[i], order)
+        return found
+
+
+__all__ = ["TracedLayouts", "arranged", "axis_order"]

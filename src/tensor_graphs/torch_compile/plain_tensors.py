@@ -1,0 +1,37 @@
+"""Arguments of calls as tensors without gradients, which programs take without conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class PlainTensors:
+    """Conversion of a call's arguments; a view of each `Parameter` is made once and kept.
+
+    The view is made again where another parameter, or the same one with other memory (`parameter.data = ...`), is
+    given.
+    """
+
+    def __init__(self, count: int) -> None:
+        import torch
+
+        self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
+        self._views: list[tuple[Any, int, Any] | None] = [None] * count  # parameter, its address, view of it
+
+    def of(self, given: Sequence[Any]) -> list[Any]:
+        """The arguments, `count` of them; subclasses of tensors other than parameters as they are."""
+        found, views = list(given), self._views
+        for i, x in enumerate(given):
+            kind = type(x)
+            if kind is self._parameter:
+                known = views[i]
+                if known is None or known[0] is not x or known[1] != x.data_ptr():
+                    known = views[i] = x, x.data_ptr(), x.detach()
+                found[i] = known[2]
+            elif kind is self._tensor and x.requires_grad:
+                found[i] = x.detach()
+        return found
+
+
+__all__ = ["PlainTensors"]
