@@ -91,7 +91,7 @@ def grid(template: GeneratedKernel, call: Call, count: int) -> dict[str, tuple[S
     return chosen
 
 
-class Timer:
+class GridTimer:
     """Times schedules with the measurer of a search, whose processes stay between cases."""
 
     def __init__(self, device: str = "cuda") -> None:
@@ -117,7 +117,7 @@ class Timer:
         }
 
 
-def figures(case: str, timer: Timer, count: int, held: int) -> dict[str, Any]:
+def figures(case: str, timer: GridTimer, count: int, held: int) -> dict[str, Any]:
     """Row of a case: µs of its bytes, (µs, estimate, schedule) of its grid, schedule -> µs of the best in overlap."""
     template, call = kernel(case)
     schedules = grid(template, call, count)
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--held", type=int, default=HELD)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    timer, rows = Timer(), []
+    timer, rows = GridTimer(), []
     with timer.measurer:
         for case in CASES:
             if not options.cases or any(text in case for text in options.cases):

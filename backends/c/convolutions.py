@@ -183,7 +183,8 @@ def _direct_scratch(call: Call) -> int:
         return 4 * c
     (_, _, oh, ow), (_, _, kh, kw), a = extents(call.output), extents(call.operands["w"]), call.attrs
     (step_h, step_w), (dil_h, _) = a["strides"], a["dilations"]
-    return int(4 * n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw))
+    found: int = 4 * n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw)
+    return found
 
 
 def _block(call: Call) -> int:
@@ -281,19 +282,17 @@ def convolution_rows() -> list[LibraryKernel]:
             "version": VERSION,
         }  # fmt: skip
         fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, _small)
-
-        def add(ending: str, term: str, code: Callable[[Call], str], more: dict[str, Any]) -> None:
-            found.append(LibraryKernel(f"c.{ending}", "c", term, code, **more))
-
         for spelled, act in ACTIVATIONS.items():
             code = kind.code(bias, False, act)
-            add(f"{name}{suffix}{_ending(spelled)}", spelled.format(pattern), code, {**more, "applies": fits})
+            full = f"c.{name}{suffix}{_ending(spelled)}"
+            found.append(LibraryKernel(full, "c", spelled.format(pattern), code, applies=fits, **more))
         for (form, side), spelled in product(
             ((f"{pattern} + r", ""), (f"r + {pattern}" if not bias else f"r + ({pattern})", "_left")), AFTER_RESIDUAL
         ):
             kept = {**more, "applies": both(fits, residual_fits_last), "inplace": ("r",)}
             code = kind.code(bias, True, ACTIVATIONS[spelled])
-            add(f"{name}{suffix}_residual{side}{_ending(spelled)}", spelled.format(form), code, kept)
+            full = f"c.{name}{suffix}_residual{side}{_ending(spelled)}"
+            found.append(LibraryKernel(full, "c", spelled.format(form), code, **kept))
     return found
 
 

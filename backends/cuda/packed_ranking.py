@@ -8,14 +8,20 @@ from itertools import product
 from math import ceil, exp, log2
 
 from ..machine import target
-from .ranking import LATENCY, Fixed, Ranked
+from .ranking import Fixed, Ranked
 
 BYTES = 16  # of codes in a load
 ISSUED = 128 * 1700.0  # instructions of threads that an SM issues in a µs
-EACH = {32: 2.2, 16: 2.4}  # instructions of a thread per number, by the numbers of 16 bytes: counted in SASS
-GROUPED = 1.4  # the same where offsets and scales are applied to sums of products
-BESIDE, RINGED = 50, 90  # further instructions of a thread in a round of loads into registers, and of copies
-ROUND, COPIED = (0.6, 0.08), (0.3, 0.06)  # µs of a round for a warp and each of its tiles, with registers and copies
+# What follows was fitted to the grids of benchmarks/packed_schedules.py, timed on an H200.
+START, FIRST = 1.95, 0.43  # µs of a launch, and until a warp's first codes are there
+ROUND, COPIED, DIRECT = (1.01, 0.036), (0.53, 0.023), (0.21, 0.095)  # µs of a warp's round, and for each of its tiles:
+# all operands in registers, all copied, and codes in registers beside copied rows and scales
+EACH = {32: 2.6, 16: 2.1}  # instructions of a thread per number, by the numbers of 16 bytes
+GROUPED, OCTET = 2.4, 2.9  # the same where offsets and scales are applied to sums of products; for 8 rows more
+BESIDE, RINGED = 170, 146  # further instructions of a thread in a round of loads into registers, and of copies
+IN_FLIGHT, STARVED = 20 << 10, 0.24  # bytes in flight on an SM below which DRAM is slower, and by how much
+FEWER = 0.16  # slower for each halving of the warps on an SM below 16
+REREAD, PAUSED = 1.11, 1.08  # DRAM time beside that of the codes; the same where registers hold codes until their use
 #: Prefetch distances that are tried, with whether codes stay in registers.
 AHEAD = ((0, False), (2, True), (2, False), (4, False))
 RING = 100 << 10  # limit of a block's ring in bytes: two blocks share a multiprocessor
@@ -81,7 +87,7 @@ class PackedGemmRanking:
 
         `along`, `wide`: warps along K and N; `tiles`: column fragments per warp; `split`: split-K factor; `ahead`:
         prefetch distance of copies into shared memory, 0 for registers; `direct`: codes are in registers nevertheless.
-        DRAM time has a penalty for too few bytes in flight.
+        DRAM time has a penalty for too few bytes in flight, all of them one for few warps.
         """
         machine, threads, n = target(), 32 * along * wide, 8 * tiles * wide
         blocks = ceil(self.columns / n) * self.batch * split
@@ -91,20 +97,21 @@ class PackedGemmRanking:
             ring = self._ring(threads, tiles, ahead, direct)
             resident = max(1, min(resident, machine.shared_per_block // ring))
         busy = blocks / machine.multiprocessors
-        share = ceil(busy)
+        share, here = ceil(busy), min(max(1.0, busy), resident)
         rounds = ceil(self.length / split / (4 * self.span * along))
         numbers = self.length * n * self.matrices / split  # of a block
         padded = 4.0 * self.span * along * rounds * n * self.matrices
         dram = self.length * self.columns * self.matrices * self.batch * BYTES / self.span / machine.bytes_per_us
-        flying = min(max(1.0, busy), resident) * threads * tiles * BYTES * self.matrices * min(1.0, numbers / padded)
-        starved = 0.4 * max(0.0, log2((40 << 10) / (flying * (1 if direct else max(1, ahead)))))
-        octets = -(-self.rows // 8)
-        each = self.span * (GROUPED if self.grouped else EACH[self.span]) + 4 * (octets - 1)
-        issued = share * threads * rounds * (self.matrices * tiles * each + (RINGED if ahead else BESIDE)) / ISSUED
-        base, more = COPIED if ahead else ROUND
-        latency = (LATENCY + (base + more * tiles * self.matrices) * rounds) * max(1.0, busy / resident)
-        joined = (1.0 + 0.3 * split) * (split > 1) + 0.1 * log2(along) + 0.05 * tiles
-        return 1.6 + max(dram * share / busy * exp(min(2.0, starved)), issued, latency) + joined
+        flying = here * threads * tiles * BYTES * self.matrices * min(1.0, numbers / padded)
+        starved = STARVED * max(0.0, log2(IN_FLIGHT / (flying * (1 if direct else max(1, ahead)))))
+        each = (GROUPED if self.grouped else EACH[self.span]) + OCTET * (-(-self.rows // 8) - 1)
+        issued = threads * rounds * (self.matrices * tiles * self.span * each + (RINGED if ahead else BESIDE)) / ISSUED
+        base, more = DIRECT if direct else COPIED if ahead else ROUND
+        latency = (FIRST + (base + more * tiles * self.matrices) * rounds) * max(1.0, busy / resident)
+        fewer = 1 + FEWER * max(0.0, log2(16 / (here * along * wide)))
+        joined = (1.7 + 0.1 * split) * (split > 1) + 0.07 * log2(along)
+        dram *= REREAD * (1.0 if ahead and not direct else PAUSED) * share / busy * exp(min(2.0, starved))
+        return START + max(dram, share * issued, latency) * fewer + joined
 
 
 __all__ = ["PackedGemmRanking"]

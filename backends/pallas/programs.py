@@ -30,7 +30,7 @@ from ...extract.model.plan import Plan
 from ..ir.source_text import identifier, indented, one_line, signature, title
 from ..program import memory_plan
 from ..program.device_programs import DevicePrograms
-from ..program.emit_cpu import EmittedProgram
+from ..program.emitted_program import EmittedProgram
 from ..program.helper_functions import helper_source
 from ..runtime.marshalling import Marshalling, NumpyMarshalling, is_torch, tensor_of
 from .spelling import node_text

@@ -9,7 +9,7 @@ from ...errors import TensorGraphsError
 from ...extract.model.plan import Plan
 from ..runtime.marshalling import Marshalling, NumpyMarshalling
 from ..runtime.threads import loops_shared
-from .emit_cpu import EmittedProgram
+from .emitted_program import EmittedProgram
 
 Run = Callable[..., Sequence[Any]]
 Direct = Callable[..., "tuple[Any, ...] | None"]  # inputs -> results

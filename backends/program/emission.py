@@ -13,7 +13,7 @@ from .. import gpu
 from ..device import HOST
 from .binaries import C_LIBRARY, Binaries, without_compilers
 from .device_programs import DevicePrograms
-from .emit_cpu import EmittedProgram
+from .emitted_program import EmittedProgram
 from .execute import execute
 
 try:

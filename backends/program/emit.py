@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...extract.model.plan import Plan
-from .emit_cpu import EmittedProgram, ProgramEmitter
+from .emit_cpu import ProgramEmitter
+from .emitted_program import EmittedProgram
 
 
 def emit(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:

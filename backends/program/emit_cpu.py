@@ -28,25 +28,10 @@ from ..runtime.views import has_torch_view, torch_view
 from ..user.templates import UserKernel
 from . import memory_plan as memory
 from .cpu_helpers import HELPERS, library_text
+from .emitted_program import EmittedProgram
 from .joined_calls import JoinedCalls
 
 LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memory
-
-
-@dataclass(frozen=True)
-class EmittedProgram:
-    """Source of a program with its requirements.
-
-    `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
-    """
-
-    source: str
-    weights: Mapping[str, Tensor]
-    states: Mapping[str, Type]
-    layout: memory.Layout
-    fresh_bytes: int  # peak allocation of `run`: outputs and results that kernels allocate
-    # keys of weights that kernels read unpacked; all others are only packed at load
-    plain: frozenset[str] = frozenset()
 
 
 SHARED_BYTES = 1 << 16  # least size of what Torch's elementwise kernels compute with several threads

@@ -27,7 +27,8 @@ from ...extract.model.plan import Plan, Step, Value
 from ..ir.source_text import identifier, indented, literal, signature
 from ..runtime.views import torch_view
 from . import memory_plan as memory
-from .emit_cpu import STATEMENTS, EmittedProgram, ProgramEmitter
+from .emit_cpu import STATEMENTS, ProgramEmitter
+from .emitted_program import EmittedProgram
 
 
 def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:

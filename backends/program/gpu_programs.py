@@ -14,9 +14,9 @@ from .any_size_helpers import SIZED_HELPERS
 from .device_programs import DevicePrograms, Direct, Run
 from .direct_calls import direct_call
 from .emit_any_size import renamed_sizes
-from .emit_cpu import EmittedProgram
 from .emit_gpu import emit_cuda
 from .emit_gpu_any_size import SizedCudaEmitter
+from .emitted_program import EmittedProgram
 from .gpu_helpers import HELPERS
 from .launching import plan_for_launching
 

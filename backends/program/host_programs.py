@@ -7,7 +7,7 @@ from .binaries import processor
 from .cpu_helpers import HELPERS
 from .device_programs import DevicePrograms
 from .emit import emit
-from .emit_cpu import EmittedProgram
+from .emitted_program import EmittedProgram
 
 __all__ = ["PROGRAMS", "HostPrograms"]
 

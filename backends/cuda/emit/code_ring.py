@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.expr import Expr
+from .code_tiles import CodeTiles
 from .fragment_frame import CHUNK, WIDTH, FragmentFrame
 from .fragments import plus
 from .frame import CudaPart, Local
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed, span
-from .tile_loads import TileLoads
 
 WORDS = 4  # 32-bit words of a slot of 16 bytes
 
@@ -36,7 +36,7 @@ class CodeRing(CudaPart):
     """
 
     frame: FragmentFrame
-    tile: TileLoads
+    tile: CodeTiles
     codes: Mapping[Expr, str]
     values: Mapping[Expr, str]
     rows: Sequence[Expr]

@@ -19,7 +19,7 @@ from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
     loops          ThreadLoops: loops over axes that a block does not cover
     fragments      Fragments: skinny GEMM on tensor cores
     packed_fragments  PackedFragments: the same with codes of quantized weights (code_forms: which codes)
-    tile_loads     TileLoads: addresses of codes
+    code_tiles     CodeTiles: loops over tiles of columns, addresses of codes
     code_ring      CodeRing: their copies ahead through shared memory
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
@@ -154,13 +154,14 @@ class SimtEmitter(CudaPart):
         )  # fmt: skip
 
     def _room(self) -> int:
-        """Bytes of dynamic shared memory to request; 0 if static shared memory suffices.
+        """Bytes of dynamic shared memory to request; 0 if static shared memory suffices. A request is more than
+        `SHARED`, so that the launch asks for the limit to be raised: a flag may lie in static memory beside it.
 
         Raises Unfusable beyond the hardware limit.
         """
         frame = self.frame
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
-        asked = used if used + 16 > SHARED and self.layout.warps is not None else 0
+        asked = max(used, SHARED + 16) if used + 16 > SHARED and self.layout.warps is not None else 0
         if used > (ROOM if asked else SHARED):
             raise Unfusable(f"{used} bytes of shared memory")
         return asked

@@ -20,13 +20,13 @@ from ...ir.tiling import Dot, Shape
 from ...ir.unfusable import Unfusable
 from .code_forms import BYTES, CodeForm, code_form
 from .code_ring import CodeRing
+from .code_tiles import CodeTiles
 from .fragment_frame import CHUNK, HEIGHT, WIDTH
 from .fragments import Fragments, PartialSums, plus, refusal
 from .frame import Local
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed, span
 from .thread_layout import stride_in_runs
-from .tile_loads import TileLoads
 
 ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
 
@@ -153,7 +153,7 @@ class PackedFragments(Fragments):
         self.values = {
             x: self.fresh("factor") for x in dict.fromkeys(x for s in self.packed.values() for x in s.values)
         }
-        self.tile = TileLoads(frame)
+        self.tile = CodeTiles(frame)
         self.ring = self._ring() if frame.warps.ahead else None
         self.rung = self.ring.rows if self.ring is not None else []
         rung = {*self.ring.codes, *self.ring.values} if self.ring is not None else set()

@@ -1,4 +1,4 @@
-"""Command line: `tensor-graphs optimize`, `saturate`, `extract`, `explain`, `profile`, `measure`, `db`, `rules`.
+"""The command `tensor-graphs`: its subcommands (table in docs/cli.md), their options, and the printing of results.
 
 In: arguments.
 Out: text or one JSON document, and an exit code.

@@ -15,7 +15,7 @@ from .spelling import span
 
 
 @dataclass(eq=False)
-class TileLoads(CudaPart):
+class CodeTiles(CudaPart):
     """Emitter part for loops over tiles of 8 columns, and the addresses of a thread's loads in them."""
 
     frame: FragmentFrame
@@ -50,4 +50,4 @@ class TileLoads(CudaPart):
         return f"{self.frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
 
 
-__all__ = ["TileLoads"]
+__all__ = ["CodeTiles"]

@@ -1,0 +1,26 @@
+"""Source of a program with its weights, states and memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...egraph.ir.ops import Type
+from ...egraph.ir.tensor import Tensor
+from . import memory_plan as memory
+
+
+@dataclass(frozen=True)
+class EmittedProgram:
+    """Source of a program with its requirements.
+
+    `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
+    """
+
+    source: str
+    weights: Mapping[str, Tensor]
+    states: Mapping[str, Type]
+    layout: memory.Layout
+    fresh_bytes: int  # peak allocation of `run`: outputs and results that kernels allocate
+    # keys of weights that kernels read unpacked; all others are only packed at load
+    plain: frozenset[str] = frozenset()
