@@ -349,3 +349,8 @@ def test_torch_functions_that_depend_on_the_memory_layout_are_refused(function):
 def test_functions_that_accept_one_layout_only_are_compared_in_that():
     program = tg.optimize(lambda x: x.view(-1) + 1, (torch.ones(3, 4),), budget=0, measure=False)
     assert "on its examples" in program.report.verification["caller"]
+
+
+def test_torch_functions_that_raise_for_their_examples_are_refused():
+    with pytest.raises(TraceError, match="with the example inputs it raises RuntimeError"):
+        tg.optimize(lambda x: torch.pow(x, -1), (torch.ones(3, 4, dtype=torch.int32),), budget=0, measure=False)

@@ -18,7 +18,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import make
 
-from .fuzz import checks, numpy_functions
+from .fuzz import checks, integers, numpy_functions
 from .fuzz.__main__ import CHECKS, FLOAT32, attempted
 from .fuzz.graphs import Array, Case, Grower, Kinds, case
 
@@ -128,3 +128,8 @@ def test_random_functions_of_numpy() -> None:
     assert sum(v == "right" for v, _, _ in verdicts) > 0.8 * len(verdicts)
     for seed in (3, 5, 8):
         assert numpy_functions.attempt(seed, optimized=True)[0] in ("right", "refused")
+
+
+def test_random_programs_of_integers() -> None:
+    """Without verification, too; at these seeds, C kernels that do not wrap integers differ."""
+    assert [integers.fault(1_000_000 + i, "c") for i in (7, 11, 16)] == [""] * 3

@@ -153,6 +153,21 @@ def test_a_c_kernel_of_one_size_has_no_form_for_others() -> None:
             assert found.call.output.type.shape == bound_call(found.free_call, {"B": 1, "T": 16}).output.type.shape
 
 
+def test_a_gpu_kernel_that_is_another_one_at_the_largest_sizes_has_no_form() -> None:
+    from tensor_graphs.backends.cuda.backend import generated
+    from tensor_graphs.backends.generate.any_size import sized_kernel
+    from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+
+    numbers, sizes = lifting(Graph.of(tg.input("x", (B, tg.dim("T", max=32768), 48)) * 1.0), B=1, T=16)
+    x = tg.input("x", (sizes["B"], sizes["T"], 48))
+    for least, holds in ((20011, False), (40009, True)):
+        root = tg.where(builders.iota((sizes["B"], sizes["T"], 48), 1) < least, tg.tanh(x), 0.0)
+        operand = Operand(x.type, contiguous(x.type.shape))  # type: ignore[arg-type]
+        template, call = generated(root), Call({"x": operand}, operand, {})
+        found = sized_kernel(template, call, numbers)
+        assert found is not None and isinstance(found.free_template.forms_of(found.free_call), tuple) is holds  # type: ignore[attr-defined]
+
+
 LENGTH = tg.dim("T", max=200000)
 
 

@@ -289,7 +289,8 @@ unary("abs", np.abs, "|x|", twice="once", real=lambda z, x: z.If(x >= 0, x, -x),
       text=_call("fabs", "abs", "tl.abs({0})")._replace(c_whole="{0} < 0 ? - {0} : {0}", cuda_whole="op::abs({0})"))  # fmt: skip
 unary("sign", np.sign, "-1, 0 or 1", twice="once", floats=False, rounding="never", onnx=("Sign",), aten=("sign", "sgn"),
       numpy_function=OutFunction("sign", "number"), torch_function=OutFunction("sign", "none", counted=True),
-      text=TargetText("{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)", cuda="op::sign({0})", triton=_TRITON_SIGN, jax="jnp.sign({0})"))  # fmt: skip
+      text=TargetText("{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)", cuda="op::sign({0})", triton=_TRITON_SIGN,
+                      triton_whole="({0} > 0).to(tl.int64) - ({0} < 0).to(tl.int64)", jax="jnp.sign({0})"))  # fmt: skip
 unary("exp", _quiet(np.exp), "e**x", flops=8, monotone=True, nonnegative=True, rounding="always", onnx=("Exp",), aten=("exp",),
       **_both("exp"), text=_vectorized("exp", "tl.exp({0})"))  # fmt: skip
 unary("log", _quiet(np.log), "natural logarithm", flops=8, domain="positive", rounding="always", onnx=("Log",), aten=("log",),

@@ -930,3 +930,18 @@ def test_dividends_of_indices_are_never_negative(terms: list[tuple[int, int]], c
         change = {axis: Index((), i) for axis, i in zip(axes, at)}
         assert quotient.replaced(change) == Index((), value // by)
         assert rest.replaced(change) == Index((), value % by)
+
+
+def test_triton_computes_integers_as_integers() -> None:
+    """The sign of an integer is one; results wrap at the width of their dtype; divisors may be 0."""
+    a, b = t.input("a", (4, 8), "int64"), t.input("b", (4, 8), "int64")
+    rng = np.random.default_rng(0)
+    given = {"a": rng.integers(1 << 40, 1 << 41, (4, 8)), "b": rng.integers(-3, 4, (4, 8))}
+    for root in (
+        a + make("sign", [b], {}),
+        make("mod", [a, b], {}) + make("floordiv", [a, b], {}),
+        t.cast(t.cast(a, "uint16") * t.cast(b, "uint16"), "int64"),
+    ):
+        np.testing.assert_array_equal(
+            ran(root, given, {"m": 4, "n": 8, "warps": 1, "stages": 1}), evaluate([root], given)[0]
+        )

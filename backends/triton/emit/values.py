@@ -17,6 +17,11 @@ from .index import Positions
 from .spelling import TRITON, Tile, widest
 
 LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minutes and registers spill
+#: Quotients and remainders by divisors that may be 0, rounded down: 0, as in NumPy. By constants: the op's own text.
+BY_ANY = {
+    "floordiv": "{1} + ({1} == 0); {0} % {2}; tl.where({1} == 0, 0, {0} // {2}) - (({3} != 0) & (({3} ^ {1}) < 0)).to(tl.int32)",
+    "mod": "{1} + ({1} == 0); {0} % {2}; tl.where(({3} != 0) & (({3} ^ {1}) < 0), {3} + {1}, {3})",
+}
 
 
 @dataclass(eq=False)
@@ -129,6 +134,8 @@ class TileValues(TritonPart):
         if not text or (e.kind == "int" and e.op in ("div", "pow")):
             raise Unfusable(f"{e.op} has no Triton form")
         tiles = [self.floated(a) for a in e.args]
+        if e.op in BY_ANY and tiles[1].dtype != "const":
+            text = BY_ANY[e.op]
         if e.op in ("floordiv", "mod") and _signs_differ(tiles):
             raise Unfusable("a quotient of signed and unsigned integers")
         if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here

@@ -38,7 +38,7 @@ def compare_torch(
     """Text that says how a graph was compared with a module run on its examples.
 
     The text says why if it was not. `kwargs`: named arguments of the example call. Raises TraceError if the graph gives
-    something else, or if the module is not deterministic.
+    something else, if the module raises for its examples, or if it is not deterministic.
     """
     import torch
 
@@ -81,7 +81,10 @@ def compare_torch(
     except Exception as error:
         if isinstance(error, TensorGraphsError):
             raise
-        return f"compared with its graph only: called with its examples it raises {type(error).__name__}: {error}"
+        raise TraceError(
+            f"the module can be traced, but called with the example inputs it raises {type(error).__name__}: {error}",
+            hint="give examples that it takes", where=title_of(module),
+        ) from error  # fmt: skip
     if len(run) != len(graph.outputs):
         return "compared with its graph only: the module's results are not the graph's outputs"
     outputs = [to_numpy(v) for v in run]
