@@ -132,7 +132,7 @@ def test_own_rules_that_are_wrong_are_refused() -> None:
     x = tg.input("x", (4, 6))
     for rule, error, said in (
         (tg.Rule("wrong", "x - y", "y - x"), RuleError, "the rule is wrong"), (tg.Rule("op", "foo(x)", "x + x"), RuleError, "foo"),
-        (tg.Rule("add-commutes", "x + y", "y + x"), UsageError, "two rules"), ("x => x", UsageError, "no rule"),
+        (tg.Rule("add-commutes", "x + y", "y + x"), UsageError, "two rules"), ("x => x", UsageError, "a str is not a rule"),
     ):  # fmt: skip
         with pytest.raises(error, match=said):
             tg.optimize(x + 1.0, **QUICK, rules=[rule])
@@ -142,8 +142,8 @@ def test_own_rules_that_are_wrong_are_refused() -> None:
     ("options", "said"),
     [
         ({"seed": -1}, "seed=-1"),
-        ({"dims": {"T": "a"}}, "no sizes"),
-        ({"fixed": {"T": 2.5}}, "no sizes"),
+        ({"dims": {"T": "a"}}, "not integers"),
+        ({"fixed": {"T": 2.5}}, "not integers"),
         ({"dims": {"T": 4}, "fixed": {"T": 5}}, "twice"),
     ],
 )

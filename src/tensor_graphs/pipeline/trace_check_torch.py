@@ -20,6 +20,7 @@ from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import load_data
 from ..errors import TensorGraphsError, TraceError
 from ..extract.model.work import graph_flops
+from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..verification.reference import expected_seconds
 from .arguments import torch_leaves
 from .trace_agreement import Array, Rounding, near, refuse, title_of
@@ -65,6 +66,8 @@ def compare_torch(
             given = torch.utils._pytree.tree_map(like, (tuple(examples), dict(kwargs)))
             try:
                 found = [to_numpy(v) for v in _run_torch(module, *given)]
+            except OwnFunction:
+                raise
             except Exception as error:
                 raise CallFails(f"{type(error).__name__}: {error}") from error
             if len(found) != len(graph.outputs):
@@ -78,9 +81,11 @@ def compare_torch(
         began = perf_counter()
         run = _torch_outputs(module, examples, kwargs)
         took = perf_counter() - began
+    except OwnFunction as called:
+        return f"compared with its graph only: the function calls tg.{called}, which has no meaning for tensors"
+    except TensorGraphsError:
+        raise
     except Exception as error:
-        if isinstance(error, TensorGraphsError):
-            raise
         raise TraceError(
             f"the module can be traced, but called with the example inputs it raises {type(error).__name__}: {error}",
             hint="give examples that it takes", where=title_of(module),
@@ -203,7 +208,10 @@ def _torch_outputs(
 
 
 def _run_torch(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Tensors that a module returns, in order, on the CPU; numbers as the tensors that its graph has for them."""
+    """Tensors that a module returns, in order, on the CPU; numbers as the tensors that its graph has for them.
+
+    Raises OwnFunction if it calls a function of this package, which takes expressions only.
+    """
     import torch
 
     def tensor(value: Any) -> Any:
@@ -211,9 +219,13 @@ def _run_torch(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
             return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
         return value
 
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [tensor(v) for v in torch_leaves(module(*args, **kwargs))]
+    token = on_arrays.set(True)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = [tensor(v) for v in torch_leaves(module(*args, **kwargs))]
+    finally:
+        on_arrays.reset(token)
     return [v.detach().cpu() for v in found if isinstance(v, torch.Tensor)]
 
 
