@@ -205,8 +205,8 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
     from tensor_graphs.extract.model.plan import Step, Value
 
     drawn = (sample(template, seed, d) for seed in range(12) for d in ("float32", "int64"))
-    calls = [usual_call(template.name)] if template.name in CONVOLUTIONS else drawn
-    call = next(c for c in calls if c and c.operands[operand].type == c.output.type and c.operands[operand].dense)
+    fits = lambda c: c and c.operands[operand].type == c.output.type and c.operands[operand].dense
+    call = usual_call(template.name) if template.name in CONVOLUTIONS else next(filter(fits, drawn))
     operands = {o: replace(x) for o, x in call.operands.items()}
     plan = kernel_plan(template, call)
     place = list(operands).index(operand)
