@@ -55,7 +55,7 @@ class Rule:
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
-        """The parsed guards."""
+        """The side conditions, parsed from `when`; the rule applies only where all of them hold."""
         return tuple(map(parse_guard, self.when))
 
     @property

@@ -163,7 +163,8 @@ class Numbers:
         return [DimExpr((((atom,), 1),)) for atom in self.graph.free_dims.values()]
 
     def dim(self, n: int) -> Dim:
-        """Expression in symbolic sizes of a size, stride, offset or bound."""
+        """The expression in symbolic sizes whose value at the generic sizes is `n` (a size, stride, offset or bound): a
+        product of known expressions and a plain factor."""
         if n < 0:
             return -self.dim(-n)
         found = self._known.get(n)

@@ -43,9 +43,10 @@ PIECE_WEIGHTS = (400, 32)
 class MaximalPart:
     """Values of a graph that one kernel computes (maximal fusion).
 
-    Its values have `rows` elements, or `rows` * `depth` if reductions make one of `depth` elements. `wide`: element
-    counts of concatenations of such values. `extent`: (results, length, stride) of its reductions. `after`: indices of
-    parts that read it. `reads`: bitset of the given classes (in memory before any kernel runs) that it reads.
+    Each value has `rows` elements, or `rows` * `depth` before a reduction of `depth` elements to one. `wide`: element
+    counts of concatenations of such values. `extent`: (number of results, reduced length, stride in elements) that all
+    its reductions share. `after`: indices of parts that read it. `reads`: bitset of the e-classes that it reads among
+    those in memory before any kernel runs (inputs, weights).
     """
 
     rows: int

@@ -87,10 +87,10 @@ class MeasurementState:
         return price.source == "measured" and self.expected_share(self.hypergraph.candidates[index]) == 1.0
 
     def is_open(self, candidate: Candidate, price: Priced) -> bool:
-        """Whether a first look could lower a candidate's price.
+        """Whether a candidate still needs a measurement that could lower its price.
 
-        The candidate was never measured, or so unevenly (on a busy machine, say) that it should be measured once more
-        before the plan depends on the value.
+        It was never measured, or its samples scattered so much (on a busy machine, say) that it should be measured once
+        more before the plan depends on them. `price`: its present estimate.
         """
         if (
             self.measurer is None

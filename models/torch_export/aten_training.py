@@ -174,7 +174,10 @@ def cudnn_backward(
     bias: Tensor | None, first_q: Any, first_k: Any, queries: Any, keys: Any, dropout: float, causal: bool, *,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return the gradients of query, key and value. Raises UnsupportedError for dropout."""
+    """Return attention's gradients of query, key and value (cuDNN's overload). Raises UnsupportedError for dropout.
+
+    `first_q`, `first_k`: first rows of packed sequences; `queries`, `keys`: their largest lengths.
+    """
     return [*_gradients(grad, q, k, v, out, t.squeeze(logsumexp, -1), bias, dropout, causal, scale)[0]]
 
 

@@ -34,9 +34,10 @@ class Sums(SumEquality):
     def largest(
         self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]], most: bool
     ) -> Extreme:
-        """The maximum (`most`) or minimum of `read()` over the indices.
+        """The maximum (`most`) or minimum of the term that `read()` gives, over all values of the index variables.
 
-        Raises OutOfScope unless the terms are finite everywhere.
+        `indices`: (index variable, size) pairs. `facts`: what is known of sizes. Raises OutOfScope unless the term is
+        known to be finite at every index.
         """
         if not self.real:
             raise OutOfScope("a maximum of uninterpreted elements")

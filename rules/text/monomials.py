@@ -40,9 +40,11 @@ class IndexPolynomial:
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a monomial. `kind`: input, f, max, delta (index = 0), guard (0 <= index < size).
+    """A factor of a monomial.
 
-    `name`: of an input or function. `indices`: of an input's element, a delta or a guard. `sums`: operands of f or max.
+    `kind`: input (an element of an input), f (a scalar function of sums), max (maximum of sums), delta (1 where index =
+    0, else 0), guard (1 where 0 <= index < size, else 0). `name`: of an input or function. `indices`: of an input's
+    element, a delta or a guard. `sums`: operands of f or max, each a sum of monomials.
     """
 
     kind: str

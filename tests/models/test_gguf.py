@@ -14,9 +14,9 @@ import pytest
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UnsupportedError
 from tensor_graphs.models.common.packed_weight import PackedWeight
-from tensor_graphs.models.files.gguf import read_gguf
+from tensor_graphs.models.files.gguf import ENCODINGS, FOREIGN, read_gguf
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
-from tensor_graphs.models.huggingface.gguf import _LAYER, opened_gguf
+from tensor_graphs.models.huggingface.gguf import _ENCODED, _LAYER, opened_gguf
 from tensor_graphs.models.load import load
 
 from .decoder_cases import VOCAB, write
@@ -257,6 +257,11 @@ def test_files_of_many_values_are_refused_before_they_are_read(tmp_path: Path, h
         file.truncate(1 << 27)  # takes no room
     with pytest.raises((TooLargeError, BadModelError), match=reason):
         read_gguf(path)
+
+
+def test_every_quantized_encoding_has_a_decoder() -> None:
+    quantized = {one.name for one in ENCODINGS.values() if one.numbers > 1}
+    assert quantized == set(_ENCODED) and not {*ENCODINGS} & {*FOREIGN}
 
 
 def test_of_long_arrays_only_the_length_is_kept(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ class WindowEmitter:
         return found, [list(step) for step in zip(*partial)]
 
     def inside(self, roots: Sequence[Expr]) -> list[Expr]:
-        """Terms whose loads are guarded by bounds checks where a thread's box extends beyond the end of an axis."""
+        """The expressions of a thread's outputs, with bounds checks around loads that may be beyond an axis's end."""
         b = self.builder
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:

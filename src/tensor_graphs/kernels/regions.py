@@ -56,9 +56,11 @@ class Region:
 
 
 def regions_of(plan: Plan, store: Store, count: int) -> list[Region]:
-    """Up to `count` regions with the largest gaps, largest first; no call of the plan is in two of them.
+    """Up to `count` regions (connected groups of kernel calls) whose time exceeds their roofline bound most (`gap_us`),
+    the largest excess first.
 
-    Raises UsageError for a plan with free sizes."""
+    No call of the plan is in two of them. Raises UsageError for a plan with free sizes.
+    """
     if plan.sizes:
         raise UsageError(f"the plan has free sizes {sorted(plan.sizes)}", hint="fix them: --fix NAME=SIZE")
     finder = _Finder(plan, CostPricer(store))

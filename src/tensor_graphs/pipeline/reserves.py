@@ -9,7 +9,7 @@ from __future__ import annotations
 from .session import Session
 
 LEAST_BUDGET_S = 20.0  # budget from which time is kept for all stages
-CLOSING_S = 2.5  # the last solves, and measuring what the plan to return lacks
+LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
 BUILD_S, FIRST_RUN_S = 0.3, 2.0  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 3.0  # timing finalists; compiling and timing ways to launch
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
@@ -47,7 +47,7 @@ def after_search_s(session: Session) -> float:
     """Seconds that measuring kernels leaves for all later stages."""
     if not is_kept(session):
         return session.verification_s
-    return CLOSING_S + BUILD_S + FIRST_RUN_S + FINALISTS_S + launching_s(session) + after_finalists_s(session)
+    return LAST_SOLVES_S + BUILD_S + FIRST_RUN_S + FINALISTS_S + launching_s(session) + after_finalists_s(session)
 
 
 __all__ = [

@@ -54,10 +54,10 @@ def compare_large(
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Some strips of each output are compared; a function that draws random numbers is called again. `call` maps inputs by
-    name to the function's outputs; `judge` raises TraceError for a strip that differs. `kind`: "function" or
-    "module", for texts. Raises TraceError also for an output of another shape or dtype, and for other results of a
-    further call.
+    Some strips (runs of indices along an axis) of each output are compared. A function that draws random numbers is
+    called a second time, and must give the same results. `call` maps inputs by name to the function's outputs; `judge`
+    raises TraceError for a strip that differs. `kind`: "function" or "module", for texts. `time`: limits what is
+    optional. Raises TraceError also for an output of another shape or dtype.
     """
     cuts = strips_of(graph)
     if cuts is None:
