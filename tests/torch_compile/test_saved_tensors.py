@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,16 +14,8 @@ torch = pytest.importorskip("torch")
 from tensor_graphs.torch_compile.memory_layout import TracedLayouts, arranged, axis_order  # noqa: E402
 from tensor_graphs.torch_compile.plain_tensors import PlainTensors  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
 
 
 def test_views_of_parameters_are_made_once() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,16 +9,8 @@ torch = pytest.importorskip("torch")
 from benchmarks import training  # noqa: E402
 from tests.torch_compile import gpu_attention  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 QUICK = {"measure": False, "effort": 0, "budget": 1, "verify": False}
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet18"])

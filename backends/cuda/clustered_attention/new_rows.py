@@ -53,10 +53,11 @@ def first_loads(e: Expr) -> list[Expr]:
 def new_rows(
     kernel: Kernel, sides: Mapping[str, tuple[Expr, Axis]], positions: Axis, shape: Shape
 ) -> tuple[NewRow, ...] | None:
-    """The rows that attention writes, for each of `sides` ("keys", "values": the factor of a product, the axis of its
-    elements) that reads one; None if a row is read that is not written just so, or another one is written.
+    """The rows that attention writes into its keys and values.
 
-    `positions`: the axis along which keys and values lie.
+    None if the kernel reads a new row that it does not write at the same place, if the row cannot be computed by
+    vectors along one axis, or if the kernel writes a row that it does not read. `sides`: "keys", "values" -> (the
+    factor of a product, the axis of its elements). `positions`: the axis of positions in the caches.
     """
     (column,), found = shape.cols, []
     for what, (side, axis) in sides.items():
