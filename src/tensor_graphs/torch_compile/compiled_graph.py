@@ -43,7 +43,7 @@ class CompiledGraph:
         self._arity = 0  # number of the Dynamo graph's inputs
         self._lock = Lock()  # only ever tried: a graph does not call itself
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
-        self._parameters: set[str] = set()  # names of placeholders that are parameters and buffers
+        self._parameters: set[str] = set()  # names of placeholders: parameters, and buffers that are not written
         self._said: set[str] = set()
         register(self.report)
         _graphs.add(self)
@@ -91,7 +91,7 @@ class CompiledGraph:
         if facts is not None and kind != "backward":
             written = {i for i, x in enumerate(facts.input_info) if x.mutates_data or x.mutates_metadata}
             if len(facts.input_info) == count:
-                self._parameters |= {names[i] for i in facts.static_input_indices}
+                self._parameters |= {names[i] for i in facts.static_input_indices if i not in written}
                 if count == self._arity:  # fewer: arguments that share memory were merged, and have other positions
                     self._written = written
                 if kind == "inference":
