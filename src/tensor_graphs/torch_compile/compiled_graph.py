@@ -44,6 +44,7 @@ class CompiledGraph:
         self._lock = Lock()  # only ever tried: a graph does not call itself
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
         self._parameters: set[str] = set()  # names of placeholders: parameters, and buffers that are not written
+        self._slower = ""  # why programs do not win although their median is smaller
         self._said: set[str] = set()
         register(self.report)
         _graphs.add(self)
@@ -201,7 +202,7 @@ class CompiledGraph:
                     self.traced[-1].begin()
                     return  # the backward graph has just been traced: its search comes first
                 eager, program = (lambda: step.run(self.module)), (lambda: step.run(compiled))
-                won, eager_us, program_us = judge.faster(eager, program, bool(devices), step.reset)
+                won, eager_us, program_us, self._slower = judge.faster(eager, program, bool(devices), step.reset)
                 if won and self.options.tolerance == "exact":
                     frozen = {id(x) for v in ready for x in v.frozen.tensors}
                     if off := bitwise_difference(compiled, self.module, args, list(written), gradients, frozen):
@@ -234,7 +235,8 @@ class CompiledGraph:
             report.runs, report.why = PROGRAM, f"programs are faster{times}"
         elif states and all(s == LOST for s in states):
             why = next((v.why for v in self.traced[0].variants if v.why), "")
-            self._give_up(why or (f"programs are not faster{times}" if times else "the trial call failed"))
+            slower = f"programs are not faster{times}" + (f": {self._slower}" if self._slower else "")
+            self._give_up(why or (slower if times else "the trial call failed"))
 
     def _fail(self, what: str, error: Exception) -> None:
         self._warn(f"{what}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
