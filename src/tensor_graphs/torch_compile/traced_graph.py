@@ -175,7 +175,8 @@ class Variant:
                 continue
             self._restrict(program, search.sizes, symbols)
             places = [part.sources[i] for i in positions]
-            program.steady(k for k, at in enumerate(places) if isinstance(at, int) and at in self._steady)
+            if steady := [k for k, at in enumerate(places) if isinstance(at, int) and at in self._steady]:
+                program.steady(steady)
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
