@@ -48,7 +48,7 @@ def _clock(on_gpu: bool) -> Callable[[Run], float]:
     return synchronized
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """Whether programs win, median µs of the eager and of the compiled call, and why they do not win where their
     median is smaller ("" if it is not, or if they win)."""
 
@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Verdict:
+def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
     """Whether the compiled call is faster by more than noise.
 
     It must win in median and minimum, and in most pairs of calls where there are at least FEW. `first` runs untimed
@@ -69,16 +69,18 @@ def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Verdict:
     program_us, eager_us = samples["program"], samples["eager"]
     times = median(eager_us), median(program_us)
     if not is_surely_faster(program_us, eager_us, NOISE):
-        return Verdict(False, *times, why_not_faster(program_us, eager_us, NOISE))
+        return Judgement(False, *times, why_not_faster(program_us, eager_us, NOISE))
     if len(eager_us) >= FEW and not wins_pairs(program_us, eager_us, NOISE):
-        return Verdict(False, *times, why_pairs_lost(program_us, eager_us, NOISE))
+        return Judgement(False, *times, why_pairs_lost(program_us, eager_us, NOISE))
     if on_gpu:
         taken = timed({"eager": _repeated(eager), "program": _repeated(compiled)}, on_gpu, first)
         queued = median(taken["eager"]) / QUEUED, median(taken["program"]) / QUEUED
         if queued[1] > queued[0]:
             single = f"singly, {times[1]:.1f} µs and {times[0]:.1f} µs"
-            return Verdict(False, *queued, f"these are times of {QUEUED} calls without waiting between them; {single}")
-    return Verdict(True, *times)
+            return Judgement(
+                False, *queued, f"these are times of {QUEUED} calls without waiting between them; {single}"
+            )
+    return Judgement(True, *times)
 
 
 def _repeated(call: Run) -> Run:
@@ -174,4 +176,4 @@ def _aliases(tensors: Mapping[int, Any], written: Sequence[int]) -> list[int]:
     return [i for group in by_storage.values() if len(group) > 1 and not set(group).isdisjoint(written) for i in group]
 
 
-__all__ = ["MOST_S", "NOISE", "TrialStep", "Verdict", "faster", "timed"]
+__all__ = ["MOST_S", "NOISE", "TrialStep", "Judgement", "faster", "timed"]
