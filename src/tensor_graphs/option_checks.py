@@ -68,7 +68,7 @@ def is_tolerance(name: str, value: Any) -> None:
 
 
 def is_limits(name: str, value: Any) -> None:
-    """Validator that accepts saturation limits or None."""
+    """Validator that accepts a `Limits` (limits of saturation) or None."""
     from .egraph.saturate.saturate import Limits
 
     of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)

@@ -160,9 +160,9 @@ def explain_saved(
     """Rewriting of a saved program: per unique block and distinct chosen form, the rule applications that lead to it.
 
     Rules are the built-in ones and `rules`. The blocks are rewritten again within `limits`, with `effort` and `exact`
-    as the search had them. No form is started after `seconds`; an unexplained form says why. `replay`: evaluate every
-    step numerically; None: only for small blocks. Raises UsageError if the program has no provenance, BadModelError if
-    the rules no longer reach its terms.
+    as the search had them. After `seconds` no further form is explained; the result gives the reason for each that is
+    not. `replay`: evaluate every step numerically; None: only for small blocks. Raises UsageError if the program has no
+    provenance, BadModelError if the rules no longer reach its terms.
     """
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen

@@ -99,7 +99,7 @@ class Generator(Unpicklable):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The folder's tokenizer. BadModelError or UnsupportedError if there is none."""
+        """The folder's tokenizer. Raises BadModelError or UnsupportedError if there is none."""
         if self._path is None:
             raise BadModelError("a folder in memory has no tokenizer", hint="give token ids in place of text")
         if self._tokenizer is None:
@@ -150,8 +150,8 @@ class Generator(Unpicklable):
         `top_k` most likely ones (0: all), and of these from the fewest most likely ones whose probabilities sum to
         `top_p`; the same `seed` draws the same. `stop`: token ids and texts that end a row (a text is cut off, a token
         is kept); None: the end tokens that the folder names. `show` is called with each piece as it comes. Calls in
-        several threads wait for one another. UsageError for an empty or too long prompt, tokens outside the vocabulary
-        and values out of range.
+        several threads wait for one another. Raises UsageError for an empty or too long prompt, tokens outside the
+        vocabulary and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
         with self._lock:

@@ -16,7 +16,7 @@ TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the pla
 
 
 def is_kept(session: Session) -> bool:
-    """Whether the budget is large enough to keep time for every stage."""
+    """Whether the budget is large enough that time is reserved for every stage after measuring."""
     return session.options.budget >= LEAST_BUDGET_S
 
 

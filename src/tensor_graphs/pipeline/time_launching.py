@@ -30,7 +30,7 @@ Compiler = Callable[..., bool]  # `Measurer.compile`
 def begin_compiling(
     session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
 ) -> None:
-    """Have compilers begin with the programs of `other_forms`, without waiting for them.
+    """Start compiling the programs of `other_forms` in the compile processes, without waiting for the result.
 
     They work while `program` runs for the first time, which compiles the program's own kernels in this process.
     """

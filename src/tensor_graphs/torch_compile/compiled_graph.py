@@ -258,8 +258,8 @@ def _names(module: Any) -> list[str]:
 def wait(seconds: float | None = None) -> bool:
     """Wait until no search of this process runs.
 
-    Returns whether none does and the next call of each graph decides what runs it. False also for a graph with
-    gradients whose backward search begins at the next call.
+    Returns whether all have ended, so that the next call of each graph chooses between its programs and eager
+    execution. False also for a graph with gradients whose backward search begins at the next call.
     """
     until = None if seconds is None else time.monotonic() + seconds
     for graph in list(_graphs):
