@@ -259,8 +259,8 @@ Generation = tuple["Template", tuple[int, ...], tuple[int, ...]]
 
 class Backend(Protocol):
     """A set of kernels for one device. Several backends may share one device (NumPy and Torch share "cpu"). This
-    protocol has what matching and extraction need; `backends.contract.Target` adds members for emission and measuring,
-    and `BackendBase` the defaults.
+    protocol has the members that matching and extraction use; `backends.contract.Target` adds members for emission and
+    measuring, and `BackendBase` the defaults.
     """
 
     @property
@@ -302,9 +302,8 @@ class Backend(Protocol):
         ...
 
     def opened(self, lowerings: Any = None) -> Backend:
-        """The backend with mutable state of one optimization (lowered kernels).
-
-        The backend itself if it has no such state.
+        """A copy of the backend with the mutable state of one optimization (lowered kernels); the backend itself if it
+        has no such state.
 
         `lowerings`: the state that the backends of one optimization share (generate.lowerings.Lowerings); None: a
         new one.
