@@ -246,9 +246,10 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Answers to a `Job` in a worker process: all forms of a fusion group, or calls of one form, lowered.
+        """Lower a `Job` in a worker process: a fusion group by every template that computes it, or given calls of one
+        template.
 
-        Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
+        Returns the answers for a group, [] for calls of one template (which keeps the lowered kernels).
         """
         if job.form is None:
             return self.answers(

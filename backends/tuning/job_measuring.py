@@ -59,7 +59,7 @@ class ShardSink(SinkBase):
 
 
 def known(root: Path) -> Snapshot:
-    """The timings and failures in the readable shards under a folder."""
+    """Snapshot of the timings and failures in all readable shards (Parquet files of the cost store) under a folder."""
     found = Snapshot()
     for table in readable_tables(root):
         for kind in ("timing", "failure"):

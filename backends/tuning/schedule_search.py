@@ -1,6 +1,5 @@
-"""Autotuning search over the schedules of one kernel.
-
-Ranked guesses first, then local search by single-parameter moves.
+"""Autotuning search over the schedules of one kernel: ranked guesses first, then local search by single-parameter
+moves.
 
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
 further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);
@@ -52,8 +51,8 @@ class ScheduleSearch:
     `ranked`: guesses, best first. `count`: number of schedules to measure. `fits`: legality of any schedule; None means
     only ranked ones are legal. `near`: best schedules at other shapes. `like`: best schedules of kernels with the same
     loops. `known`: µs of measured schedules, infinite for failures. `moves`: neighbours of a schedule, legal or not;
-    None means none. `form`: schedules of different forms are tried by a first look. `confirm`: schedules that were the
-    fastest on another machine; tried before all others.
+    None means none. `form`: function from a schedule to its kind of code (with warp specialization or without); a first
+    look tries one of each. `confirm`: schedules that were the fastest on another machine; tried before all others.
     """
 
     ranked: Sequence[Schedule]
