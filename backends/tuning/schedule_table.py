@@ -1,6 +1,6 @@
 """The strategies of all generators and their schedule parameters as Markdown, the page docs/schedules.md.
 
-    python -m tensor_graphs.backends.tuning.schedule_table > docs/schedules.md
+python -m tensor_graphs.backends.tuning.schedule_table > docs/schedules.md
 """
 
 from __future__ import annotations

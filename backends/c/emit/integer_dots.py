@@ -70,7 +70,7 @@ class IntegerDots:
 
 
 def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
-    """A sum `e` in blocks `parts` as integer dot products; None if it has another form."""
+    """A sum `e` in blocks `parts` as integer dot products; None if it is no product of floats and packed integers."""
     over, under = factors(e.args[0])
     start = index(parts.block) * (LANES * len(parts.bodies)) + index(parts.lane)
 
