@@ -30,10 +30,11 @@ LONGEST = 20_000  # characters of a pattern
 
 @dataclass(frozen=True)
 class ReferenceForm:
-    """A pattern of a reference.
+    """One of the patterns that a kernel's reference was traced to.
 
     `when`: guards. `derived`: (attribute variable, its value as an expression in the operands' sizes). `ranks`:
-    (starred name, its number of axes); empty if the pattern holds for every number of axes.
+    (starred name in the operand specifications, number of axes that it stands for in this pattern); empty if the
+    pattern holds for every number of axes.
     """
 
     pattern: str
