@@ -1,4 +1,4 @@
-"""Backends that generate kernels: what they generate for an e-graph view, and how their kernels take every size.
+"""Backends that generate kernels for an e-graph view, and kernels of theirs for every size.
 
 A `KernelGenerator` describes a backend and is immutable; its `Lowering` (lowerings.py) belongs to one optimization.
 """

@@ -341,7 +341,7 @@ class Lowering:
         last: bool = False,
         precision: Precision = IEEE,
     ) -> GeneratedKernel:
-        """The template of terms in one form, cached."""
+        """The template of terms with given weight and output layouts, cached."""
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)

@@ -96,8 +96,8 @@ def measure_jobs(
     """Measure every job without a result in the shards under `root`, in order, for at most `seconds`; returns counts.
 
     `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter (tests). `workers`: compiler processes.
-    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is asked before each job.
-    Raises DeviceUnavailableError if GPU jobs are given and there is no GPU.
+    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is polled before each job. Raises
+    DeviceUnavailableError if GPU jobs are given and there is no GPU.
     """
     have, until = known(Path(root)), time.monotonic() + seconds
     sink = ShardSink(Path(root), snapshot=have)

@@ -99,8 +99,9 @@ class ScheduleSearch:
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
     def _first_look(self, worth: float) -> list[Schedule]:
-        """The schedules of a first look: the best guess of each form, then the other first guesses if the fastest
-        result is not far above the cutoff `worth`."""
+        """The schedules of a first look: the best guess of each kind of code (`form`), then the other first guesses if
+        the fastest result is not far above the cutoff `worth`.
+        """
         if worth <= 0:
             return []
         if again := list(filter(self._open, self.confirm)):

@@ -1,9 +1,9 @@
 """Acquisition policy: which kernels a search measures next.
 
-Each round has two plans. The *optimistic* plan is the cheapest if unmeasured kernels take as little as they may; it
-says what could become the best. The *pessimistic* plan is the cheapest if they take as much as they may; it would be
-returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may change a plan's
-time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more tuning.
+Each round has two plans. The *optimistic* plan is the cheapest with unmeasured kernels at the lower ends of their price
+intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper ends;
+it would be returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may change
+a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more tuning.
 
 The next request, in this order:
 
@@ -253,7 +253,7 @@ class AcquisitionPolicy:
     def fits_into(self, plan: Iterable[int]) -> Callable[[int], bool]:
         """Predicate: whether a candidate could replace another one in a plan, with the rest of the plan unchanged.
 
-        Its inputs must be values of the plan or views of them. Otherwise its time tells nothing: the last of three
+        Its inputs must be values of the plan or views of them. Otherwise its time cannot be compared: the last of three
         kernels that together replace one kernel is faster than that kernel, but belongs to a plan with all three.
         """
         needs, free = self.hypergraph.numbered.needs, [math.inf] * len(self.hypergraph.candidates)

@@ -101,8 +101,9 @@ def quantized(
 def _weight(
     name: str, data: Data, form: str, dtype: str, by_rows: bool, known: Known | None
 ) -> tuple[PackedWeight, float, float]:  # fmt: skip
-    """(quantized weight of a param, squared error, sum of squares). Raises UnsupportedError if the form does not fit
-    it."""
+    """(quantized weight of a param, squared error, sum of squares). Raises UnsupportedError if the encoding does not
+    fit the weight's shape.
+    """
     key = f"{name}: {dtype}{list(data.shape)} {by_rows}"
     found = None if known is None else known.get(key)
     if found is None:
@@ -166,7 +167,7 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
     """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
 
-    Raises UnsupportedError if the form does not fit the inputs.
+    Raises UnsupportedError if the encoding does not fit the number of inputs.
     """
     shape = tuple(int(n) for n in data.shape)
     outputs, inputs = shape if by_rows else shape[::-1]

@@ -422,7 +422,7 @@ class ClusteredAttentionEmitter:
         return places, lines
 
     def _replaced(self, what: str) -> list[str]:
-        """Line that puts the row written into keys or values in the place of what was loaded there."""
+        """CUDA statement that replaces the row loaded from keys or values at the new row's position by the new row."""
         places = (self.places[r.update.place] for r in self.found.rows if r.what == what)
         return [f"attention.replace_{what}({place}, chunk, new_{what});" for place in places]
 

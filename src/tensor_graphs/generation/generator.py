@@ -57,8 +57,8 @@ class Generator(Unpicklable):
     positions. `batch`: number of rows. `budget`: seconds of search for the decode program; a prefill program has half
     of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes.
     `backend` and further keyword arguments are those of `tg.optimize`. `trust` allows links that lead out of the
-    folder. `quantize`: a form of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products, or
-    None; `quantize_head=False` leaves the output matrix as it is.
+    folder. `quantize`: an encoding of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products,
+    or None; `quantize_head=False` leaves the output matrix as it is.
 
     `draft`: folder of a smaller model with the same vocabulary, for speculative decoding: it proposes `draft_tokens`
     tokens, which one step of the model verifies. Tokens have the model's own distribution, and greedy ones are the same

@@ -186,7 +186,7 @@ class Symbolic:
         return replace(plan, sizes=self.searched, priced=self.generic if self.on_gpu else {})
 
     def _refuse_without_form(self, choice: Choice) -> None:
-        """Raises NoFormError if the text of a chosen GPU kernel has no form for every size."""
+        """Raises NoFormError if the source of a chosen GPU kernel cannot be generalized to every size."""
         without: dict[int, str] = {}
         for i in choice.chosen:
             candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

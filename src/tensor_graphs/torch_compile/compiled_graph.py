@@ -33,7 +33,7 @@ def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOp
 
 
 class CompiledGraph:
-    """One Dynamo graph with its eager form and the form that AOTAutograd traced, in which parts are programs."""
+    """One Dynamo graph: its eager module, and the graph that AOTAutograd traced, in which some parts are programs."""
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
         self.module, self.options = module, options
@@ -143,7 +143,7 @@ class CompiledGraph:
 
     @property
     def decided(self) -> bool:
-        """Whether it is known which form runs, for all weights and sizes that were met."""
+        """Whether programs or eager execution have been chosen for all weights and sizes of calls so far."""
         if self.report.runs == EAGER:
             return True
         return self.report.runs == PROGRAM and not any(t.fitting(SEARCHING) for t in self.traced[:1])
