@@ -230,7 +230,7 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 
 
 class Cuda(GpuGenerator):
-    """The CUDA C++ backend: finds, tunes and emits generated kernels (`CudaEmitter`)."""
+    """The CUDA C++ backend, whose generated kernels are emitted by `CudaEmitter`."""
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

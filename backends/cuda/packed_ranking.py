@@ -87,7 +87,7 @@ class PackedGemmRanking:
 
         `along`, `wide`: warps along K and N; `tiles`: column fragments per warp; `split`: split-K factor; `ahead`:
         prefetch distance of copies into shared memory, 0 for registers; `direct`: codes are in registers nevertheless.
-        DRAM time has a penalty for too few bytes in flight, all of them one for few warps.
+        DRAM time is multiplied by a penalty for too few bytes in flight, and the whole estimate by one for few warps.
         """
         machine, threads, n = target(), 32 * along * wide, 8 * tiles * wide
         blocks = ceil(self.columns / n) * self.batch * split

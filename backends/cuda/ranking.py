@@ -46,7 +46,9 @@ FLAGS = ("direct",)  # parameters whose value 1 is stored
 
 
 class RankingModel(Protocol):
-    """Protocol of kernel descriptions that suffice to rank schedules. Hashable: key of the cache of `ranked`."""
+    """Protocol of kernel descriptions that suffice to rank schedules. They are hashable, as keys of the cache of
+    `ranked`.
+    """
 
     def ranked(self) -> Ranked:
         """Yields (schedule in stored form, rank) of candidates; lower ranks are better."""

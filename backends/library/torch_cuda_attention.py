@@ -1,4 +1,4 @@
-"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and an unfused form."""
+"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and unfused attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and unfused forms."""
+"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and compositions of
+several Torch calls.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from .simplifier import Simplifier
 
 
 def canonical_fill(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """The fill with its value in canonical form; None if it has that form."""
+    """The fill with its value in canonical form; None if the value already is."""
     return fill(attrs["shape"], attrs["value"], attrs["dtype"])
 
 

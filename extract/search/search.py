@@ -91,8 +91,8 @@ def search(
     most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
     as long as it needs). `solve_seconds`: time limit of one solve. `progress`: called with a message as each round
     begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
-    incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
-    records the seconds per phase.
+    incumbent. `doubt`: without a measurer too, unmeasured kernels count at the upper ends of their prediction
+    intervals. `clock`: records the seconds per phase.
 
     Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -122,7 +122,7 @@ def measure_ahead(
     Returns the number of calls measured.
 
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
-    NoPlanError as for `search`.
+    Raises NoPlanError as `search` does.
     """
     quick = quick_solve_seconds(hypergraph, MAX_AHEAD_SOLVE_S)
     plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock, nested=False)

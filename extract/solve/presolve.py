@@ -180,9 +180,8 @@ class Presolver:
                     item.kids = item.kids.difference(free)
 
     def drop_dominated(self, expired: Callable[[], bool] = lambda: False) -> None:
-        """Drop rows for which another row of the class costs no more and needs no more.
-
-        No more: all its children are in the must sets of the dropped row's children.
+        """Drop each row for which another row of its class costs at most as much and reads only classes in the must
+        sets of the dropped row's children.
         """
         for c, row in enumerate(self.items):
             if len(row) < 2:
@@ -397,11 +396,11 @@ def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[i
 
 
 def detach(rows: ProblemRows, expired: Callable[[], bool] = lambda: False) -> PresolvedRows | None:
-    """First, cheap reduction of whole e-graphs to derivable, reachable and always-on classes.
+    """First, cheap reduction of a whole e-graph; keeps all acyclic solutions.
 
-    Keeps all acyclic solutions.
-
-    None if a root has no finite term. When `expired` returns True, always-on classes are found by a weaker test.
+    Drops rows that read a class without a finite term, classes that no root reaches, and reads of classes that every
+    solution contains. None if a root has no finite term. When `expired` (polled) returns True, the classes that every
+    solution contains are found by a weaker test.
     """
     work = Presolver(rows)
     work.keep_reachable()
@@ -425,13 +424,13 @@ def presolve(
     pinned: Collection[int] = (),
     expired: Callable[[], bool] = lambda: False,
 ) -> PresolvedRows:
-    """A problem after all reductions, to a fixpoint.
+    """A problem after all reductions, repeated until none applies.
 
-    Requires roots with finite terms and a solution of cost `upper` (or inf).
+    Every root must have a finite term. `upper`: cost of a known solution (inf: none).
 
-    `keep_all`: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits);
-    `pinned` rows are then never replaced by their children, so that a solution contains those of them that it uses.
-    `expired`: polled; True ends the reductions early. Above LARGE_ROWS there is one round, without must sets.
+    `keep_all`: keep every solution of cost <= `upper`, not only an optimal one (for k-best and under limits); `pinned`
+    rows are then never replaced by their children, so that they remain visible in solutions. `expired`: polled; True
+    ends the reductions early. Above LARGE_ROWS there is one round, without must sets.
     """
     work = Presolver(rows, pinned)
     work.derive()

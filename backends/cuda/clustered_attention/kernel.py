@@ -1,9 +1,10 @@
-"""Attention of few rows on tensor cores in CUDA C++ for Hopper (decode steps): one cluster per set of keys and values.
+"""Attention of few rows on tensor cores in CUDA C++ for Hopper (decode steps): one cluster per set of keys and
+values.
 
-Each block of a cluster has a slice of the positions. Keys and values go from global memory straight into mma fragments
-(kernel.cuh); partial results are combined through distributed shared memory. What surrounds the two products is emitted
-from the kernel IR in three thread layouts, each with a frame of its own: the queries (norms, rotary embedding), the
-scores (scale, mask, soft cap), and the results (division by the sum, gates, casts).
+Each block of a cluster processes a slice of the positions. Keys and values are loaded from global memory straight into
+mma fragments (kernel.cuh); partial results are combined through distributed shared memory. The operations around the
+two products are emitted from the kernel IR in three thread layouts, each with a frame of its own: the queries (norms,
+rotary embedding), the scores (scale, mask, soft cap), and the results (division by the sum, gates, casts).
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ class ClusteredAttentionSchedule(Schedule):
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """The parts of an attention kernel.
+    """The parts of an attention kernel in the IR.
 
-    `scores`: the product of queries and keys; `query`: its left side; `maximum`, `total`, `result`: the reductions over
-    the `positions`; `keys`, `values`: their loads; `head`, `column`: axes of the head sizes; `rows`: those that the
-    kernel writes into keys and values.
+    `scores`: the product of queries and keys; `query`: its left operand; `maximum`, `total`, `result`: the reductions
+    over the axis `positions`; `keys`, `values`: the loads of keys and values; `head`, `column`: axes of their head
+    sizes; `rows`: the new rows that the kernel writes into keys and values.
     """
 
     scores: Expr
@@ -155,8 +156,8 @@ def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
 def emit_clusters(
     kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, name: str, constant: frozenset[str] = frozenset()
 ) -> CudaLaunch:
-    """The launch of attention of few rows in a schedule; `name`: of the emitted function; `constant`: operands that are
-    read before the wait for the previous kernel.
+    """The launch of attention of few rows with a schedule; `name`: name of the emitted function; `constant`: operands
+    that are read before the wait for the previous kernel (`Call.constant`).
 
     Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
     """
@@ -167,7 +168,9 @@ def emit_clusters(
 
 
 class ChunkFrame(ThreadFrame):
-    """Frame of the scores of one chunk of positions: a block loops over their axis, and bounds are checked along it."""
+    """Frame of the scores of one chunk of positions: a block loops over the axis of positions, and bounds are checked
+    along that axis only.
+    """
 
     def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, positions: Axis) -> None:
         super().__init__(kernel, layout, name, shape)
@@ -200,9 +203,11 @@ class ClusteredAttentionEmitter:
     def frame(
         self, layout: ThreadLayout, constant: frozenset[str] = frozenset(), store: OutputStore | None = None
     ) -> SimtEmitter:
-        """The emitter of a part of the kernel in a thread layout of its own; `constant`: operands that it reads before
-        the wait for the previous kernel; `store`: the only one that counts, so that no reductions of other parts are
-        computed beside those of this part."""
+        """The emitter of a part of the kernel in a thread layout of its own.
+
+        `constant`: operands that it reads before the wait for the previous kernel. `store`: if given, the emitter
+        sees this result only, so that it does not compute reductions of other results in the same loops.
+        """
         kernel = self.kernel if store is None else replace(self.kernel, stores=(store,))
         frame = ThreadFrame(kernel, layout, self.name, self.shape, constant)
         frame.counter = self.counter
@@ -417,7 +422,7 @@ class ClusteredAttentionEmitter:
         return places, lines
 
     def _replaced(self, what: str) -> list[str]:
-        """Line that puts the row written into keys or values in the place of what was loaded there."""
+        """CUDA statement that replaces the row loaded from keys or values at the new row's position by the new row."""
         places = (self.places[r.update.place] for r in self.found.rows if r.what == what)
         return [f"attention.replace_{what}({place}, chunk, new_{what});" for place in places]
 

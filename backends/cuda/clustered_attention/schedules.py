@@ -33,9 +33,12 @@ READ = 1e5
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Sizes of attention of few rows: `rows`, head sizes of keys (`head`) and values (`columns`), `positions`, sets of
-    keys and values (`batch`); `seen`: whether a mask can end the positions; `written`: bytes of the rows that the
-    kernel writes into keys and values."""
+    """Sizes of attention of few rows: number of query rows (`rows`), head sizes of keys (`head`) and values
+    (`columns`), number of positions (`positions`) and of sets of keys and values (`batch`).
+
+    `seen`: whether a mask can end the loop over positions; `written`: bytes of the rows that the kernel writes into
+    keys and values.
+    """
 
     rows: int
     head: int
@@ -85,7 +88,7 @@ class AttentionSizes:
 
 
 def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
-    """The sizes of a kernel for ranking; None if clustered attention does not write it."""
+    """The sizes of a kernel, by which its schedules are ranked; None if this strategy does not support the kernel."""
     found = attention_of(kernel, shape) if target().capability >= HOPPER else None
     if found is None:
         return None

@@ -33,7 +33,7 @@ def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOp
 
 
 class CompiledGraph:
-    """One Dynamo graph with its eager form and the form that AOTAutograd traced, in which parts are programs."""
+    """One Dynamo graph: its eager module, and the graph that AOTAutograd traced, in which some parts are programs."""
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
         self.module, self.options = module, options
@@ -147,7 +147,7 @@ class CompiledGraph:
 
     @property
     def decided(self) -> bool:
-        """Whether it is known which form runs, for all weights and sizes that were met."""
+        """Whether programs or eager execution have been chosen for all weights and sizes of calls so far."""
         if self.report.runs == EAGER:
             return True
         return self.report.runs == PROGRAM and not any(t.fitting(SEARCHING) for t in self.traced[:1])
@@ -263,8 +263,8 @@ def _names(module: Any) -> list[str]:
 def wait(seconds: float | None = None) -> bool:
     """Wait until no search of this process runs.
 
-    Returns whether none does and the next call of each graph decides what runs it. False also for a graph with
-    gradients whose backward search begins at the next call.
+    Returns whether all have ended, so that the next call of each graph chooses between its programs and eager
+    execution. False also for a graph with gradients whose backward search begins at the next call.
     """
     until = None if seconds is None else time.monotonic() + seconds
     for graph in list(_graphs):
