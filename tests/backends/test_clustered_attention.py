@@ -12,7 +12,8 @@ import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
-from tensor_graphs.backends.cuda.clustered_attention.kernel import ClusteredAttentionSchedule, attention_of
+from tensor_graphs.backends.cuda.clustered_attention.decode_attention import attention_of
+from tensor_graphs.backends.cuda.clustered_attention.parameters import ClusteredAttentionSchedule
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.ir import interpret as kir_numpy
