@@ -7,7 +7,7 @@ from typing import Any
 
 from ...extract.model.kernel import Call, Strides
 from ...extract.model.library_kernel import LibraryKernel, identify
-from .numpy import spell
+from .numpy_rows import spell
 from .torch_calls import both, extents, heads_fit
 from .torch_cuda_rows import FLOAT, halves, row
 

@@ -12,7 +12,7 @@ from ...egraph.ir import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
-from .numpy import spell
+from .numpy_rows import spell
 from .torch_calls import (
     CONVOLUTIONS,
     GEOMETRY,

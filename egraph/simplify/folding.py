@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import dtypes
-from ..ir.atomic_ops import Array
+from ..ir.atomic_numpy import Array
 from ..ir.dims import Shape, volume
 from ..ir.interpret import evaluate
 from ..ir.tensor import Tensor, constant, make

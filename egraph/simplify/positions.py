@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import dtypes
-from ..ir.atomic_ops import Array
+from ..ir.atomic_numpy import Array
 from ..ir.dims import Dim, Shape
 from ..ir.tensor import Tensor, make
 

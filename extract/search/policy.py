@@ -1,9 +1,10 @@
 """Acquisition policy: which kernels a search measures next.
 
 Each round has two plans. The *optimistic* plan is the cheapest with unmeasured kernels at the lower ends of their price
-intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper ends;
-it would be returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may change
-a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more tuning.
+intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper
+ends; it would be returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may
+change a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more
+tuning.
 
 The next request, in this order:
 

@@ -26,7 +26,8 @@ from .label_setting import LabelSearchResult
 from .leaf_search import Leaf, LeafSearch
 from .limited import solve_limited
 from .local_search import local_search
-from .presolve import PresolvedRows, presolve
+from .presolve import presolve
+from .presolver import PresolvedRows
 from .problem import COST_TIE, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
 from .solve_clock import SolveClock
 from .structures import Structures

@@ -11,146 +11,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 
-from ....egraph.ir.dtypes import HALVES
-from ...generate.schedule import Domain, Schedule, flag, number
-from ...ir.expr import Expr, factors, walk
+from ...ir.expr import Expr, walk
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Kernel, OutputStore
-from ...ir.loop_fusion import exponential_of, index_bounds, shared_maximum
-from ...ir.row_update import row_update
+from ...ir.loop_fusion import exponential_of, index_bounds
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
 from ..emit.kernel import SimtEmitter
 from ..emit.nest import ThreadNest
 from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
-from ..emit.thread_layout import DimensionThreads, ThreadLayout, is_vectorizable
-from .new_rows import NewRow, first_loads, new_rows, place_lines, row_bytes, row_layout, row_lines
+from ..emit.thread_layout import DimensionThreads, ThreadLayout
+from .decode_attention import DecodeAttention, attention_of
+from .new_rows import first_loads, place_lines, row_bytes, row_layout, row_lines
+from .parameters import TILE, ClusteredAttentionSchedule
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 CLUSTER_INTRINSICS, CLUSTER_LIBRARY = _TEXT[0], "".join(_TEXT)
-ROWS = 16  # maximum query rows
-TILE = 16  # positions of an mma tile
 POWERS = {"exp": "Exp", "exp2": "Exp2"}
-
-
-@dataclass(frozen=True)
-class ClusteredAttentionSchedule(Schedule):
-    """Schedule of attention of few rows in which a cluster of thread blocks shares the positions."""
-
-    parts: int = number("cluster size: slices of the positions", Domain(1, 16, powers=True))
-    warps: int = number("warps along the positions", Domain(1, 32))
-    across: int = number("warps along the head size", Domain(1, 8, powers=True))
-    deep: int = number("tiles of 16 positions of a warp in flight", Domain(1, 8))
-    seen: bool = flag(
-        "positions that a mask hides from all rows are not read: the blocks divide those up to a number in memory"
-    )
-    early: bool = flag("programmatic dependent launch", common=True)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps * self.across
-
-    @property
-    def chunk(self) -> int:
-        """Number of positions that a block processes at a time."""
-        return TILE * self.warps * self.deep
-
-    def slice(self, room: int) -> int:
-        """Number of positions that one block of a cluster reads, of `room` positions in all."""
-        return -(-room // (self.parts * TILE)) * TILE
-
-    def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block's tile: all rows and the columns that it finishes."""
-        return shape.m, max(1, shape.n // self.parts)
-
-    def room(self, rows: int, head: int, columns: int) -> int:
-        """Bytes of shared memory that a block needs (`ClusteredAttention::SIZE` in kernel.cuh)."""
-
-        def aligned(words: int) -> int:
-            return (words + 3) // 4 * 4
-
-        def padded(words: int) -> int:
-            return words + (36 - words % 32) % 32
-
-        queries = aligned(4 + rows * columns + 2 * self.parts * rows)
-        scores = aligned(queries + rows * (head + (0 if head % 64 else 32)) // 2)
-        shares = scores + self.across * rows * padded(self.chunk)
-        scales = aligned(shares + rows * padded(self.chunk // 2))
-        return 4 * (aligned(scales + 2 * rows) + self.warps * rows * (columns + 8))
-
-
-@dataclass(frozen=True)
-class DecodeAttention:
-    """The parts of an attention kernel in the IR.
-
-    `scores`: the product of queries and keys; `query`: its left operand; `maximum`, `total`, `result`: the reductions
-    over the axis `positions`; `keys`, `values`: the loads of keys and values; `head`, `column`: axes of their head
-    sizes; `rows`: the new rows that the kernel writes into keys and values.
-    """
-
-    scores: Expr
-    query: Expr
-    maximum: Expr
-    total: Expr
-    result: Expr
-    keys: Expr
-    values: Expr
-    positions: Axis
-    head: Axis
-    column: Axis
-    rows: tuple[NewRow, ...] = ()
-
-
-def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows over 16-bit keys and values, each contiguous along
-    the head size, and that may write a row of each; None for other kernels."""
-    if shape.kind != "attention" or shape.walks or shape.joined or not 1 <= shape.m <= ROWS or len(shape.cols) != 1:
-        return None
-    results = [e for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
-    if len(results) != 1:
-        return None
-    (result,) = results
-    positions, column = result.axis, shape.cols[0]
-    maximum = shared_maximum(result, positions)
-    products = [x for x in walk(maximum.args) if x in shape.dots] if maximum is not None else []
-    own = [e for e in kernel.reductions if e.axis == positions and products and products[0] in walk(e.args)]
-    if maximum is None or len(own) != 3 or maximum not in own:
-        return None
-    (total,) = (e for e in own if e not in (maximum, result))
-    weights, under = factors(result.args[0])
-    values = [e for e in weights if column in e.axes]
-    rest = [e for e in weights if e not in values]
-    if len(products) != 1 or under or len(values) != 1 or rest != [total.args[0]] or total.value[0] != "sum":
-        return None
-    (scores,) = products
-    dot, value = shape.dots[scores], values[0]
-    if len(dot.right) != 1:
-        return None
-    head = scores.axis
-    rows = new_rows(kernel, {"keys": (dot.right[0], head), "values": (value, column)}, positions, shape)
-    if rows is None:
-        return None
-    key, value = (u.load if (u := row_update(e)) is not None else e for e in (dot.right[0], value))
-    for e, axis in ((key, head), (value, column)):
-        if e.op != "load" or e.args or e.value[3] not in HALVES or e.value[3] != key.value[3]:
-            return None
-        if e.axes - {axis, positions, *shape.batch} or not is_vectorizable(e.value[1], axis, 8, 2):
-            return None
-        step = e.value[1].coefficient(positions)
-        rest_of = e.value[1] - index(axis) - index(positions) * step
-        if rest_of.axes - {*shape.batch} or step < axis.size or step % 8:
-            return None
-    query = kernel.builder.product(dot.left, ())
-    if positions in query.axes or column in query.axes or head.size % 8 or column.size % 8:
-        return None
-    return DecodeAttention(scores, query, maximum, total, result, key, value, positions, head, column, rows)
 
 
 def emit_clusters(
@@ -595,6 +478,4 @@ def _indented(lines: Sequence[str]) -> list[str]:
     return ["    " + line for line in lines]
 
 
-__all__ = [
-    "CLUSTER_INTRINSICS", "CLUSTER_LIBRARY", "ClusteredAttentionSchedule", "DecodeAttention", "attention_of", "emit_clusters",
-]  # fmt: skip
+__all__ = ["CLUSTER_INTRINSICS", "CLUSTER_LIBRARY", "emit_clusters"]

@@ -1,6 +1,6 @@
 """Candidate schedules of clustered attention, best guess first, and their legality.
 
-The schedule class is `ClusteredAttentionSchedule` in clustered_attention/kernel.py.
+The schedule class is `ClusteredAttentionSchedule` in clustered_attention/parameters.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from ...ir.loop_fusion import index_bounds
 from ...ir.tiling import Shape
 from ...ir.unfusable import if_fusable
 from ...machine import cached_per_machine, target
-from .kernel import TILE, ClusteredAttentionSchedule, attention_of, emit_clusters
+from .decode_attention import attention_of
+from .kernel import emit_clusters
 from .new_rows import row_bytes
+from .parameters import TILE, ClusteredAttentionSchedule
 
 HOPPER = 90  # least compute capability: clusters and asynchronous stores to shared memory of other blocks
 PARTS = (16, 8, 4, 2, 1)

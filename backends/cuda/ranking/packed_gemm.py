@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, exp, log2
 
-from ..machine import target
-from .ranking import Fixed, Ranked
+from ...machine import target
+from .model import (
+    Fixed,
+    Ranked,
+    RankingModel,
+)
 
 BYTES = 16  # of codes in a load
 ISSUED = 128 * 1700.0  # instructions of threads that an SM issues in a µs
@@ -28,7 +32,7 @@ RING = 100 << 10  # limit of a block's ring in bytes: two blocks share a multipr
 
 
 @dataclass(frozen=True)
-class PackedGemmRanking:
+class PackedGemmRanking(RankingModel):
     """Description of a skinny GEMM with packed weights, to rank its schedules.
 
     `rows`, `columns` and `length` are M, N and K, `span` the numbers in 16 bytes of codes, `matrices` the number of
