@@ -38,35 +38,36 @@ class GpuPrograms(DevicePrograms):
     }
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emitted program of a plan (`DevicePrograms.emit`)."""
+        """Emit the source of the program that runs `plan` (`DevicePrograms.emit`)."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
         return emit_cuda(plan_for_launching(plan), reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Marshalling:
-        """Marshalling of arguments and results (`DevicePrograms.exchange`)."""
+        """The converter of arguments and results to and from tensors on `place` (`DevicePrograms.exchange`)."""
         return TensorMarshalling(place)
 
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
-        """Callable program, made by the emitted function `bind` (`DevicePrograms.bound`)."""
+        """Make an emitted program callable by its function `bind` (`DevicePrograms.bound`)."""
         return bind(weights, states, place, way=way) if way else bind(weights, states, place)
 
     def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
-        """A call of the program as one C function (`DevicePrograms.direct`)."""
+        """A call of the program as one C function; None if there is none yet (`DevicePrograms.direct`)."""
         return direct_call(run, given, lock)
 
     def tensors(self, place: str) -> str:
-        """Name of the Torch device whose tensors programs work on, which is `place` (`DevicePrograms.tensors`)."""
+        """Name of the Torch device whose tensors programs work on, which is `place` itself
+        (`DevicePrograms.tensors`)."""
         return place
 
     def hardware(self) -> str:
-        """Name and compute capability of the GPU that plans target."""
+        """Name and compute capability of the GPU that programs are made for."""
         return gpu.planned_for()
 
     def present(self, place: str) -> str:
-        """Name and compute capability of the GPU at a place; "" for "cpu" (`DevicePrograms.present`)."""
+        """Name and compute capability of the GPU `place`; "" for "cpu" (`DevicePrograms.present`)."""
         if place == "cpu":
             return ""
         import torch
@@ -82,12 +83,12 @@ class GpuPrograms(DevicePrograms):
         gpu.check_hardware(wanted, where=where)
 
     def check_room(self, place: str, wanted: int) -> None:
-        """Raise DeviceMemoryError if `wanted` bytes are not free (`DevicePrograms.check_room`)."""
+        """Raise DeviceMemoryError if `wanted` bytes are not free on the GPU `place` (`DevicePrograms.check_room`)."""
         if place != "cpu":
             gpu.check_room(place, wanted)
 
     def wait(self, place: str, what: str) -> None:
-        """Wait for launched kernels (`DevicePrograms.wait`)."""
+        """Wait until the kernels that were launched have ended (`DevicePrograms.wait`)."""
         gpu.wait(place, what)
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:

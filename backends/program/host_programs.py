@@ -18,7 +18,7 @@ class HostPrograms(DevicePrograms):
     helpers = HELPERS
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emitted program of a plan; of one size or of any size (`DevicePrograms.emit`)."""
+        """Emit the source of the program that runs `plan`, at one size or at any size (`DevicePrograms.emit`)."""
         return emit(plan, reuse_outputs=reuse_outputs)
 
     def present(self, place: str) -> str:

@@ -13,11 +13,11 @@ COMMENT = "# "
 
 @dataclass
 class JoinedCalls:
-    """Rewriter of a program's lines that joins consecutive calls.
+    """Joins consecutive calls of C functions among the lines of an emitted program into one C function.
 
     `fixed`: line -> call of a C function whose arguments are the same in each run. `functions`: C texts by function
-    name, to which functions of joined calls are added. `named(base)` gives an unused name; `made(text, base)` gives
-    the name of an object that is made once from the source `text`.
+    name, to which functions of joined calls are added. `named(base)` gives an unused name; `made(text, base)` gives the
+    name of an object that is made once from the source `text`. `lines`: the lines so far.
     """
 
     fixed: Mapping[str, str]
