@@ -60,9 +60,9 @@ class FewRowAttention:
 
 
 def few_row_attention(kernel: Kernel, shape: Shape | None = None) -> FewRowAttention | None:
-    """The parts of a kernel that is attention with at most `ROWS` query rows; None for other kernels.
+    """The parts of `kernel` if it is attention with at most `ROWS` query rows; None for other kernels.
 
-    `shape`: the kernel's shape, by default computed here.
+    `shape`: roles of the kernel's axes, by default computed here.
     """
     shape = if_fusable(shape_of, kernel) if shape is None else shape
     if shape is None or shape.kind != "attention" or shape.walks or shape.joined or len(kernel.stores) != 1:
@@ -117,7 +117,7 @@ def _beside_weights(kernel: Kernel, e: Expr, maximum: Expr) -> Expr:
 
 
 def padded(size: int) -> int:
-    """A size rounded up to whole vectors."""
+    """`size` rounded up to a multiple of 16, the length of a vector."""
     return -(-size // 16) * 16
 
 

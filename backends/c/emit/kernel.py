@@ -47,9 +47,10 @@ PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: 
 
 
 def emit(kernel: Kernel, name: str, doc: str = "", integers: bool = True) -> str:
-    """C function of a kernel: `void name(operands..., out)`. `doc`: text of the comment before it. `integers`: sums
-    over packed numbers may be integer dot products (emit/integer_dots.py). Raises Unfusable if an operation has no C
-    spelling.
+    """C function of `kernel`: `void name(operands..., out)`. `doc`: text of the comment before it. `integers`: sums
+    over packed numbers may be integer dot products (emit/integer_dots.py).
+
+    Raises Unfusable if an operation has no C text.
     """
     return FunctionWriter(kernel, name, integers).function(doc)
 
@@ -64,10 +65,10 @@ def work(kernel: Kernel) -> float:
 
 
 class FunctionWriter(AttentionWriter):
-    """Writer of a kernel's C function."""
+    """Writer of the C function of one kernel: its signature, then its loops."""
 
     def function(self, doc: str) -> str:
-        """C text of the function; `doc` is its comment."""
+        """C text of the whole function, with the comment `doc` before it ("": none)."""
         top = LoopScope(None, None, [self._signature()])
         top.items += self._carried()
         attention = few_row_attention(self.kernel)
