@@ -1,4 +1,4 @@
-"""Horizontal fusion of results in one kernel, which computes them side by side along an axis.
+"""Horizontal fusion: several results in one kernel, which computes them side by side along an axis.
 
 The results must agree in all other axes, and none may have size 1 along that axis, since it would be constant over the
 other results' elements. Results computed from disjoint slices of one tensor (queries, keys and values of one product)
@@ -48,7 +48,7 @@ class InterleavedOutputs(NamedTuple):
 def side_by_side(
     roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> InterleavedOutputs | None:
-    """Arrangement of results side by side along a common axis; None if there is none.
+    """How the results `roots` are arranged side by side along a common axis; None if they cannot be.
 
     `spaces`: the tensor that is computed for each of `roots` (the updates, if the root is a scatter). `operands`:
     buffer name of each operand, `buffers`: its layout.
