@@ -164,7 +164,7 @@ class C(KernelGenerator):
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:
-        """Reason why the backend cannot be used (no working C compiler); empty if it can."""
+        """Why the backend cannot be used (no working C compiler), as a message; "" if it can."""
         return _unavailable()
 
 

@@ -237,7 +237,7 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 
 
 class Cuda(GpuGenerator):
-    """The CUDA C++ backend, whose generated kernels are emitted by `CudaEmitter`."""
+    """Backend that generates CUDA C++ kernels for NVIDIA GPUs; `CudaEmitter` writes their source."""
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

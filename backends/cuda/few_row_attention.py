@@ -60,8 +60,8 @@ class FewRowAttentionSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-KV factor: number of parts into which the positions are split; 1: not split
-        (`Schedule.scratch_parts`)."""
+        """Number of parts into which the positions are split (split-KV), whose partial results go through scratch
+        memory; 1: not split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def positions_of(shape: Shape) -> Axis | None:
 
 @dataclass(frozen=True)
 class FewRowAttentionRanking:
-    """Description of attention of few rows, to rank its schedules.
+    """Description of attention of few rows, from which its schedules are ranked.
 
     `rows`: query rows of a block; `head`, `columns`: head sizes of keys and of values; `room`: number of positions;
     `batch`: number of sets of keys; `itemsize`: bytes of an element of keys and values; `vector`: elements of the

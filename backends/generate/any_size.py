@@ -58,7 +58,7 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """Tensor variables of the pattern, in order of first use (`Template.operands`)."""
+        """Names of the tensors that the kernel reads, in order of first use in its pattern (`Template.operands`)."""
         return self.origin.operands
 
     @property
@@ -126,9 +126,8 @@ class SizedKernel(KernelBase):
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's
-        sizes are symbolic.
-        """
+        """Bytes of scratch memory for `call` at any size, enough for each form (source with its range of sizes); an
+        expression if the call's sizes are symbolic."""
         total: Dim = 0
         for form in self.all_forms(call):
             total = total + bind(form.scratch, {n: call.attrs[n] for n in self.ranges})

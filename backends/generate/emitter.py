@@ -45,7 +45,7 @@ class Launch(Protocol):
 
 
 class LaunchBase:
-    """Default members of `Launch`."""
+    """Base of emitted launches, with the default of `Launch.definitions`."""
 
     name: str
     source: str
@@ -79,8 +79,8 @@ class Emitter(Protocol):
 
     @property
     def carries(self) -> bool:
-        """Whether a kernel that replaces some elements of an operand also copies the other elements to the output;
-        otherwise they are copied before the kernel runs."""
+        """Whether a kernel that replaces some elements of an operand (scatter) also copies the other elements to the
+        output; if not, they are copied before the kernel runs."""
         ...
 
     @property
@@ -222,7 +222,8 @@ class Lowered:
         return can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The two kernels of a reduction split into `parts` parts: (kernel of partial results, combining kernel)."""
+        """The two kernels of the longest reduction split into `parts` parts: (one of partial results, one that combines
+        them)."""
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]

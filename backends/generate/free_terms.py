@@ -27,7 +27,8 @@ class SizedCall:
 
 
 def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
-    """Terms at generic sizes rewritten in free sizes, by `numbers` (generic sizes -> size expressions).
+    """The terms `roots`, which are at generic sizes, rewritten in free sizes by `numbers` (generic size -> size
+    expression).
 
     Raises ShapeError if a term holds at one size only.
     """

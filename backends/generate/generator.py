@@ -45,11 +45,11 @@ class KernelGenerator(BackendBase):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Name of the emitter, and of the backend."""
+        """Name of the backend, which is that of its emitter."""
         return self.emitter.name
 
     def unavailable(self) -> str:
-        """Why the backend is unusable on this machine; empty if it is usable."""
+        """Why the backend is unusable on this machine, as a message; "" if it is usable."""
         return missing_module(self.emitter.needs) or super().unavailable()
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
@@ -115,7 +115,7 @@ class GpuGenerator(KernelGenerator, GpuBackend):
 
 
 def missing_module(modules: Iterable[str]) -> str:
-    """Message that names the first module that is not installed; "" if all are."""
+    """Message that names the first of `modules` that is not installed; "" if all are."""
     return next((f"{module} is not installed" for module in modules if not _there(module)), "")
 
 

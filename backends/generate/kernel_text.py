@@ -29,7 +29,8 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source text of a kernel's module, and the metadata that a caller of its function `run` needs."""
+    """Source of a Python module with one kernel, and what a caller of its function `run` needs to know: names of the
+    operands, which of them `prepare_<name>` converts, bytes of scratch memory."""
 
     text: str
     operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch
@@ -40,7 +41,7 @@ class KernelText:
 
     @property
     def digest(self) -> str:
-        """Hash of the text."""
+        """Hash (24 hex digits) of the module's text."""
         return blake2b(self.text.encode(), digest_size=12).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
@@ -49,7 +50,7 @@ class KernelText:
 
     @staticmethod
     def of_json(data: Mapping[str, Any]) -> KernelText:
-        """Kernel text from the JSON values of `to_json`."""
+        """The kernel text that `to_json` gave as JSON values."""
         return KernelText(**{**data, "operands": tuple(data["operands"]), "prepared": tuple(data["prepared"])})
 
 
@@ -113,7 +114,7 @@ def call_json(call: Call) -> dict[str, Any]:
 
 
 def call_of_json(data: Mapping[str, Any]) -> Call:
-    """A call from the JSON values of `call_json`."""
+    """The call that `call_json` gave as JSON values."""
     return Call(
         {n: operand_of_json(o) for n, o in data["operands"].items()}, operand_of_json(data["output"]),
         {n: tuple(v) if isinstance(v, list) else v for n, v in data["attrs"].items()}, {}, dict(data["schedule"]),

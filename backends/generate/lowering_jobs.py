@@ -47,7 +47,8 @@ Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, f
 
 
 def flattened_terms(terms: Sequence[Tensor]) -> Flat:
-    """Terms in picklable form: (nodes in topological order with argument indices, indices of the terms).
+    """The terms in a form that can be pickled: (nodes in topological order as (op, numbers of the operands,
+    attributes), numbers of the terms).
 
     Tensors compare by identity, which pickling would not preserve.
     """
@@ -57,7 +58,7 @@ def flattened_terms(terms: Sequence[Tensor]) -> Flat:
 
 
 def rebuilt_terms(found: Flat) -> tuple[Tensor, ...]:
-    """The terms that `flattened_terms` has flattened."""
+    """The terms that `flattened_terms` gave as lists."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))

@@ -373,7 +373,7 @@ class Lowerings:
         return backend.opened(self)
 
     def close(self) -> None:
-        """End the worker processes. Lowered kernels stay; processes restart on demand."""
+        """End the worker processes, which start again when they are needed. Lowered kernels stay."""
         self.pool.close()
 
     def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:

@@ -57,10 +57,12 @@ CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of 
 
 @dataclass(frozen=True, eq=False)
 class GeneratedKernel(KernelBase):
-    """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output fusion).
+    """Template (a kernel's meaning and code, with open schedule parameters) of the kernel generated for one term, or
+    for several terms over the same inputs (multi-output fusion).
 
     `root` and `others`: the terms of the outputs. `precision`: input precision of float32 matrix products. `last`: the
-    output is channels-last."""
+    output is channels-last.
+    """
 
     root: Tensor
     emitter: Emitter
@@ -96,9 +98,8 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def combinations(self) -> int:
-        """Maximum number of operand-layout combinations to lower; smaller for large terms, because lowering hundreds of
-        operations takes 0.1 s.
-        """
+        """Maximum number of combinations of operand layouts for which the kernel is lowered; smaller for large terms,
+        because lowering hundreds of operations takes 0.1 s."""
         return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(self.nodes)))
 
     @cached_property
@@ -193,7 +194,7 @@ class GeneratedKernel(KernelBase):
         return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
 
     def effort(self, call: Call) -> float:
-        """Work of a call in flops, including recomputation due to its schedule."""
+        """Flops of a call, including what its schedule computes more than once."""
         found = self.lower(call)
         if found is None:
             return self.work

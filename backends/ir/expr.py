@@ -28,7 +28,7 @@ DECODED = {"from_float8": "float"}  # elementwise operations whose results have 
 class Expr:
     """A scalar expression of the kernel IR.
 
-    `value` is the op's attribute:
+    `op` is its operation, `args` its operands. `value` is the op's attribute:
     - const: a number
     - index: an Index
     - load: (operand, Index, strides of the data-dependent index terms, dtype)

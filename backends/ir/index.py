@@ -137,7 +137,7 @@ class Index:
         return frozenset(x for atom, _ in self.terms for x in ({atom} if isinstance(atom, Axis) else atom.index.axes))
 
     def replaced(self, change: Mapping[Axis, Index]) -> Index:
-        """The index with axes replaced: `change` maps an axis to the index in its place."""
+        """This index with axes replaced: `change` maps an axis to the index in its place."""
         if not self.axes & change.keys():
             return self
         found = Index((), self.const)
@@ -151,7 +151,8 @@ class Index:
         return found
 
     def coefficient(self, axis: Axis) -> int:
-        """Coefficient of an axis outside of divisions; 0 if the axis does not occur there."""
+        """Factor by which `axis` is multiplied in the index, divisions not counted; 0 if the axis does not occur
+        outside of them."""
         return dict(self.terms).get(axis, 0)
 
     def divisions(self) -> Iterable[Division]:

@@ -29,9 +29,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class OutputStore:
-    """One result of a kernel: at each point of the kernel's axes at which all `guards` hold, `value` is stored at
-    position `at` of a buffer. `parts` are data-dependent terms of the position with their strides (a scatter). Elements
-    that are not stored remain unchanged."""
+    """One result of a kernel. At each point of the kernel's axes at which all `guards` hold, `value` is stored in
+    `buffer` at position `at`, plus `parts`: data-dependent terms of the position with their strides (a scatter).
+    Elements that are not stored remain unchanged."""
 
     buffer: str
     at: Index
@@ -58,7 +58,8 @@ class OutputStore:
 class Kernel:
     """A kernel in the IR: results over parallel axes (outermost first), computed from operands.
 
-    `stores`: the results. `buffers`: operands and results by name. `builder`: where the expressions are hash-consed.
+    `stores`: the results. `buffers`: operands and results by name. `builder`: where its expressions were made, each
+    once.
     """
 
     axes: tuple[Axis, ...]
@@ -78,7 +79,7 @@ class Kernel:
 
     @cached_property
     def long(self) -> bool:
-        """Whether expressions nest so deeply that emitters must avoid recursion."""
+        """Whether expressions nest so deeply that emitters must not recurse into operands."""
         depth: dict[Expr, int] = {}
         for e in self.exprs:
             depth[e] = 1 + max((depth[a] for a in e.args), default=0)

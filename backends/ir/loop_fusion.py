@@ -74,9 +74,9 @@ def exponential_of(kernel: Kernel, maximum: Expr) -> str:
 
 @dataclass(frozen=True)
 class AxisMask:
-    """Mask that bounds an axis from one side: where `rest + side * axis >= 0` the value is `kept`, elsewhere it is the
-    reduction's neutral element. `side` is 1 or -1. `mask`: the `where` node that selects. `alone`: whether the
-    inequality is the mask's only condition."""
+    """Mask in the body of a reduction that bounds an axis from one side: where `rest + side * axis >= 0` the value is
+    `kept`, elsewhere it is the reduction's neutral element. `side` is 1 or -1. `mask`: the `where` node that selects.
+    `alone`: whether the inequality is the mask's only condition."""
 
     rest: Index
     side: int

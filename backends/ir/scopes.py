@@ -1,4 +1,4 @@
-"""Nested scopes of emitted source with the values known in each.
+"""Nested scopes of emitted source, each with the values that are in variables in it.
 
 A lookup searches a scope, then its enclosing scopes. Emitters derive their own scope classes.
 """
@@ -29,7 +29,7 @@ class SourceScope(Generic[V]):
     outside: Self | None = None
 
     def outward(self) -> Iterator[Self]:
-        """This scope and its enclosing scopes, innermost first."""
+        """Yields this scope and its enclosing scopes, innermost first."""
         block: Self | None = self
         while block is not None:
             yield block
@@ -62,7 +62,7 @@ class Writer(Generic[B]):
 
     @contextmanager
     def inside(self, scope: B) -> Iterator[None]:
-        """Context manager in which `scope` is the open scope."""
+        """Context manager in which `scope` is the open scope, into which lines are written."""
         before, self.scope = self.scope, scope
         yield
         self.scope = before

@@ -109,7 +109,7 @@ def title(plan: Plan) -> str:
 
 
 def signature(plan: Plan) -> str:
-    """A plan's inputs and outputs with their types as one line, at most 400 characters."""
+    """The inputs and outputs of `plan` with their types as one line, at most 400 characters."""
     given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
     made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
     return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]

@@ -20,7 +20,8 @@ BYTES = 16  # required multiple of strides and of the box's innermost size
 
 
 def padded_row(size: int, dtype: str) -> int:
-    """Row length of `size` elements padded to 16 bytes, which aligns every row for TMA and vector loads."""
+    """`size`, elements of a row, rounded up to a multiple of 16 bytes, which aligns every row for TMA and
+    vector loads."""
     step = max(1, BYTES // dtypes.itemsize(dtype))
     return -(-size // step) * step
 
@@ -52,7 +53,7 @@ class Box:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Number of rows and of columns of the box."""
+        """(rows, columns) of the box, the two axes along which it has several elements."""
         rows, columns = (n for n in self.block if n > 1) if len(self.block) > 2 else self.block
         return rows, columns
 

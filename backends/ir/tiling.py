@@ -23,8 +23,8 @@ VECTOR = 8  # maximum elements of a vector load
 
 @dataclass(frozen=True)
 class Dot:
-    """A sum of products that tensor cores can compute: the factors of its left and right operand (sides), contracted
-    along the reduction's axis; `rows`, `cols` and `batch` are the axes of the result."""
+    """A matrix product: a sum of products that tensor cores can compute. `left`, `right`: the factors of its operands
+    (sides); they are contracted along the reduction's axis. `rows`, `cols` and `batch` are the axes of the result."""
 
     left: tuple[Expr, ...]
     right: tuple[Expr, ...]
@@ -314,7 +314,7 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """Divisors of `size` near the `wanted` numbers.
+    """Divisors of `size` near the `wanted` numbers, as numbers of parts of an axis.
 
     For each wanted number n, the largest divisor in (n / 2, n] such that `size` divided by it keeps the vector
     alignment of `size`. Numbers without such a divisor are left out.

@@ -86,8 +86,8 @@ def _elementwise_flops(product: Tensor) -> float:
 
 
 def should_unroll(apart: Sequence[ResultPiece]) -> bool:
-    """Whether to unroll the reductions of the result pieces `apart`: they are short, and most work is outside of
-    them."""
+    """Whether to unroll the reductions in `apart`, pieces of results that one kernel computes side by side: the
+    reductions are short, and most work is outside of them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
     if not depths or max(depths) > SHORT or any(t.op == "matmul" for t in nodes):

@@ -41,7 +41,8 @@ SCHEDULES = 4  # candidate block sizes
 
 @dataclass(frozen=True)
 class PallasLaunch(LaunchBase):
-    """Launch of an emitted Pallas function. `operands`: names of its arguments in order. It returns the result."""
+    """One emitted Pallas function and its call. `operands`: names of its arguments in order. The function returns the
+    result."""
 
     name: str
     source: str

@@ -191,7 +191,8 @@ def binaries_of(texts: Mapping[str, bytes]) -> Binaries:
 
 
 class AbsentCompiler:
-    """Stand-in for a compiler module when kernels are compiled already: accepts any attribute and any call.
+    """Stand-in for a compiler's Python module in programs whose kernels are compiled already: any attribute and any
+    call of it gives another stand-in.
 
     `base`: the first argument of the call that gave this object; for tensor descriptors, the tensor.
     """

@@ -47,7 +47,7 @@ class Buckets:
 
     @property
     def plans(self) -> list[str]:
-        """Names of the plans other than that of all sizes, without repetition."""
+        """Names of the plans that buckets have of their own, each once; the plan that serves all sizes is left out."""
         return [name for name in dict.fromkeys(row.plan for row in self.rows) if name]
 
     def to_json(self) -> dict[str, list[Bucket]]:

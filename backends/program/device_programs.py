@@ -69,7 +69,7 @@ class DevicePrograms:
         return ""
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """Raise DeviceUnavailableError unless the hardware that a saved program was made for is present.
+        """Raise DeviceUnavailableError unless this machine has the hardware that a saved program was made for.
 
         `wanted`: its name, as `hardware` gives it. `where`: path for the message.
         """
@@ -84,6 +84,6 @@ class DevicePrograms:
         """
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """The error of this package to raise for a RuntimeError of the device during the operation `what`; None if the
-        error is not the device's."""
+        """The error of this package that stands for `error`, a RuntimeError raised during the operation `what`; None if
+        it does not come from the device."""
         return None

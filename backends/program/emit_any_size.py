@@ -142,7 +142,7 @@ def _line(d: Dim) -> tuple[str, int, int] | None:
 
 
 def free(value: Any) -> bool:
-    """Whether a value, or any element of a nested tuple, contains a free dimension."""
+    """Whether `value`, or any element of a nested tuple, is an expression in free sizes."""
     return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, DimExpr)
 
 
@@ -347,7 +347,8 @@ class SizedEmitter(ProgramEmitter):
 
 
 def atoms_of(plan: Plan) -> dict[str, Atom]:
-    """Free sizes of a plan by name, as atoms of size expressions, with their ranges."""
+    """Free sizes that the shapes of a plan's inputs contain: name -> atom of size expressions, which has the size's
+    range."""
     return {
         name: atom for leaf in plan.graph.inputs for d in leaf.shape for name, atom in dims.symbols(d).items()
     }  # fmt: skip

@@ -55,7 +55,8 @@ def operand_kind(template: Template) -> str:
 
 @dataclass
 class ProgramEmitter:
-    """Emitter of programs for plans on the CPU; subclasses emit for other devices. Holds the state of one emission."""
+    """Emitter of the source of programs for plans (lists of kernel calls) on the CPU; subclasses emit for other
+    devices. Holds the state of one emission."""
 
     plan: Plan
     reuse_outputs: bool

@@ -49,7 +49,7 @@ HALVES = frozenset(["float16", "bfloat16"])
 
 @dataclass
 class GpuProgramEmitter(ProgramEmitter):
-    """Emitter of programs for GPU plans: every value is a Torch tensor.
+    """Emitter of the source of programs for GPU plans, in which every value is a Torch tensor.
 
     Values have fixed addresses, except inputs, results that are written to fresh memory, and results that kernels
     allocate.

@@ -24,7 +24,7 @@ __all__ = ["PROGRAMS", "GpuPrograms"]
 
 
 class GpuPrograms(DevicePrograms):
-    """Emission and calls of programs on an NVIDIA GPU.
+    """What emits and calls programs on an NVIDIA GPU.
 
     A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors.
     """
@@ -76,10 +76,8 @@ class GpuPrograms(DevicePrograms):
             return gpu.hardware()
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """Raise DeviceUnavailableError unless the hardware that a saved program was made for is present.
-
-        See `DevicePrograms.check_hardware`.
-        """
+        """Raise DeviceUnavailableError unless this machine has the GPU that a saved program was made for
+        (`DevicePrograms.check_hardware`)."""
         gpu.check_hardware(wanted, where=where)
 
     def check_room(self, place: str, wanted: int) -> None:
@@ -92,7 +90,8 @@ class GpuPrograms(DevicePrograms):
         gpu.wait(place, what)
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """The error of this package to raise for a RuntimeError of the device (`DevicePrograms.fault`)."""
+        """The error of this package that stands for `error`, a RuntimeError; None if it does not come from the GPU
+        (`DevicePrograms.fault`)."""
         return gpu.device_error(error, what)
 
 

@@ -28,7 +28,7 @@ class JoinedCalls:
     group: list[str] = field(default_factory=list)  # the last lines: calls and comments between them
 
     def joined(self, lines: Iterable[str]) -> list[str]:
-        """The lines, with each sequence of several consecutive calls replaced by one call."""
+        """`lines` with each sequence of several consecutive calls replaced by one call, of a new C function."""
         for line in lines:
             if not line.startswith(COMMENT) and self._call(line) is None:
                 self._flush()

@@ -77,7 +77,7 @@ class Manifest:
         return {name: size for name, (_, _, size) in self.sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON data; size expressions become text."""
+        """All fields as JSON data, in which size expressions are text."""
         spelled = {
             part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
             for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))

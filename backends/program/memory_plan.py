@@ -98,9 +98,8 @@ class Layout:
 
 
 def roots(plan: Plan) -> dict[int, int]:
-    """Value id -> id of the value that owns its memory: the value itself, or for a view the value at the end of its
-    chain of bases.
-    """
+    """For each value of `plan`, by number, the value that owns its memory: the value itself, or for a view the value at
+    the end of its chain of bases."""
     found: dict[int, int] = {}
     for value in plan.values:
         number = value.id
@@ -141,7 +140,7 @@ def layout(
 
 
 def scratch_bytes(step: Step, sizes: Mapping[str, int] | None = None) -> int | None:
-    """Bytes of a step's scratch memory; None if its kernel takes no scratch memory."""
+    """Bytes of scratch memory that the kernel of `step` needs; None if it takes none. `sizes`: values of free sizes."""
     wanted = step.template.scratch
     if wanted is None or step.is_view:
         return None

@@ -53,13 +53,13 @@ KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
 class Program(Unpicklable):
-    """An executable plan.
+    """An executable plan: emitted source bound to weights.
 
     Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the same kind in the graph's
     structure.
 
     Calls from several threads run one after another. Outputs are fresh arrays unless `reuse_outputs`. Weights are read
-    at the first call or at `bind`. A state starts as the param of its name, else as zeros.
+    at the first call or at `bind`. A state (memory kept between calls) starts as the param of its name, else as zeros.
 
     A program with free sizes runs at every size in their ranges; the first call at a size prepares its memory plan.
 
@@ -314,8 +314,8 @@ class Program(Unpicklable):
 
     @property
     def binaries(self) -> Binaries | None:
-        """The compiled kernels that the program was given, else the kernels of its calls so far; None if they are not
-        known."""
+        """The compiled kernels that the program was given, else those that its calls have launched so far; None if
+        there are none, or if they cannot be stored."""
         with self._lock:
             self._collect()
             return self._binaries
@@ -352,7 +352,7 @@ class Program(Unpicklable):
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Overwrite a state with an array or tensor of its shape.
+        """Overwrite the state `name` (memory kept between calls) with an array or tensor of its shape.
 
         Raises UsageError for an unknown name, ShapeError for another shape.
         """
@@ -364,7 +364,8 @@ class Program(Unpicklable):
             raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
 
     def get_state(self, name: str) -> Array:
-        """A copy of a state's values. Raises UsageError for an unknown name."""
+        """A copy of the values of the state `name` (memory kept between calls). Raises UsageError for an
+        unknown name."""
         with self._lock:
             return self._exchange.read(self._state(name))
 

@@ -116,12 +116,12 @@ class SizeCallWriter:
 
     @property
     def ranks(self) -> list[int]:
-        """Number of axes of each input."""
+        """Number of axes of each input of the recorded call."""
         return [len(shape) for shape, *_ in self.tracer.made.inputs]
 
     def spec(self, shape: Any, dtype: Any, strides: Any) -> tuple[str, list[Line]]:
-        """Arguments that allocate a result of a shape, dtype and strides (None: row-major), as (source text, lines that
-        the text reads)."""
+        """Python text of the arguments with which a result of this shape, dtype and strides (None: row-major) is
+        allocated, and the lines that the text reads."""
         needs: list[Line] = []
         if strides is None:
             strides, step = [], 1
@@ -141,7 +141,7 @@ class SizeCallWriter:
     # ------------------------------------------------------------ lines
     @staticmethod
     def reached(roots: Sequence[Line]) -> set[int]:
-        """Ids of the lines `roots` and of all lines that they read, directly or indirectly."""
+        """Ids of the recorded lines `roots` and of all lines that they read, directly or indirectly."""
         found: set[int] = set()
         stack = list(roots)
         while stack:

@@ -19,7 +19,7 @@ PROPERTIES = frozenset(["T", "mT"])
 
 
 class Untraceable(Exception):
-    """Raised where code of a program cannot be recorded as a function of sizes; the message names the operation."""
+    """Raised where a program's code cannot be recorded as a function of sizes; the message names the operation."""
 
 
 @dataclass(eq=False)

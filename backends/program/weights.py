@@ -45,7 +45,7 @@ class KeyedWeights(Mapping[str, Array]):
 
 
 class EvaluatedWeights(KeyedWeights):
-    """Weights of a program as terms over params, evaluated on each read; nothing is cached.
+    """Weights of a program as terms over params, evaluated each time that they are read; nothing is cached.
 
     `plain`: keys of weights that must be row-major. Any other matrix may be returned as the transpose of a row-major
     array, which saves a copy: such weights are only packed for kernels, and packing changes the layout anyway.
@@ -284,9 +284,11 @@ class StoredWeights(KeyedWeights):
 
 
 class BorrowedWeights(KeyedWeights):
-    """Weights of a saved program's plan for one bucket of sizes: its own, and those that it shares with the program's
-    main plan. `names`: key in this plan -> key in `around`, the main plan's weights. `specs`: (key, shape, dtype) of
-    each weight here. Raises BadWeightsError if a borrowed weight has another shape or dtype.
+    """Weights of a saved plan for one bucket (range) of sizes: its own, and those that it shares with the program's
+    main plan.
+
+    `names`: key in this plan -> key in `around`, the main plan's weights. `specs`: (key, shape, dtype) of each weight
+    here. Raises BadWeightsError if a borrowed weight has another shape or dtype.
     """
 
     def __init__(

@@ -24,11 +24,11 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
-    """Inputs by name from nested positional (`args`) and named arguments; `names`: the inputs' names in order.
+    """Inputs by name from nested arguments: positional (`args`) and named ones. `names`: the inputs' names in order.
 
     A nested tensor belongs to the first remaining input whose name is its path (`batch_x`, `pair_0`) or ends with `_`
-    and its path; if there is none, to the first remaining input. Returns None if nothing is nested, or if the number
-    of tensors is not that of the inputs.
+    and its path; if there is none, to the first remaining input. Returns None if nothing is nested, or if the number of
+    tensors is not that of the inputs.
     """
     if not any(isinstance(v, Mapping | list | tuple) for v in (*args, *named.values())):
         return None

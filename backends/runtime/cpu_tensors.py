@@ -121,7 +121,8 @@ def as_arrays(given: Sequence[Any]) -> Taken:
 
 
 def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
-    """Function from input tensors to (a program's arguments, function that converts the program's results to tensors).
+    """A function from input tensors to (the arguments with which a program is called directly, function that converts
+    the program's results to tensors).
 
     The arguments are the tensors themselves, then fresh tensors for results that the program writes. The second item is
     None if these are all results.
@@ -140,7 +141,7 @@ def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
 
 
 def handed_out(results: Sequence[Any]) -> Sequence[Any]:
-    """A CPU program's results as tensors, over the results' memory where that is possible."""
+    """The results of a CPU program (arrays or tensors) as tensors, over the results' memory where that is possible."""
     torch, found = sys.modules["torch"], []
     tensor, from_numpy = torch.Tensor, torch.from_numpy
     for x in results:

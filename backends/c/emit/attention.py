@@ -122,7 +122,7 @@ def padded(size: int) -> int:
 
 
 class AttentionWriter(CValues):
-    """Writer of the C function of attention of few rows."""
+    """Writer of the loops of a C function for attention of few rows (decode steps)."""
 
     sums: set[Expr] = set()  # scores and what is summed over positions
 

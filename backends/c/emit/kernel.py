@@ -56,7 +56,7 @@ def emit(kernel: Kernel, name: str, doc: str = "", integers: bool = True) -> str
 
 
 def work(kernel: Kernel) -> float:
-    """Number of operations of a kernel, weighted by cost in units of one addition."""
+    """Number of operations that `kernel` computes over all of its axes, weighted by cost in units of one addition."""
     extra = {e: prod(a.size for a in e.axes) for e in kernel.exprs}
     bodies = {e.args[0] for e in kernel.reductions}
     return sum(

@@ -34,7 +34,7 @@ class LoopScope:
 
     @cached_property
     def bound(self) -> frozenset[Axis]:
-        """Axes whose loops enclose this block."""
+        """Axes of the loops around this block's statements, its own included."""
         outer: frozenset[Axis] = self.parent.bound if self.parent is not None else frozenset()
         return outer | ({self.axis} if self.axis is not None else set())
 

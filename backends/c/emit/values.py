@@ -19,7 +19,7 @@ SUMS = 8  # sums over packed numbers from which splitting the row into integers 
 
 
 class CValues(LoopNest):
-    """Writer of the C statements that compute expressions inside the loop nest."""
+    """Writer of the C statements that compute expressions inside the loops of a kernel's function."""
 
     def _at(self, at: Index) -> str:
         return position(at, str)

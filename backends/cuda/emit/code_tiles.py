@@ -17,7 +17,8 @@ from .spelling import span
 
 @dataclass(eq=False)
 class CodeTiles(CudaPart):
-    """Emitter part for loops over tiles of 8 columns, and the addresses of a thread's loads in them."""
+    """Emitter part for the loads of quantized codes (packed integers): loops over tiles of 8 columns, and the addresses
+    from which a thread loads in them."""
 
     frame: FragmentFrame
 

@@ -91,7 +91,7 @@ class SimtEmitter(CudaPart):
         self.loads.reduce = self.reductions.reduction
 
     def store_all(self) -> None:
-        """Emit the computation and the store of every result."""
+        """Emit the computation and the store of every result of the kernel."""
         frame, stores = self.frame, self.kernel.stores
         if self.layout.warps is not None:
             self.matrix.products()

@@ -24,7 +24,8 @@ from .thread_layout import DimensionThreads, ThreadLayout
 
 @dataclass(eq=False)
 class TensorCores(CudaPart):
-    """Emitter part for products on tensor cores, in kernels whose layout has warps for them (skinny GEMM)."""
+    """Emitter part for matrix products on tensor cores, in kernels whose thread layout arranges warps for them (skinny
+    GEMM)."""
 
     loads: ThreadLoads
 

@@ -61,7 +61,7 @@ class GemvRanking(RankingModel):
     prologue: int = 0
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs by `us`). Threads are laid out along N and along K."""
+        """Yields (schedule, estimated µs) for candidates whose threads are laid out along N and along K."""
         vn, vk = (self.vector, 1) if self.along_columns else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
         for threads in (64, 128, 256, 512, 1024):
@@ -128,7 +128,7 @@ class GemvRanking(RankingModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all right-hand matrices."""
+        """Bytes of all right-hand matrices, which the kernel reads once."""
         return self.columns * self.length * self.matrices * self.itemsize * self.batch
 
     def us_along_k(self, tn: int, held_n: int, tk: int, depth: int, split: int, ahead: int = 0) -> float:

@@ -28,12 +28,13 @@ SEGMENT = 32  # contiguous elements that a warp should write at once
 
 @dataclass(frozen=True)
 class ElementwiseRanking(RankingModel):
-    """Description of an elementwise kernel or transpose, to rank its schedules: every element is read and written once.
+    """Description of an elementwise kernel or transpose, from which its schedules are ranked; every element is read and
+    written once.
 
     `fast` and `slow` name the dimensions ("m", "n") with the most and the least contiguous bytes, `length` and
     `breadth` are their sizes, `vector` and `across` the vector widths along them, `reads` the number of loads, `batch`
-    the batch size. Where both widths exceed 1 (a transpose), each thread transposes a square of
-    elements in its registers.
+    the batch size. Where both widths exceed 1 (a transpose), each thread transposes a square of elements in its
+    registers.
     """
 
     fast: str

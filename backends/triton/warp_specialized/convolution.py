@@ -52,7 +52,7 @@ class Patch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a tile (16-bit elements)."""
+        """Bytes of a tile of this box, whose elements have 16 bits."""
         return 2 * math.prod(self.block)
 
 
