@@ -56,7 +56,8 @@ class SizedTemplate(LibraryKernel):
 
     @property
     def lifted_from(self) -> tuple[Template, Call]:
-        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
+        """The kernel, and its call, from which this kernel for every size was made; they are at generic sizes, primes
+        that stand for free sizes (`Template.lifted_from`)."""
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
@@ -72,8 +73,8 @@ def sized(
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
 ) -> SizedCall | None:
-    """The kernel for every size, with its call, that corresponds to `template` and `call`, a C kernel generated at
-    generic sizes; None if there is none.
+    """The kernel for every size, with its call, made from `template` and `call`: a C kernel generated at generic sizes,
+    primes that stand for free sizes. None if there is none.
 
     `numbers`: generic size -> size expression. `searched`: the sizes at which the kernel is priced. `probes`: sizes at
     which the kernel is generated again as a check.

@@ -144,8 +144,9 @@ class C(KernelGenerator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """The kernel for every size that corresponds to a generated kernel and its call at generic sizes
-        (`Target.any_size`); None if there is none, and for kernels that scatter."""
+        """The kernel for every size made from `template` and `call`, a generated kernel at generic sizes (primes that
+        stand for free sizes); `numbers`: generic size -> size expression (`Target.any_size`). None if there is none,
+        and for kernels that scatter."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         if template.bases:
             return None

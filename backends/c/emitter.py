@@ -98,7 +98,8 @@ class CEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the text of the kernels that compute the terms `roots`, part of the key of stored measurements.
+        """Version of the text that the emitter writes for kernels that compute the terms `roots`; part of the key of
+        stored measurements.
 
         Kernels that read bytes have an additional suffix, because their sums are integer dot products.
         """

@@ -195,8 +195,8 @@ class CudaEmitter(StrategyEmitter):
     )
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the text that this emitter writes for the kernel that computes the terms `roots`; part of stored
-        keys.
+        """Version of the text that this emitter writes for the kernel that computes the terms `roots`; part of the key
+        of stored measurements.
 
         Kernels that read uint8 or int8 operands have the suffix `GROUPED`, since their quantization scales are applied
         per group, to sums of products.

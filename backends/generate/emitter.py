@@ -69,7 +69,8 @@ class Emitter(Protocol):
     def version(self) -> str: ...
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the text of the kernels that compute the terms `roots`, part of stored keys."""
+        """Version of the text that the emitter writes for kernels that compute the terms `roots`; part of the key of
+        stored measurements."""
         ...
 
     @property
@@ -118,8 +119,8 @@ class Emitter(Protocol):
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if it has parameters that no
-        strategy of the emitter has."""
+        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if its parameters are those of no
+        schedule class of this emitter."""
         ...
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:

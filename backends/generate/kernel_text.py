@@ -45,7 +45,7 @@ class KernelText:
         return blake2b(self.text.encode(), digest_size=12).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The text and its metadata as JSON values."""
+        """The module's text and what is known of it, as JSON values."""
         return asdict(self)
 
     @staticmethod
@@ -55,8 +55,8 @@ class KernelText:
 
 
 def kernel_text(template: Template, call: Call) -> KernelText:
-    """The module text of one kernel: `template`, whose code works on Torch tensors, in the layouts and schedule of
-    `call`."""
+    """Source of a Python module with the kernel of `template`, whose code works on Torch tensors, in the layouts and
+    schedule of `call`."""
     from ..program.helper_functions import helper_source
 
     names = tuple(template.operands)

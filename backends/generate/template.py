@@ -109,7 +109,8 @@ class GeneratedKernel(KernelBase):
 
     @property
     def code_identity(self) -> str:
-        """Text that stands for the emitter in the key of stored measurements; the terms are in the pattern."""
+        """Constant that stands for the kernel's code in the key of stored measurements; what tells generated kernels
+        apart, their terms, is in the pattern."""
         return CODE_IDENTITY
 
     @property
@@ -171,7 +172,8 @@ class GeneratedKernel(KernelBase):
         return found.space if found is not None else ()
 
     def write(self, call: Call) -> str:
-        """The Python statements of a call: copies of the operands whose elements scatters keep, then the launches."""
+        """The Python statements of a call: first copies of those operands that a scatter replaces in part, then the
+        launches."""
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
@@ -308,7 +310,7 @@ class GeneratedKernel(KernelBase):
 
 
 def layout_key(call: Call) -> Hashable:
-    """Cache key of the layouts of a call: strides and dtypes of operands and outputs."""
+    """Key under which what depends on the layouts of a call is cached: strides and dtypes of operands and outputs."""
     operands = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in operands])
 
@@ -360,7 +362,8 @@ def stored_schedule(found: Lowered, call: Call) -> Numbers:
 
 
 def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
-    """Emit the kernel of `template` for a call with its schedule, once; returns its launches in execution order."""
+    """Emit the kernel of `template` for a call with its schedule, unless that has been done; returns its launches in
+    execution order."""
     found = template.lower(call)
     assert found is not None
     schedule = stored_schedule(found, call)

@@ -72,7 +72,7 @@ class JaxPrograms(DevicePrograms):
         return _Emitter(plan).emit()
 
     def exchange(self, place: str) -> Marshalling:
-        """The converter of arguments and results (`DevicePrograms.exchange`)."""
+        """What converts arguments and results between the caller's arrays and JAX's (`DevicePrograms.exchange`)."""
         return JaxMarshalling()
 
 

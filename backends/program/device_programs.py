@@ -34,7 +34,7 @@ class DevicePrograms:
         raise NotImplementedError
 
     def exchange(self, place: str) -> Marshalling:
-        """The converter of arguments and results of programs on the device `place`."""
+        """What converts arguments and results of programs on the device `place`."""
         return NumpyMarshalling()
 
     def bound(

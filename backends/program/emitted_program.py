@@ -14,8 +14,8 @@ from . import memory_plan as memory
 class EmittedProgram:
     """Source of a program with what it requires.
 
-    `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
-    `plain`: keys of weights that must be row-major.
+    `weights`: weight key -> term to evaluate. `states`: name of a state (memory kept between calls) -> type. `layout`:
+    memory plan of the workspace. `plain`: keys of weights that must be row-major.
     """
 
     source: str

@@ -44,7 +44,7 @@ class GpuPrograms(DevicePrograms):
         return emit_cuda(plan_for_launching(plan), reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Marshalling:
-        """The converter of arguments and results to and from tensors on `place` (`DevicePrograms.exchange`)."""
+        """What converts arguments and results to and from tensors on `place` (`DevicePrograms.exchange`)."""
         return TensorMarshalling(place)
 
     def bound(

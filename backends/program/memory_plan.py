@@ -36,7 +36,7 @@ def aligned(size: int, alignment: int = ALIGNMENT) -> int:
 
 
 def place(buffers: Sequence[LiveBuffer], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
-    """Place buffers in a workspace; returns (offset of each buffer, bytes of the workspace). Deterministic.
+    """Place `buffers` in a workspace; returns (offset of each buffer, size of the workspace), in bytes. Deterministic.
 
     Buffers that are live at a common step do not overlap. `alignment` in bytes.
     """

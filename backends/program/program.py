@@ -150,7 +150,7 @@ class Program(Unpicklable):
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
         """Read and prepare the weights now, if not yet done; `params` replaces params by name.
 
-        Resets states. Returns itself.
+        Resets states (memory kept between calls). Returns itself.
 
         Raises UsageError for unknown params, params without data or of another shape or dtype, and for `params` of a
         loaded program, which has only its saved weights. The program then keeps its weights.
@@ -328,7 +328,8 @@ class Program(Unpicklable):
             self._binaries = binaries
 
     def unbind(self) -> None:
-        """Release prepared weights and states; the next call reads the weights again."""
+        """Release the prepared weights and the states (memory kept between calls); the next call reads the weights
+        again."""
         with self._lock:
             self._collect()
             self._run, self.states, self._space = None, {}, {}
@@ -337,7 +338,8 @@ class Program(Unpicklable):
         trim()
 
     def reset(self) -> None:
-        """Set all states to their initial values, except shared ones."""
+        """Set all states (memory kept between calls) to their initial values, except those shared with other
+        programs."""
         with self._lock:
             self._reset()
 

@@ -130,8 +130,8 @@ class SizeCallWriter:
         return ", ".join(self.tracer.spelled(x, needs) for x in (tuple(shape), tuple(strides), dtype)), needs
 
     def template(self, one: Launched) -> LaunchTemplate:
-        """The template of the recorded launch `one`, which must be asked for in the order of launches. Raises
-        Untraceable if there is none, or if it has tensor descriptors of Triton."""
+        """The template of the recorded launch `one`, from which launches at other sizes are made; launches must be
+        given in order. Raises Untraceable if there is none, or if it has tensor descriptors of Triton."""
         found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
         self.position += 1
         if found is None or found.described:

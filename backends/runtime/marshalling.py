@@ -67,11 +67,11 @@ class Marshalling(Protocol):
         ...
 
     def write(self, state: Any, value: Any) -> None:
-        """Overwrite the memory of a state with `value`, an array or tensor."""
+        """Overwrite the memory of a state (a value kept between calls) with `value`, an array or tensor."""
         ...
 
     def read(self, state: Any) -> Array:
-        """A NumPy array with a copy of a state's values."""
+        """A NumPy array with a copy of the values of a state (a value kept between calls)."""
         ...
 
 
@@ -135,11 +135,11 @@ class NumpyMarshalling:
         return np.zeros(spec[1], dtypes.numpy_dtype(spec[2]))
 
     def write(self, state: Array, value: Any) -> None:
-        """Overwrite the array of a state with `value`, an array or tensor."""
+        """Overwrite the array of a state (a value kept between calls) with `value`, an array or tensor."""
         state[...] = value
 
     def read(self, state: Array) -> Array:
-        """A copy of a state's values (`Marshalling.read`)."""
+        """A copy of the array of a state (a value kept between calls)."""
         return state.copy()
 
 
@@ -199,11 +199,11 @@ class TensorMarshalling:
         return torch.zeros(spec[1], dtype=getattr(torch, spec[2]), device=self.device)
 
     def write(self, state: Any, value: Any) -> None:
-        """Overwrite the tensor of a state with `value`, an array or tensor."""
+        """Overwrite the tensor of a state (a value kept between calls) with `value`, an array or tensor."""
         state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
 
     def read(self, state: Any) -> Array:
-        """A NumPy array with a copy of a state's values (`Marshalling.read`)."""
+        """A NumPy array with a copy of the values of a state (a value kept between calls)."""
         return array_of(state).copy()
 
 

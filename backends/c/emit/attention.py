@@ -39,10 +39,10 @@ PARALLEL = 500_000.0  # work (multiplications) from which several threads pay of
 class FewRowAttention:
     """Parts of a kernel that is attention of few rows.
 
-    `score`: the products of `query` and `key` summed over the axis `head`; `maximum`: maximum of the masked scores
-    over the axis `positions`; `total`: sum of the weights (None if nothing is divided by the sum); `result`: sum of
-    `values`, over the axis `column`, weighted by the scores' exponentials. `batch`, `rows`: the other axes of the
-    result.
+    `score`: the products of `query` and `key` summed over the axis `head`; `maximum`: maximum of the masked scores over
+    the axis `positions`; `total`: sum of the weights (None if nothing is divided by the sum); `result`: sum of
+    `values`, over the axis `positions`, weighted by the scores' exponentials; `column`: axis of its elements. `batch`,
+    `rows`: the other axes of the result.
     """
 
     batch: tuple[Axis, ...]
