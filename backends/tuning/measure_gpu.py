@@ -40,6 +40,7 @@ OPEN = 20  # kernels in flight, each with device memory; as many again may wait 
 LEAVE = 2
 RUN_S = 15.0  # deadline in seconds of one device job
 PROCESSES = 2  # device processes: one prepares its next job while the other's runs
+MOST_COMPILERS, LEFT_CORES = 16, 2  # compiler processes at most; cores left to the search and to device processes
 CAPABILITY = 90  # compute capability to compile for if there is no GPU
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
 KEEP_S = 2.0  # seconds after which rows are written to the sink before a round ends: a store's write waits for the disk
@@ -63,7 +64,11 @@ class GpuMeasurer(TrialPipeline):
             _refuse_elsewhere()
         several = PROCESSES if device == GPU_KIND and worker is None else 1
         processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
-        count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
+        count = (
+            (0 if device == "cpu" else max(1, min(MOST_COMPILERS, cores() - LEFT_CORES)))
+            if workers is None
+            else workers
+        )
         pool = CompilePool(count, partial(_capability, device)) if count else None
         super().__init__(sink, device, processes, pool, schedules, calibrates=calibrates)
         self.sink, self.schedules = sink, schedules
