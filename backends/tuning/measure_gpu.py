@@ -20,10 +20,9 @@ from threading import Thread
 from ... import settings
 from ...costdb.keys.device import GPU_KIND, cores, gpu_facts, gpu_machine, machine_here
 from ...costdb.store.schema import Row
-from ...egraph.ir.ops import Type
 from ...errors import DeviceUnavailableError
 from ...extract.model.clock import Clock
-from ...extract.model.kernel import Call, Candidate, Operand, Template
+from ...extract.model.kernel import Call, Candidate, Template
 from ..generate.kernel_text import KernelText, kernel_text
 from .compile_pool import CompilePool
 from .gpu_process import GpuProcess
@@ -286,24 +285,19 @@ class GpuMeasurer(TrialPipeline):
         self._call_back()
         return self.calibration.measured(self.processes[0], seconds)
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S, programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S) -> bool:
         """Compile kernels of a program in parallel before its first run, which would compile them one by one.
 
-        `wanted`: the kernels with their calls. `programs`: sources of programs, whose CUDA C++ kernels are compiled
-        together as in their first run. Takes at most `seconds`; returns whether all were done. Compilation errors are
-        reported when a kernel runs.
+        `wanted`: the kernels with their calls. Takes at most `seconds`; returns whether all were done. Compilation
+        errors are reported when a kernel runs.
         """
-        empty = Call({}, Operand(Type((1,), "float32"), (1,)), {})
-        found = (KernelText(source, (), (), False, 0, True) for source in programs if "CudaKernel(" in source)
-        texts: dict[str, tuple[KernelText, Call]] = {text.digest: (text, empty) for text in found}
-        for template, call in wanted if self.pool is not None else ():
+        if self.pool is None:
+            return True
+        texts: dict[str, tuple[KernelText, Call]] = {}
+        for template, call in wanted:
             with contextlib.suppress(Exception):
                 text = kernel_text(template, call)
                 texts |= {text.digest: (text, call)} if text.generated else {}
-        if self.pool is None or len(texts) < 2:
-            return True
         with self.clock.running("compile"):
             return not wait([self.pool.submit(text, call) for text, call in texts.values()], timeout=seconds).not_done
 

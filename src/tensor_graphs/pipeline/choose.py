@@ -20,7 +20,11 @@ SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever 
 
 
 def choose_cheapest(
-    session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: Measurer | None, carried: Carried
+    session: Session,
+    graphs: Sequence[Hypergraph],
+    pricer: CostPricer,
+    measurer: Measurer | None,
+    carried: Carried = lambda graph: (),
 ) -> tuple[Hypergraph, Choice]:
     """The hypergraph with the cheapest plan, and that plan. The search time is divided equally.
 
