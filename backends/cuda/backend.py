@@ -17,7 +17,8 @@ from ..ir.tiling import Shape, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
-from .clustered_attention.kernel import ClusteredAttentionSchedule, emit_clusters
+from .clustered_attention.kernel import emit_clusters
+from .clustered_attention.parameters import ClusteredAttentionSchedule
 from .clustered_attention.schedules import applies as clusters_apply
 from .clustered_attention.schedules import clustered_fits, clustered_schedules
 from .emit.kernel import emit, emit_joined
@@ -230,7 +231,7 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 
 
 class Cuda(GpuGenerator):
-    """The CUDA C++ backend: finds, tunes and emits generated kernels (`CudaEmitter`)."""
+    """The CUDA C++ backend, whose generated kernels are emitted by `CudaEmitter`."""
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

@@ -1,10 +1,8 @@
 """Register and stack use of a compiled CUDA kernel, parsed from its cubin.
 
-A cubin is an ELF file whose section `.nv.info` lists function attributes.
-
-An attribute has a format (1 byte), an id (1 byte) and a size or value (2 bytes); format 4 is followed by that many
-bytes, here a symbol index and a count. (Seen in binaries of sm_80 to sm_90; `cuobjdump --dump-resource-usage` shows the
-same.)
+A cubin is an ELF file whose section `.nv.info` lists function attributes. An attribute has a format (1 byte), an id (1
+byte) and a size or value (2 bytes). In format 4 the size is the number of bytes that follow; those read here are a
+symbol index and a count. (Checked for binaries of sm_80 to sm_90 against `cuobjdump --dump-resource-usage`.)
 """
 
 from __future__ import annotations

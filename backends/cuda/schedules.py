@@ -19,8 +19,11 @@ from ..lowering.split_reduction import split
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, is_vectorizable, stride_in_runs
-from .packed_ranking import PackedGemmRanking
-from .ranking import ElementwiseRanking, GemvRanking, ReductionRanking, RowReductionRanking, SkinnyGemmRanking, ranked
+from .ranking.gemv import GemvRanking
+from .ranking.model import ranked
+from .ranking.packed_gemm import PackedGemmRanking
+from .ranking.rows import ElementwiseRanking, ReductionRanking, RowReductionRanking
+from .ranking.skinny_gemm import SkinnyGemmRanking
 
 ROWS = 4  # maximum rows of GEMM on CUDA cores
 FEW = 32  # maximum rows of skinny GEMM on tensor cores with register fragments

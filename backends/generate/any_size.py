@@ -1,6 +1,7 @@
-"""Generated GPU kernels for every size: templates whose code is the text of one schedule with sizes as parameters.
+"""Generated GPU kernels for every size: templates whose source has the sizes as parameters.
 
-The text and the sizes for which it holds are found by generate/form_search.py.
+A *form* of such a kernel is the source of one schedule together with the range of sizes for which it is correct; forms
+are found by generate/form_search.py.
 """
 
 from __future__ import annotations
@@ -61,9 +62,8 @@ class SizedKernel(KernelBase):
 
     @property
     def layout(self) -> Layout | None:
-        """Function from a call to the strides of a channels-last output; None for a row-major output.
-
-        It is that of `origin`.
+        """Function from a call to the strides of a channels-last output; None for a row-major output. Taken from the
+        kernel at the generic sizes (`origin`).
         """
         return self.origin.layout
 
@@ -167,11 +167,11 @@ class SizedKernel(KernelBase):
 def sized_kernel(
     template: GeneratedKernel, call: Call, numbers: Numbers, others: Sequence[Emitter] = ()
 ) -> SizedCall | None:
-    """Form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
+    """The kernel for every size (a `SizedKernel` and its call) that corresponds to a kernel generated at generic
+    sizes; None if its terms hold at these sizes only.
 
-    Whether a schedule's text has a common form is only found out by `SizedKernel.forms_of`. `numbers`: the generic
-    sizes -> size expressions. `others`: emitters whose schedules may be used for sizes for which the chosen schedule
-    has no form.
+    Whether its source can be generalized is only found out by `SizedKernel.forms_of`. `numbers`: generic size -> size
+    expression. `others`: emitters whose schedules may be used at sizes at which the chosen schedule has no form.
     """
     ranges = {n: (atom.min, atom.max) for n, atom in sorted(numbers.graph.free_dims.items())}
     try:

@@ -200,7 +200,7 @@ class EmitterBase:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call's kernel in the IR, with its shape and its candidate schedules."""
+    """Result of lowering a call: the kernel in the IR, its shape (extents of its axes), and its candidate schedules."""
 
     kernel: Kernel
     shape: Shape

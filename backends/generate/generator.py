@@ -1,4 +1,4 @@
-"""Backends that generate kernels: what they generate for an e-graph view, and how their kernels take every size.
+"""Backends that generate kernels for an e-graph view, and kernels of theirs for every size.
 
 A `KernelGenerator` describes a backend and is immutable; its `Lowering` (lowerings.py) belongs to one optimization.
 """
@@ -97,7 +97,9 @@ class GpuGenerator(KernelGenerator, GpuBackend):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`Target.any_size`). The kernel is priced at the generic sizes."""
+        """The kernel for every size that corresponds to a generated kernel (`Target.any_size`). It is priced at the
+        generic sizes.
+        """
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         emitters = [b.emitter for b in others if isinstance(b, KernelGenerator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)

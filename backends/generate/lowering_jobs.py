@@ -27,7 +27,7 @@ class Job:
     """Message to a lowering worker.
 
     The terms of a fusion group and its call, to be lowered by the generators `names`; or, with `form`, calls of one
-    form of a kernel.
+    template of a kernel.
 
     `limit`: permitted relative error. `images`: names of operands and results that are images.
     """
@@ -58,7 +58,7 @@ def flattened_terms(terms: Sequence[Tensor]) -> Flat:
 
 
 def rebuilt_terms(found: Flat) -> tuple[Tensor, ...]:
-    """Terms from the form that `flattened_terms` made."""
+    """The terms that `flattened_terms` has flattened."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))

@@ -1,9 +1,9 @@
 """Pool of worker processes that lower terms to kernels; the parent's side of generate/lowering_worker.py.
 
-The caller takes jobs from the beginning of a batch, workers from its end, until they meet. So the caller never waits
-for a worker to start, and nothing is lost on a machine without idle cores. While the batch still grows, or once `WIDE`
-workers have started, workers take jobs in order; with so many, the caller waits for replies instead of doing jobs, and
-its other threads run meanwhile.
+The caller takes jobs from the beginning of a batch, workers from its end, until all are taken. So the caller never
+waits for a worker to start, and a machine without idle cores is not slower than without a pool. While the batch still
+grows, or once `WIDE` workers have started, workers take jobs in order; with so many, the caller waits for replies
+instead of doing jobs, and its other threads run meanwhile.
 
 A pool belongs to one optimization and is used by one thread at a time. That thread drives pipe I/O between its own
 jobs. All pools of a process share a limit on the number of workers (`_room`).
@@ -148,9 +148,9 @@ class Batch:
     def next(self) -> list[tuple[int, Job]]:
         """Up to `PART` jobs for a worker, as (number, job).
 
-        They are taken from the end of a complete batch, without the job that the caller does next; from the beginning
-        of a batch that still grows, or of any batch of a wide pool (there fewer at a time, so that all workers have
-        some, from the job that the caller waits for).
+        They are taken from the end of a complete batch, except the job that the caller does next; from the beginning of
+        a batch that still grows, or of any batch if at least WIDE workers have started (then fewer at a time, so that
+        all workers have some, beginning with the job that the caller waits for).
         """
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
@@ -236,9 +236,9 @@ class LowerPool:
         return sum(p.heard for p in self._processes) >= WIDE
 
     def waits_for(self, number: int) -> bool:
-        """Whether a worker has the job in progress.
+        """Whether a worker is working on the job with this number.
 
-        If that worker has never replied, the job is taken back and the result is False.
+        If that worker has never replied, the caller gets the job back and the result is False.
         """
         for p in self._processes:
             if number in p.busy:

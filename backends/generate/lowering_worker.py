@@ -1,8 +1,8 @@
 """Worker process that lowers terms to kernels, for the generating backends.
 
-A job is one lowering request of a `Lowering`: terms, layouts of operands and results, names of the weights. The worker
-runs the same code as the parent (generator.py) and sends back the result. Messages are pickles over private pipes
-between two processes of one program; none are stored in files.
+A job is one lowering request: terms, layouts of operands and results, names of the weights. The worker runs the same
+code as the parent (lowerings.py) and sends back the lowered kernels. Messages are pickles over private pipes between
+two processes of one program; none are stored in files.
 """
 
 from __future__ import annotations

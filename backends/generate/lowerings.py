@@ -246,9 +246,10 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Answers to a `Job` in a worker process: all forms of a fusion group, or calls of one form, lowered.
+        """Lower a `Job` in a worker process: a fusion group by every template that computes it, or given calls of one
+        template.
 
-        Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
+        Returns the answers for a group, [] for calls of one template (which keeps the lowered kernels).
         """
         if job.form is None:
             return self.answers(
@@ -340,7 +341,7 @@ class Lowering:
         last: bool = False,
         precision: Precision = IEEE,
     ) -> GeneratedKernel:
-        """The template of terms in one form, cached."""
+        """The template of terms with given weight and output layouts, cached."""
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)

@@ -72,8 +72,8 @@ class Parameter:
     "sides", one number for any of rows, columns and reduction axes (`tm`, `tn`, `t0`, …). `drops`: a move to 1 removes
     the parameter and the flags `companions`. `starts`: the value that a move gives a schedule without the parameter;
     the move also sets the flags `companions`. None: no move adds the parameter. `form`: whether the parameter selects
-    another form of the kernel (such as loads by TMA), which kernels with equal loops may not support. `common`: whether
-    price predictions ignore the parameter, because it hardly changes a kernel's time.
+    another structure of the kernel's code (such as loads by TMA), which kernels with equal loops may not support.
+    `common`: whether price predictions ignore the parameter, because it hardly changes a kernel's time.
     """
 
     meaning: str
@@ -149,10 +149,8 @@ class Schedule:
 
     @classmethod
     def parse(cls, numbers: Numbers) -> Self | None:
-        """Schedule of this class from its stored form.
-
-        None unless the names are exactly parameters of this class, with all required ones. Values need not be in the
-        domain (`valid`).
+        """Schedule of this class from its stored form (name -> integer); None if a name is not a parameter of this
+        class, or a required parameter is missing. Values need not be in their domains (`valid`).
         """
         known = declared(cls)
         if cls.tag and numbers.get(cls.tag) != 1:
@@ -237,7 +235,9 @@ class Schedule:
 
     @property
     def forms(self) -> frozenset[str]:
-        """Stored names of the schedule's parameters that select another form of the kernel (`Parameter.form`)."""
+        """Stored names of the schedule's parameters that select another structure of the kernel's code
+        (`Parameter.form`).
+        """
         names = {p.stored for p in declared(type(self)).values() if p.form and self.__dict__[p.field]}
         return frozenset({*names, self.tag} if self.warp_specialized else names)
 

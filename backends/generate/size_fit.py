@@ -3,7 +3,7 @@
 A kernel emitted at several sizes with one schedule has the same text up to integers: extents, strides, tile counts.
 Each such integer is one of a few functions of the sizes, `a * n * ceil(k * m / c) + b` with products of sizes `n` and
 `m`, or a product of two tile counts, possibly limited by a constant. `fit` finds the function from the values at the
-probed sizes. Values that were not needed to solve for the unknowns are checks: a function with two unknowns has to
+probed sizes. Values beyond those needed to solve for the unknowns check the result: a function with two unknowns has to
 agree with at least six values.
 """
 

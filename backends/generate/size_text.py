@@ -1,5 +1,6 @@
-"""Emitted text with sizes as parameters: the common form of texts that one schedule emits at several choices of
-sizes."""
+"""Emitted text with sizes as parameters: the generalization of the texts that one schedule emits at several choices
+of sizes, which are equal up to integers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ Bounds = Mapping[str, tuple[int, int]]  # size -> (least, largest)
 
 
 class NoForm(Exception):
-    """Raised when the texts of a kernel have no common form for every size; the message says why."""
+    """Raised when a kernel's texts at several sizes cannot be generalized to one text with sizes as parameters.
+
+    The message is the reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class Text:
 
     @staticmethod
     def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
-        """Common form of texts emitted at several points (choices of sizes). Raises NoForm if there is none."""
+        """Generalization of texts emitted at several points (choices of sizes). Raises NoForm if they differ in more
+        than integers that are functions of the sizes.
+        """
         pieces = tuple(_NUMBER.split(texts[0])[::2])
         rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
         values = []
@@ -52,7 +58,7 @@ class Text:
 
 
 def skeleton(text: str) -> str:
-    """Text with its integers blanked out; texts with a common form have equal skeletons."""
+    """Text with its integers blanked out; texts that can be generalized to one have equal skeletons."""
     return _NUMBER.sub("#", text)
 
 
@@ -82,8 +88,11 @@ class EmittedTexts:
 
 @dataclass(frozen=True)
 class SizedForm:
-    """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest): the
-    call's statement, bytes of scratch memory, and definitions."""
+    """A form of a kernel for every size: texts of one schedule with sizes as parameters, correct for sizes within
+    `bounds` (size -> least, largest).
+
+    The texts are the call's statement, bytes of scratch memory, and definitions.
+    """
 
     statement: Text
     scratch: Dim

@@ -84,7 +84,9 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def bases(self) -> dict[str, str]:
-        """Outputs of which a kernel writes some elements only (scatter) -> operands with the other elements."""
+        """Output -> operand, for outputs of which the kernel writes some elements only (scatter); the operand has the
+        values of the others.
+        """
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: str(t.args[0].attr("name")) for name, t in outputs if updates_input(t)}
 
@@ -95,9 +97,8 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def combinations(self) -> int:
-        """Number of operand-layout combinations to lower.
-
-        Bounded, because lowering hundreds of operations takes 0.1 s.
+        """Maximum number of operand-layout combinations to lower; smaller for large terms, because lowering hundreds of
+        operations takes 0.1 s.
         """
         return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(self.nodes)))
 
@@ -203,7 +204,9 @@ class GeneratedKernel(KernelBase):
         return len(found.kernel.exprs) if found is not None else 0
 
     def ways(self, call: Call) -> tuple[str, ...]:
-        """Names of the kernel IR transformations that the call's kernel uses."""
+        """Names of the kernel IR transformations (DEFER, ROLL, ...: see docs/glossary.md) applied to the call's
+        kernel.
+        """
         found = self.lower(call)
         if found is None:
             return ()
@@ -215,8 +218,8 @@ class GeneratedKernel(KernelBase):
     def alike(self, call: Call) -> Hashable | None:
         """Deduplication key for tuning.
 
-        Calls with equal keys likely share the best schedule, whatever prologue and epilogue they have. None if there is
-        no kernel.
+        Calls with equal keys likely share the best schedule, even with different prologues and epilogues. None if the
+        terms cannot be lowered.
 
         The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
         (tensors of rank > 2), and the optional schedule parameters that the kernel supports. Cached by layout.

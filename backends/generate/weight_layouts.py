@@ -35,8 +35,9 @@ def is_unaligned(kind: Type) -> bool:
 def laid_out(weight: Buffer, call: Call) -> Buffer:
     """The buffer that describes a weight after `prepared` has changed its layout.
 
-    The elements for one output are contiguous: a matrix is transposed and its rows padded; filters become
-    channels-last, in the call's 16-bit dtype if it has one; depthwise filters have the filter axis innermost.
+    In the new layout the weights of one output element are contiguous: a matrix is transposed and its rows padded;
+    filters become channels-last, in the call's 16-bit dtype if it has one; depthwise filters have the filter axis
+    innermost.
     """
     if len(weight.shape) == 2:
         return Buffer(weight.dtype, weight.shape, (1, even(weight.shape[0], weight.dtype)))

@@ -1,7 +1,7 @@
 """Loop analyses of kernel reductions that all emitters share: loop fusion and loop bounds.
 
-A sum of exp(a - max(a)) shares the loop of its maximum (the ROLL rule: online softmax); a mask beyond a bound ends the
-loop there.
+A sum of exp(a - max(a)) shares the loop of its maximum (the ROLL rule: online softmax); a loop over positions ends at
+the bound beyond which a mask excludes all of them.
 """
 
 from __future__ import annotations

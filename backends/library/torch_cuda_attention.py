@@ -1,4 +1,4 @@
-"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and an unfused form."""
+"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and unfused attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...extract.model.kernel import Call, Strides
 from ...extract.model.library_kernel import LibraryKernel, identify
-from .numpy import spell
+from .numpy_rows import spell
 from .torch_calls import both, extents, heads_fit
 from .torch_cuda_rows import FLOAT, halves, row
 

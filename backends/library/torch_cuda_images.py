@@ -1,4 +1,6 @@
-"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and unfused forms."""
+"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and compositions of
+several Torch calls.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ...egraph.ir import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
-from .numpy import spell
+from .numpy_rows import spell
 from .torch_calls import (
     CONVOLUTIONS,
     GEOMETRY,

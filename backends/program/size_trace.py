@@ -1,7 +1,8 @@
-"""Recording of the emitted function `at` of a GPU program of every size, and of the function that launches.
+"""Recording of the operations of a GPU program with free sizes: of its emitted function `at`, and of the function
+that launches its kernels.
 
-Both are run once with symbolic sizes and tensors, which record what they do: integer expressions, launches of generated
-kernels, calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.
+Both are run once with symbolic sizes and tensors, which record integer expressions, launches of generated kernels, and
+calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.
 
 Imports: the standard library.
 """
@@ -136,7 +137,7 @@ class TracedTensor:
 
 
 class Spaces:
-    """Stand-in for the workspace: its memory as traced tensors, by dtype."""
+    """Stand-in for the workspace (memory of intermediate values) during recording: traced tensors by dtype."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer

@@ -47,7 +47,7 @@ class Marshalling(Protocol):
         ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """The input `x`, whose declared type is `spec`, in the program's form.
+        """The input `x`, whose declared type is `spec`, as the kind of value that the program takes (array or tensor).
 
         Raises ShapeError for another shape or dtype, and UsageError for data that cannot be converted.
         """
@@ -153,7 +153,7 @@ class TensorMarshalling:
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast path for tensors on the program's kind of device; None without inputs (`Marshalling.quick`)."""
+        """Fast path for tensors on the program's device; None if the program has no inputs (`Marshalling.quick`)."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]

@@ -160,7 +160,7 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 
 
 class Triton(GpuGenerator):
-    """The Triton backend: finds, tunes and emits generated kernels (`TritonEmitter`)."""
+    """The Triton backend, whose generated kernels are emitted by `TritonEmitter`."""
 
 
 HELPERS = {

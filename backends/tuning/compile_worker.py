@@ -66,7 +66,7 @@ def prepare(capability: int) -> None:
 
 
 class AsyncCopyRace(Exception):
-    """Raised for a kernel with an async-copy race."""
+    """Raised for a kernel in which an asynchronous copy overwrites shared memory that a tensor core still reads."""
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     Returns the number of `kernels`; maxima over them: `shared` memory (bytes), `registers` and `spills` per thread;
     `fits`: whether the shared memory suffices; `digest` of binaries and parameters: equal digests mean equal programs.
 
-    Raises Race if a kernel has an async-copy race.
+    Raises AsyncCopyRace if a kernel has an async-copy race.
     """
     import torch
 

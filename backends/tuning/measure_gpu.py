@@ -95,14 +95,14 @@ class GpuMeasurer(TrialPipeline):
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
-        Returns the candidates whose measurement continues in the background: none without `leave`, unless the attribute
-        `keeps` is set and time is up. The rows of all others are durable when the call returns.
-        Candidates are drawn from the iterable slightly ahead of measuring.
-        `progress`: called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
-        which measuring is useless; called repeatedly. `look`: searches end with their first guesses. `later`:
-        (candidate, whether it is a first look) that may be measured next; idle compilers compile their first schedules.
-        `leave`: return early with the candidates still in flight; these continue in the background and in the next
-        call, which makes their rows durable.
+        Returns the candidates whose measurement continues in the background: none without `leave`, unless the
+        attribute `keeps` is set and time is up. The rows of all others are durable when the call returns.
+
+        Candidates are drawn from the iterable slightly ahead of measuring. `progress`: called with the number of
+        finished candidates. `worth`: cost cutoff of a candidate in µs, above which measuring is useless; called
+        repeatedly. `look`: searches end with their first guesses. `later`: (candidate, whether it is a first look) that
+        may be measured next; idle compilers compile their first schedules. `leave`: return early with the candidates
+        still in flight; these continue in the background and in the next call, which makes their rows durable.
         """
         self.start()
         began = time.monotonic()
@@ -273,7 +273,8 @@ class GpuMeasurer(TrialPipeline):
         return self.searches.unfinished(candidate)
 
     def further(self, candidate: Candidate) -> bool:
-        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
+        """Allow `schedules` more schedules to a candidate's search that has used up its number; returns whether any are
+        left to try.
 
         False, without a change, for a search that has not used up its number of schedules.
         """

@@ -95,7 +95,7 @@ def gpu_machine() -> MachineKey:
     """Machine key of the GPU that plans target.
 
     The setting `gpu` (three fields joined by "|", for a machine elsewhere), otherwise the first local GPU, otherwise
-    this CPU as an interpreter of GPU kernels. Raises UsageError if the setting has another form.
+    this CPU as an interpreter of GPU kernels. Raises UsageError if the setting does not consist of three such fields.
     """
     return _gpu_machine(settings.current().gpu)
 

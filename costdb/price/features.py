@@ -1,8 +1,8 @@
 """Features of a kernel in a schedule for the learnt model: sizes, work, memory layout, and the schedule against them.
 
 All are numbers from the columns of a key and its work. Sizes and amounts are in logarithms of base 2, with -1 for 0; a
-schedule's parameter that is absent counts as 0. What depends on the schedule is computed for all rows at once, the rest
-is cached by the columns' texts.
+schedule's parameter that is absent counts as 0. Features of the schedule are computed for all rows at once, the others
+are cached by the columns' texts.
 """
 
 from __future__ import annotations

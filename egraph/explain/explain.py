@@ -5,8 +5,8 @@ becomes an equation between terms (with one term chosen per e-class), each compo
 congruence closure (congruence.py) finds the consequences with proofs. The proof is unfolded into steps; each step
 rewrites one subterm at all places where the proof needs it, by one rule in one direction.
 
-Where the equations do not connect two subterms (a pruned form was in between), the step is a gap: it is listed as such,
-checked by value only, and the explanation is not `complete`.
+If the equations do not connect two subterms (because a term between them was pruned), the step is a gap: it is listed
+as such, checked by value only, and the explanation is not `complete`.
 """
 
 from __future__ import annotations

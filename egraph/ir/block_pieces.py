@@ -129,9 +129,9 @@ def merge(listing: NodeOrder, stretches: list[tuple[int, int]], max_nodes: int) 
     """The intervals `stretches` of a listing, (start, end), as pieces: neighbours are merged where pieces of their two
     structures (`BlockPiece.kind`) always occur together.
 
-    First those where at least two values of the left piece are used after it, up to `max_nodes` nodes, then the others,
-    up to half of that. Merged pieces are also searched for in pieces that occur once, such as a layer's first part
-    after the embedding.
+    First those pairs are merged in which at least two values of the left piece are used after it, up to `max_nodes`
+    nodes, then the others, up to half of that. Merged pieces are also searched for in pieces that occur once, such as a
+    layer's first part after the embedding.
     """
     names: dict[Any, int] = {}
     pieces = [_piece(listing, names, a, b) for a, b in stretches]

@@ -227,7 +227,9 @@ class Engine:
         self.key = key
 
     def collect(self) -> None:
-        """Delete new e-nodes that only pruned e-nodes use; mark the others as seen."""
+        """Delete e-nodes of the last round that only pruned e-nodes use; mark its other e-nodes as seen (they stay in
+        all later views).
+        """
         self.round += 1
         self.run(f"(set (now) {self.round})")
         for root in self.roots:

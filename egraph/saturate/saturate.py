@@ -267,7 +267,7 @@ def saturate_block(
     session: SaturationSession | None = None,
     stop: Stop = never,
 ) -> EGraphView:
-    """Saturate one block; returns the view of all forms that the rules reach within the limits.
+    """Saturate one block; returns the view of all terms that the rules reach within the limits.
 
     `slack` (nanoseconds; default `limits.slack` launches): an e-node is kept if its tree cost exceeds the best of its
     e-class by at most this. `guard=False` disables pruning. Composite ops are united with their decompositions, unless

@@ -104,8 +104,8 @@ def _text(rows: Sequence[Row]) -> str:
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
     """Nodes of a graph and of its composites' decompositions, and the pairs (composite, decomposition).
 
-    Pointwise composites (activations) are not decomposed: all their forms cost the same once fused, and their
-    arithmetic has very many equal forms.
+    Pointwise composites (activations) are not decomposed: all terms for them cost the same once fused, and the rules
+    find very many equal terms for their arithmetic.
     """
     nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
     done, start = set(nodes), 0

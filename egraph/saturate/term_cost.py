@@ -1,8 +1,8 @@
 """Cost model for pruning during saturation: one roofline formula, available in Python and as egglog text.
 
 Costs are integer nanoseconds computed from result and operand sizes. Views and pointwise ops are nearly free, because
-extraction fuses them into their neighbors. Both forms are generated from the same expression, so pruning in egglog and
-ranking in Python cannot disagree; integer division truncates in both.
+extraction fuses them into their neighbors. The Python function and the egglog text are generated from the same
+expression, so pruning in egglog and ranking in Python cannot disagree; integer division truncates in both.
 """
 
 from __future__ import annotations

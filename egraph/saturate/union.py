@@ -1,9 +1,10 @@
-"""Union of e-graph views of one graph, so that more search never loses a form.
+"""Union of e-graph views of one graph, so that a search under wider limits has all terms of one under narrower
+limits.
 
-Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because what is pruned
-depends on what else was found. Their union contains both: it has every e-node of both views, merges e-classes that
-share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set of limits
-stands for.
+Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because which e-nodes are
+pruned depends on which others were found. Their union contains both: it has every e-node of both views, merges
+e-classes that share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set
+of limits stands for.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class KernelMatch(NamedTuple):
 class BoundForm(NamedTuple):
     """One binding of a match to layouts.
 
-    `picks` is the layout index of each operand, `made` the strides of the output (None: row-major), `weights` the
-    weight-only operands.
+    `picks`: the index of each operand's layout among the layouts of its class. `made`: strides of the output (None:
+    row-major). `weights`: the operands that depend on weights only.
     """
 
     picks: tuple[int, ...]
@@ -94,7 +94,9 @@ class MatchBinder:
         return (id(match.template), match.attrs, *made, *map(self.layouts.kind, match.operands))
 
     def prepare(self, matches: Sequence[KernelMatch]) -> None:
-        """Call `prepare` of backends that have one, with all calls that the matches may become."""
+        """Let the backends lower the generated kernels of all calls that the matches may be bound to
+        (`Backend.prepare`).
+        """
         asked: dict[str, list[tuple[Template, Call]]] = {name: [] for name in self.preparing}
         seen, known = set[tuple[Any, ...]](), set(self.layouts.by_class)
         for match in matches if asked else ():

@@ -105,7 +105,7 @@ class Hypergraph:
 
     @cached_property
     def grouped(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Candidates in order of their groups (`alike`), and the place at which each group begins."""
+        """(Candidate indices sorted by group id (`alike`), index in that array at which each group begins)."""
         group = np.array(self.alike, np.int64)
         order = np.argsort(group, kind="stable")
         return order, np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -144,11 +144,11 @@ class Hypergraph:
 
 
 def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
-    """The chosen candidates (indices) without multi-output ones that contradict the value order.
+    """The chosen candidates (indices) without those multi-output ones that would close a cycle through other values.
 
-    All inputs of such a kernel must precede all its outputs, in the order given by the single-output kernels. A kernel
-    that makes a table read by every layer together with a value of the last layer would put all layers into one cycle,
-    for which no plan can be proved optimal.
+    Values are ordered by the single-output kernels, operands first. A multi-output kernel is kept if all its inputs
+    precede all its outputs in that order. A kernel that computes a table read by every layer together with a value of
+    the last layer would put all layers into one cycle, for which no plan can be proved optimal.
     """
     numbered = graph.numbered
     below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]

@@ -1,9 +1,9 @@
 """Layouts in which generated kernels over images are considered: uniformly row-major or uniformly channels-last.
 
-A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model they took
-most of the time available for measuring. A good plan keeps all images in one layout and changes it where it must: at
-values that are in memory from the start, at library kernels or views that support one layout only, and at the outputs.
-A copy kernel between the two layouts is always available.
+A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model, all of them
+would take most of the time available for measuring. A good plan keeps all images in one layout and changes it where it
+must: at values that are in memory from the start, at library kernels or views that support one layout only, and at the
+outputs. A copy kernel between the two layouts is always available.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KernelImageLayouts(NamedTuple):
 
     `allowed`: layout indices per operand. `images`: per operand, the index of each image layout (empty: not an image).
     `image_result`: whether the result is an image. `writes`: layout of the result as the kernel writes it. `asked_for`:
-    whether the result is a root, which must be row-major.
+    whether the result is a root (an output of the model), which must be row-major.
     """
 
     allowed: Sequence[Sequence[int]]

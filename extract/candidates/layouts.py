@@ -16,7 +16,8 @@ depend on the rest of the e-graph, so that a larger e-graph could lose kernels."
 
 
 class ClassLayouts:
-    """Layouts of the classes of a view, the row-major one first; vertices and operands in these layouts.
+    """Layouts (strides) in which each class of a view may be stored, the row-major one first, with the vertices and
+    operands of the hypergraph in these layouts.
 
     `by_class`: class -> strides of each layout known so far. `turned`: class -> layout other than row-major in which
     generated kernels may write the class. `given`: row-major strides of classes that are in memory before any kernel

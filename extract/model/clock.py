@@ -11,7 +11,7 @@ MERGE_SPANS_S = 0.05  # two spans of one name with a shorter pause between are m
 
 
 class Halted(Exception):
-    """Raised when a polled stop callback ended the computation before it had a result."""
+    """Raised when a polled `stop` callback returned True before the computation had a result."""
 
 
 @dataclass

@@ -193,7 +193,7 @@ class Template(Protocol):
         ...
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """Source of an expression, run once at load, that brings a weight into the form in which the kernel reads it.
+        """Source of an expression, run once at load, that converts a weight to the layout that the kernel reads.
 
         `operand`: name of the kernel's operand. `weight`: source text of the weight as given.
         """
@@ -224,7 +224,9 @@ class Template(Protocol):
         ...
 
     def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """(least, largest) of each size, per form of the code of a call in free sizes; empty if one form serves all."""
+        """(least, largest) of each free size, for each of the sources between which a call chooses by its sizes;
+        empty if there is a single source for all sizes.
+        """
         ...
 
     def conditions_of(self, call: Call) -> Sequence[str]:
@@ -259,8 +261,8 @@ Generation = tuple["Template", tuple[int, ...], tuple[int, ...]]
 
 class Backend(Protocol):
     """A set of kernels for one device. Several backends may share one device (NumPy and Torch share "cpu"). This
-    protocol has what matching and extraction need; `backends.contract.Target` adds members for emission and measuring,
-    and `BackendBase` the defaults.
+    protocol has the members that matching and extraction use; `backends.contract.Target` adds members for emission and
+    measuring, and `BackendBase` the defaults.
     """
 
     @property
@@ -302,9 +304,8 @@ class Backend(Protocol):
         ...
 
     def opened(self, lowerings: Any = None) -> Backend:
-        """The backend with mutable state of one optimization (lowered kernels).
-
-        The backend itself if it has no such state.
+        """A copy of the backend with the mutable state of one optimization (lowered kernels); the backend itself if it
+        has no such state.
 
         `lowerings`: the state that the backends of one optimization share (generate.lowerings.Lowerings); None: a
         new one.

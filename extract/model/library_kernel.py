@@ -73,7 +73,7 @@ class KernelBase:
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 
     def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """No bounds: one form serves all sizes (`Template.bounds_of`)."""
+        """No bounds: a library kernel has one source for all sizes (`Template.bounds_of`)."""
         return ()
 
     def conditions_of(self, call: Call) -> Sequence[str]:

@@ -12,10 +12,8 @@ from .kernel import Call, Candidate, Template
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate's price in µs.
-
-    The value used, its prediction interval (low, high), its source, and the schedule it refers to. `shipped`: measured
-    only elsewhere, by a row that came with the package.
+    """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule that
+    the price is for. `shipped`: measured only elsewhere, by a row that came with the package.
     """
 
     us: float
@@ -34,8 +32,8 @@ class Priced:
 class Measurer(Protocol):
     """Protocol of processes that time candidates; a failed measurement is recorded as a failure and priced infinite.
 
-    `ahead`: whether measuring may begin before the rewritten graph is known, and continues while plans are solved for.
-    `keeps`: whether kernels in flight when the time is up are kept for the next call; set by the caller.
+    `ahead`: whether measuring may begin before the rewritten graph is known, and may continue while the solver runs.
+    `keeps`: whether kernels in flight at the deadline stay in flight for the next call of `measure`; set by the caller.
     """
 
     keeps: bool
@@ -112,7 +110,9 @@ class Pricer(Protocol):
         ...
 
     def on_record(self, candidate: Candidate) -> bool:
-        """Whether a kernel's measurement is known without looking its key up in the store."""
+        """Whether the store is known to have a measurement of the candidate's kernel, without computing the kernel's
+        key.
+        """
         ...
 
     @property
@@ -128,5 +128,7 @@ class PricerBase:
     prepare: Callable[[Iterable[Candidate]], None] | None = None
 
     def on_record(self, candidate: Candidate) -> bool:
-        """Whether a kernel's measurement is known without looking its key up in the store (`Pricer.on_record`)."""
+        """Whether the store is known to have a measurement of the candidate's kernel, without computing its key
+        (`Pricer.on_record`).
+        """
         return True

@@ -1,7 +1,7 @@
 """Kernel calls in free (symbolic) sizes.
 
-Lifting a call at generic sizes, binding it to concrete sizes, and checking whether a kernel's code differs only in its
-numbers.
+A call at generic sizes is lifted to free sizes, a call in free sizes is bound to concrete ones, and a kernel's source
+at two choices of sizes is compared: it holds at all sizes if only numbers differ.
 """
 
 from __future__ import annotations

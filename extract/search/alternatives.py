@@ -106,12 +106,12 @@ LAUNCH_US = (
 def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> list[Choice]:
     """Choices to be timed as whole programs: the given one, then at most `count` - 1 others.
 
-    The others may be faster although their kernels' times add up to more (by a share of `max_gap` at most). They use
-    different kernels and, apart from those of the choice, only measured ones: first the plans that are optimal if each
-    launch costs some µs more, then `variants` of the choice. Ends after `seconds`.
+    The others cost at most (1 + `max_gap`) times the given one, use other kernels, and no unmeasured kernels beyond
+    those of the given one: first the plans that are optimal if each launch costs some µs more, then `variants` of the
+    choice. Ends after `seconds`.
 
-    The time of a program is not the sum of its kernels' times: launches have gaps, which overlap with kernels or not,
-    and a kernel finds its operands in the cache or not.
+    They may be faster, because the time of a program is not the sum of its kernels' times: gaps between launches may or
+    may not overlap with kernels, and operands may or may not be in the cache.
     """
     until, own = time.monotonic() + seconds, set(choice.chosen)
     candidates = choice.hypergraph.candidates

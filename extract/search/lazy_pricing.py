@@ -1,10 +1,9 @@
-"""Lazy pricing: prices of a hypergraph's candidates.
+"""Lazy pricing of a hypergraph's candidates: prices of generated kernels are looked up while library kernels are
+measured.
 
-The prices of generated kernels are computed while others are measured.
-
-The price lookup key of a kernel covers everything that its time depends on; for the thousands of generated kernels of a
-whole model the keys take seconds. Generated kernels must be compiled before they run, library kernels need not: library
-kernels are priced immediately, and generated kernels cost infinity until their keys exist.
+The lookup key of a kernel's price covers everything that its time depends on; for the thousands of generated kernels of
+a whole model the keys take seconds. Generated kernels must be compiled before they run, library kernels need not:
+library kernels are priced immediately, and generated kernels cost infinity until their keys exist.
 """
 
 from __future__ import annotations

@@ -102,9 +102,9 @@ class MeasurementState:
         return price.source != "measured" or price.low < MIN_CERTAINTY * price.us
 
     def forget_unanswered(self, prices: Sequence[Priced]) -> bool:
-        """Let candidates that the deadline left unmeasured be requested again.
+        """Mark candidates that were requested but not measured before the deadline as not requested.
 
-        Returns True if requests were made and none was answered.
+        Returns True if there were requests and none of them was measured.
         """
         calls = ((self.hypergraph.candidates[i], prices[i]) for i in self.hypergraph.calls[0])
         any_requested = bool(self.requested)

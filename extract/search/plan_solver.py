@@ -115,7 +115,7 @@ class PlanSolver:
 
         Warm-started from the plan `known`; found within `limit` seconds.
 
-        NoPlanError if none exists or none was found in time.
+        Raises NoPlanError if none exists or none was found in time.
         """
         # measuring that follows a shorter solve tells more than a longer solve
         hasty = not self.deterministic and (not self.nested or limit < self.limits[-1])
@@ -159,8 +159,8 @@ class PlanSolver:
     def solve_without_compiler(self, prices: Sequence[Priced]) -> list[int]:
         """Set and return `pessimistic`: the cheapest plan of kernels that are measured or need no compiler.
 
-        Empty if there is none, or if no candidate waits for a compiler. Its times are soon known, everything else is
-        compared with it, and it is the fallback if the time is short.
+        Empty if there is none, or if no candidate needs a compiler. Such a plan can be measured at once: other plans
+        are compared with it, and it is the fallback if time is short.
         """
         waits = per_call(self.hypergraph, prices, lambda c, p: c.template.space is not None and p.source != "measured")
         if not any(waits):
@@ -180,9 +180,9 @@ class PlanSolver:
             return []
 
     def solve_pessimistic(self, prices: Sequence[Priced]) -> bool:
-        """Update `pessimistic`; returns False if it was not updated.
+        """Solve for the pessimistic plan and store it in `pessimistic`; returns False if it was not updated.
 
-        That is if such solves have taken more than their share of the time, or found no plan.
+        It is not updated if these solves have taken more than their share of the time, or if no plan was found.
         """
         began = time.monotonic()
         if self.pessimistic_s > PESSIMISTIC_SHARE * (began - self.start):

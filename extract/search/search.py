@@ -93,8 +93,9 @@ def search(
     most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
     as long as it needs). `solve_seconds`: time limit of one solve. `progress`: called with a message as each round
     begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
-    incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
-    records the seconds per phase. `carried`: candidates of a good plan, from which the first solves start.
+    incumbent. `doubt`: without a measurer too, unmeasured kernels count at the upper ends of their prediction
+    intervals. `clock`: records the seconds per phase. `carried`: candidates of a good plan, from which the first solves
+    start.
 
     Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -122,7 +123,7 @@ def measure_ahead(
     """Measure the kernels that a search would, so that a later search finds the results.
 
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
-    `plan`: whether the plan of the result is solved for once more at the end. NoPlanError as for `search`.
+    `plan`: whether the plan of the result is solved for once more at the end. Raises NoPlanError as `search` does.
     """
     quick = quick_solve_seconds(hypergraph, MAX_AHEAD_SOLVE_S)
     plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock, nested=False)

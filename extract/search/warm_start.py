@@ -1,9 +1,10 @@
 """Warm start from nested smaller problems, so that a larger e-graph never costs quality.
 
-A larger problem that is not solved to optimality may end dearer than a smaller one that was. Each e-class records the
-saturation round of its creation; the kernels over classes of the first rounds form nested problems, each of which
-contains everything fewer rounds would have given (and the wider limits of more effort). If the whole problem is not
-proved, these are solved in turn, each from the best plan of those before, and the whole problem last."""
+A large problem that is not solved to optimality may end with a worse plan than a smaller one that is. Each e-class
+records the saturation round of its creation; the kernels over classes of the first n rounds form a problem that
+contains all plans of an e-graph saturated for n rounds. If the whole problem is not solved to proven optimality, such
+nested problems are solved in rising order of n, each warm-started from the best plan so far, and the whole problem
+last."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ Solve = Callable[..., Extraction]
 
 
 def choice_of_candidates(rows: EncodedHypergraph, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
-    """Choice array of a problem for given candidates, or for equivalent ones that the problem has instead; -1 for
-    none."""
+    """Choice array of a problem (node per class, -1: none) for given candidates. A candidate that the problem does
+    not contain is replaced by the one with the same inputs and outputs that it contains.
+    """
     problem = rows.problem
     alike, cls = hypergraph.alike, problem.cls.tolist()
     row = {alike[c]: n for n, c in enumerate(rows.candidate) if c >= 0}

@@ -58,9 +58,8 @@ MAX_CONSTRAINT_SUM = 1e18
 
 
 class Encoding:
-    """The CP-SAT model of a problem: variables, constraints and levels, without an objective.
-
-    Also the base of k-best.
+    """The CP-SAT model of a problem: variables, constraints and levels, without an objective; k-best extraction uses
+    it, too.
     """
 
     def __init__(self, rows: ProblemRows, *, implications: bool = True) -> None:

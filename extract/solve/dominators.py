@@ -48,8 +48,9 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
 
     0 for classes without a derivation.
 
-    Greatest fixpoint, computed in one pass over the components `order` (classes of each, children first), with
-    iteration inside each component. None if `expired` (polled) returns True: unfinished sets are too large.
+    The greatest fixpoint, computed in one pass over `order` (strongly connected components as lists of classes,
+    children first), with iteration inside each component. None if `expired` (polled) returns True, because unfinished
+    sets contain classes that do not belong to them.
     """
     must = [0] * len(items)
     return must if _fixpoint(items, order, must, lambda c: 1 << c, expired) else None
@@ -60,8 +61,8 @@ def always_on(
 ) -> set[int]:
     """Classes in every acyclic derivation of some root: the union of the roots' must sets.
 
-    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: as for `must_sets`. When `expired`
-    returns True, those found so far, roots included.
+    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: as for `must_sets`. If `expired`
+    (polled) returns True, the result has only the classes found so far, roots included.
     """
     roots = [c for c in roots if items[c]]
     found = set(roots)

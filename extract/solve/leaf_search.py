@@ -1,7 +1,7 @@
-"""Leaves of a solve: components after presolve, and the exact search of them.
+"""Exact search of leaves: the components of a problem that remain after presolve.
 
-A leaf gets the frontier DP and label setting, then HiGHS and CP-SAT; a leaf that is too large for integer programs gets
-local search alternating with exact solutions of its most promising rows.
+Each leaf is searched by the frontier DP and label setting, then by HiGHS and CP-SAT; a leaf that is too large for
+integer programs by local search, alternating with exact solutions of its most promising rows.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Leaf:
 class LeafSearch:
     """Exact search of leaves by a method (`solve.METHODS`) up to an optimality gap.
 
-    `workers`: of CP-SAT. `solve`: extraction of a problem within given seconds from a choice array as a hint, for parts
-    of too large leaves; None if no parts are taken. `unproved`: rows of the smallest component that the frontier DP did
-    not prove.
+    `workers`: number of CP-SAT's threads. `solve`: function that extracts from a problem within given seconds, with a
+    choice array as a warm start; used for parts of leaves that are too large (None: no parts are solved). `unproved`:
+    number of rows of the smallest component that the frontier DP did not solve to proven optimality.
     """
 
     clock: SolveClock

@@ -22,7 +22,8 @@ from .cpsat import SolverAnswer, solve_cpsat
 from .greedy import bottom_up, one_pass
 from .highs import solve_highs
 from .local_search import local_search, promising_rows
-from .presolve import PresolvedRows, detach, presolve
+from .presolve import detach, presolve
+from .presolver import PresolvedRows
 from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
 
 Flags = npt.NDArray[np.bool_]

@@ -1,7 +1,7 @@
 """Device placement as an extraction problem: classes are (class, device) pairs, copies between devices are nodes.
 
-A value may be computed on several devices, or computed on one and copied: whichever sum is cheapest. Extractions are
-acyclic, so each chain of copies starts at a kernel.
+A value may be computed on several devices, or computed on one and copied to others; the solver finds the cheapest sum.
+Extractions are acyclic, so each chain of copies starts at a kernel.
 """
 
 from __future__ import annotations

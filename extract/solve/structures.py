@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
 
-from .presolve import PresolvedRows, detach
+from .presolve import detach
+from .presolver import PresolvedRows
 from .problem import Problem, ProblemRows
 
 MOST = 4  # structures kept: those of optimistic, pessimistic and compiler-free plans differ by rows of infinite cost

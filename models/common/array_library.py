@@ -1,4 +1,6 @@
-"""NumPy and PyTorch under one set of names, for an encoder that is written once and runs on the host and on a GPU."""
+"""Array functions of NumPy and PyTorch under common names, so that the encoder of quantized weights is written once
+for the host and for a GPU.
+"""
 
 from __future__ import annotations
 

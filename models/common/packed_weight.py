@@ -37,8 +37,8 @@ class LazyPart:
 class PackedWeight:
     """A quantized weight [shape] of `dtype`, as stored parts and the expression of the matrix over them.
 
-    `build` makes the expression from one leaf for each part; weights of equal `form` have equal expressions. A lazy
-    array source: `load` gives the expanded weight.
+    `build` makes the expression from one leaf for each part; weights with equal `form` have equal expressions. An
+    `ArraySource`: `load` gives the expanded weight.
     """
 
     shape: tuple[int, ...]

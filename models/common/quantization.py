@@ -1,8 +1,8 @@
 """Quantization of weight matrices [rows, K]: packed numbers, scales, and the expression of the dequantized matrix.
 
-Forms: `int8` and `int4` (symmetric whole numbers, one scale for each row and group along K), `fp8` (e4m3, one scale a
-row), `mxfp4` (e2m1, a power of two for 32 numbers). Two numbers of 4 bits share a byte, in units of up to 16 bytes: the
-first half of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantized_ops.py`).
+Encodings (`FORMS`): `int8` and `int4` (symmetric integers, one scale for each row and group along K), `fp8` (e4m3, one
+scale a row), `mxfp4` (e2m1, a power of two as scale for 32 numbers). Two numbers of 4 bits share a byte, in units of up
+to 16 bytes: the first half of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantized_ops.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def check_form(form: str) -> str:
-    """The form itself if it is one of `FORMS`; raises UsageError for any other text."""
+    """The argument, the name of an encoding, if it is one of `FORMS`; raises UsageError for any other text."""
     if form not in FORMS:
         raise UsageError(f"quantize={form!r} is no form of quantized weights", hint=f"one of {', '.join(FORMS)}")
     return form

@@ -15,8 +15,9 @@ _HINT = "give an example with known sizes, or write it without the size's value"
 class FreeSize(DimExpr):
     """Size of a traced array's axis that is not known while the function is traced (`tg.dim`).
 
-    Arithmetic gives further sizes. Comparisons are made if their result is the same for every size in range; others,
-    truth values, hashes and conversions to numbers raise TraceError: they would be decided once, for all sizes.
+    Arithmetic gives further sizes. Comparisons give a bool if their result is the same for every size in range; other
+    comparisons, truth values, hashes and conversions to numbers raise TraceError, because tracing would fix their
+    result for all sizes.
     """
 
     def __bool__(self) -> bool:

@@ -59,7 +59,7 @@ def parse_model(file: Path) -> Any:
 def inlined(model: Any, file: Path) -> Any:
     """Return the model with its local functions inlined. The resulting node count is checked first.
 
-    Raises BadModelError if they are recursive, TooLargeError for too many nodes.
+    Raises BadModelError for recursive functions, TooLargeError for too many nodes.
     """
     if not model.functions:
         return model

@@ -105,7 +105,7 @@ def efficient(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, statistics: bool, dropout: float = 0.0, causal: bool = False, *,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp, seed, offset]; seed and offset of the random numbers of no dropout are 0.
+    """Return [attention, logsumexp, seed, offset]; the last two, for dropout's random numbers, are 0.
 
     The logsumexp is infinite for the queries that PyTorch adds to make their number a multiple of 32.
     """

@@ -115,9 +115,9 @@ class Functions:
         return sum_of(self.z, [(e.arg(0), up) for e, up in parts]) if parts and known else None
 
     def cancelled(self, parts: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-        """The pairs (factor, exponent) of a product without those that cancel, e and 1/e.
+        """The pairs (factor, exponent) of a product without those that cancel, x and 1/x.
 
-        That is sound: where the quotient is defined, e is not zero.
+        That is sound: where the quotient is defined, x is not zero.
         """
         found: list[tuple[Any, int]] = []
         for e, up in parts:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import atomic_ops as atomic
+from ...egraph.ir import atomic_numpy as atomic
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS
@@ -217,7 +217,7 @@ def _node(
         raise NotModular
     if node.op == "pad":
         low = key is not None and attrs["value"] == float("-inf")
-        return atomic._pad({**attrs, "value": BELOW if low else residue(attrs["value"], p)}, *args)
+        return atomic.pad({**attrs, "value": BELOW if low else residue(attrs["value"], p)}, *args)
     if key is not None and extreme_sign(node.op):
         return _extreme(node, args, key)
     if any(a.dtype.kind == "i" and np.any(a == BELOW) for a in args):

@@ -1,4 +1,5 @@
-"""Sums, and maxima or minima of sets, of terms over bound index variables: the values of SMT proofs (smt/prove.py).
+"""Symbolic sums, maxima and minima of terms over bound index variables, which represent elements of tensors in SMT
+proofs (smt/prove.py).
 
 A parameter `z` is the z3 module.
 """

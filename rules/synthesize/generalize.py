@@ -224,9 +224,9 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
 
 
 def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
-    """Most general form of a candidate that passes the tests, as (left, right, guards).
+    """The most general rule found for a candidate that passes the tests, as (left, right, guards).
 
-    None if it fails under all guards. `effort`: index into `EFFORTS`.
+    None if the candidate fails under all guards. `effort`: index into `EFFORTS`.
     """
     draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
     if not holds(draft.rule(), effort, world.home):

@@ -176,7 +176,7 @@ def tried(rule: Rule, draws: Sequence[tuple[int, int]]) -> tuple[bool, Instance 
 def corner(rule: Rule) -> Instance | None:
     """Instance at which the right side of a rule has another type, found by z3.
 
-    Its sizes are ones that sampling hardly reaches (axes of 0 beside axes of 1). None if there is none.
+    Its sizes are rarely drawn by sampling (axes of size 0 next to axes of size 1). None if there is none.
     """
     suspects: list[Instance] = []
     with suppress(OutOfScope):

@@ -12,7 +12,7 @@ about all shapes:
 - a rule that fails without guards is tried under everything that holds where it was found (equal shapes, ranks, a
   floating dtype); then the weakest sufficient guards are searched (guards.py).
 
-Soundness is judged by `check.py` alone: fingerprints only propose.
+Soundness is decided by `check.py` alone; fingerprints only propose candidates.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import atomic_ops as atomic
+from ...egraph.ir import atomic_numpy as atomic
 from ...egraph.ir import builders as api
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.interpret import apply, expand_all

@@ -1,7 +1,7 @@
-"""Rows that attention writes into its keys and values: those of a decode step's token.
+"""New rows of keys and values (of a decode step's token) that an attention kernel writes into its caches.
 
-A warp computes such a row into shared memory, from where it replaces what was loaded at its place; the first block of a
-cluster writes it to global memory as well.
+A warp computes such a row into shared memory; there the kernel reads it in place of the row that was loaded from the
+cache at this position. The first block of a cluster also writes it to global memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ VECTOR = 8  # elements that a thread computes at a time
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row that attention writes into its keys or values (`what`): its parts, the axis of its elements, the store that
-    writes it, and its position there, over the same axis."""
+    """A row that attention writes into its keys or values (`what` says which): the parts of the row update, the axis
+    of the row's elements, the store that writes it, and the index at which it stores them, over the same axis.
+    """
 
     what: str
     update: RowUpdate
@@ -38,12 +39,12 @@ class NewRow:
 
     @property
     def own(self) -> OutputStore:
-        """The store with the row over its own axis."""
+        """The store of this row alone, with the row's elements along its own axis."""
         return replace(self.store, value=self.update.row)
 
 
 def first_loads(e: Expr) -> list[Expr]:
-    """The loads of an expression whose positions depend on nothing loaded, which are issued before all arithmetic."""
+    """The loads in an expression whose positions do not depend on other loads, so that they can be issued first."""
     return [
         x for x in walk([e])
         if x.op == "load" and not any(y.op in ("load", "reduce") for a in x.args for y in walk([a]))
@@ -91,12 +92,12 @@ def _writes(kernel: Kernel, store: OutputStore, update: RowUpdate, moved: Mappin
 
 
 def row_bytes(rows: Sequence[NewRow]) -> int:
-    """Bytes of shared memory that the rows take."""
+    """Bytes of shared memory that hold the rows."""
     return sum(r.axis.size * itemsize(str(r.update.load.value[3])) for r in rows)
 
 
 def row_layout(new: NewRow, shape: Shape, early: bool) -> ThreadLayout:
-    """The layout of a warp that computes a row."""
+    """The thread layout of the warp that computes a row; `early`: programmatic dependent launch."""
     size, dim = new.axis.size, _dimension(new, shape)
     lanes = min(32, 1 << max(0, (-(-size // VECTOR) - 1).bit_length()))
     summed = {x.axis for x in walk([new.update.row]) if x.op == "reduce"} - {new.axis}
@@ -111,11 +112,11 @@ def _dimension(new: NewRow, shape: Shape) -> str:
 
 
 def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: str) -> list[str]:
-    """Lines in which the warp that begins at thread `first` computes a row into shared memory, `new_WHAT`, and the
-    first block of `parts` writes it to global memory.
+    """CUDA text by which the warp that begins at thread `first` computes a row into the shared-memory array
+    `new_WHAT`, and the first of the `parts` blocks of a cluster writes it to global memory.
 
-    `emitter`: of the row's store alone (`NewRow.own`), with `row_layout`; `place`: name of the row's position. Raises
-    Unfusable if the row needs several warps.
+    `emitter`: emitter of the row's store alone (`NewRow.own`) in the layout `row_layout`; `place`: variable with the
+    row's position. Raises Unfusable if the row needs several warps.
     """
     dim, store = _dimension(new, emitter.frame.shape), new.own
     frame, dtype, head = emitter.frame, str(new.update.load.value[3]), CudaScope(1, set())
@@ -151,7 +152,7 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
 
 
 def place_lines(place: Expr, name: str, emitter: SimtEmitter) -> list[str]:
-    """Lines that define `name`, the position of a row."""
+    """CUDA text that defines the variable `name` as the position `place` of a row."""
     frame = emitter.frame
     if frame.spans(place):
         raise Unfusable("a new row at several positions")

@@ -1,6 +1,6 @@
 """Candidate schedules of clustered attention, best guess first, and their legality.
 
-The schedule class is `ClusteredAttentionSchedule` in clustered_attention/kernel.py.
+The schedule class is `ClusteredAttentionSchedule` in clustered_attention/parameters.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from ...ir.loop_fusion import index_bounds
 from ...ir.tiling import Shape
 from ...ir.unfusable import if_fusable
 from ...machine import cached_per_machine, target
-from .kernel import TILE, ClusteredAttentionSchedule, attention_of, emit_clusters
+from .decode_attention import attention_of
+from .kernel import emit_clusters
 from .new_rows import row_bytes
+from .parameters import TILE, ClusteredAttentionSchedule
 
 HOPPER = 90  # least compute capability: clusters and asynchronous stores to shared memory of other blocks
 PARTS = (16, 8, 4, 2, 1)
@@ -33,9 +35,12 @@ READ = 1e5
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Sizes of attention of few rows: `rows`, head sizes of keys (`head`) and values (`columns`), `positions`, sets of
-    keys and values (`batch`); `seen`: whether a mask can end the positions; `written`: bytes of the rows that the
-    kernel writes into keys and values."""
+    """Sizes of attention of few rows: number of query rows (`rows`), head sizes of keys (`head`) and values
+    (`columns`), number of positions (`positions`) and of sets of keys and values (`batch`).
+
+    `seen`: whether a mask can end the loop over positions; `written`: bytes of the rows that the kernel writes into
+    keys and values.
+    """
 
     rows: int
     head: int
@@ -85,7 +90,7 @@ class AttentionSizes:
 
 
 def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
-    """The sizes of a kernel for ranking; None if clustered attention does not write it."""
+    """The sizes of a kernel, by which its schedules are ranked; None if this strategy does not support the kernel."""
     found = attention_of(kernel, shape) if target().capability >= HOPPER else None
     if found is None:
         return None

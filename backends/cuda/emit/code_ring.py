@@ -1,14 +1,15 @@
-"""Ring in shared memory through which the operands of a skinny GEMM with quantized weights pass: cp.async copies some
-iterations ahead.
+"""Ring buffer in shared memory for the operands of a skinny GEMM with quantized weights, filled by cp.async several
+loop iterations ahead.
 
-With codes in registers (packed_fragments.py), only those of the next iteration are under way, and rows and scales are
-waited for in each iteration, behind the codes that saturate the memory. Here codes, rows and scales are copied
-`Warps.ahead` iterations earlier into a round of the ring. Codes have a slot for each thread; the rows of a warp's part
-of K, and the scales of its columns, are shared by the warp. So a warp waits for its own copies only, and the loop has
-no barrier of the block. After the loop, the warps' partial sums lie in the same memory.
+Without it (packed_fragments.py), only the codes of the next iteration are prefetched, into registers; rows and scales
+are loaded in the iteration that needs them, and their loads queue behind those of the codes, which saturate the
+memory. With it, codes, rows and scales are copied `Warps.ahead` iterations earlier. The ring has one section per
+iteration in flight. Codes have a slot for each thread; the rows of a warp's part of K, and the scales of its columns,
+are shared by the warp. So a warp waits for its own copies only, and the loop has no barrier of the block. After the
+loop, the ring's memory holds the warps' partial sums.
 
-Rows that are computed from other loads than vectors of 16-bit floats, and scales that are not the same for all numbers
-that four neighbouring threads hold, are loaded into registers as without a ring; so are codes with `Warps.direct`.
+Rows that are computed from other loads than vectors of 16-bit floats, and scales that differ between the numbers that
+four neighbouring threads hold, are loaded into registers as without a ring; so are codes with `Warps.direct`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ WORDS = 4  # 32-bit words of a slot of 16 bytes
 
 @dataclass(eq=False)
 class CodeRing(CudaPart):
-    """Emitter part for the copies into a ring, and the reads from it.
+    """Emitter part for the copies into the ring buffer, and the reads from it.
 
-    `codes`, `values` and `rows`: the loads that are copied, of codes and of scales and zero points with the name of the
-    register value of a tile, and of rows.
+    `codes`, `values`: load -> name of its register value for a tile of columns, of the codes, and of the scales and
+    zero points, that go through the ring. `rows`: such loads of the left operand.
     """
 
     frame: FragmentFrame
@@ -53,7 +54,9 @@ class CodeRing(CudaPart):
         frame.codes = (frame.warps.ahead + 1) * self.slots
 
     def height(self, x: Expr) -> int:
-        """Rows of a load: eight, or a multiple; one if it is the same for all rows."""
+        """Number of rows of a load of the left operand: a multiple of eight, or one if the load is the same for all
+        rows.
+        """
         return -(-self.frame.extent["m"] // WIDTH) * WIDTH if "m" in self.frame.spans(x) else 1
 
     def coordinates(self) -> None:
@@ -66,7 +69,9 @@ class CodeRing(CudaPart):
 
     # ------------------------------------------------------------ copies
     def first(self, *, weights: bool, rows: bool) -> None:
-        """Emit the copies of the first `Warps.ahead` rounds: of codes and scales (`weights`), and of rows."""
+        """Emit the copies for the first `Warps.ahead` iterations: of codes and scales if `weights` is set, of rows if
+        `rows` is.
+        """
         if not (weights and (self.codes or self.values)) and not (rows and self.rows):
             return
         self.line("#pragma unroll")
@@ -76,9 +81,10 @@ class CodeRing(CudaPart):
         self.line("end_round();")
         self.line("}")
 
-    def turn(self) -> None:
-        """Emit the copies for a later iteration into the slots that the last one has read, and the wait for this
-        one's."""
+    def next_iteration(self) -> None:
+        """Emit, in the loop, the copies for the iteration `Warps.ahead` later, into the section of the ring that the
+        previous iteration has read, and the wait for the copies of the present iteration.
+        """
         frame, ahead = self.frame, self.frame.warps.ahead
         later = f"{frame.dim}_block + {ahead * frame.step}"
         self.line("__syncwarp();")

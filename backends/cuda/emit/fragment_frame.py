@@ -12,11 +12,12 @@ HEIGHT = 16  # rows of a fragment
 
 
 class FragmentFrame(ThreadFrame):
-    """Frame of mma fragments: distributes a kernel's rows and columns over a block's threads as tensor cores require.
+    """Frame (state of the emitter of one kernel) whose rows and columns are distributed over a block's threads as mma
+    fragments are.
 
-    The main loop uses it; the epilogue has another thread layout. `dim` names the dimension of K, which has `size`
-    elements; an iteration of the loop, over all warps, covers `step` elements of it. Of each chunk of K, a thread holds
-    `span` contiguous elements (8, or more with packed weights).
+    It is used for the main loop; the epilogue has another thread layout. `dim` names the dimension of K, which has
+    `size` elements; an iteration of the loop, over all warps, covers `step` elements of it. Of each chunk of K, a
+    thread holds `span` contiguous elements (8, or more with packed weights).
     """
 
     def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps, span: int = WIDTH) -> None:

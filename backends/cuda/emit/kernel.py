@@ -7,8 +7,8 @@ vectorized accesses. A reduction accumulates per thread, then across the threads
 that is longer than the block's part of it. Row kernels, column reductions, GEMV, gathers and transposes thus are
 different layouts of one emitter.
 
-The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one call upwards,
-from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
+The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one callback, from
+`ThreadLoads` to the part that computes reductions (`ThreadLoads.reduce`):
 
     thread_layout  thread layouts, contiguity analysis
     spelling       spelling of dtypes, operations, conditions

@@ -58,8 +58,9 @@ class PackedSide:
 
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
-    """The right operand of a product as codes with one zero point and one scale per 16 bytes; None if it has another
-    form."""
+    """The right operand of a product as codes with one zero point and one scale per 16 bytes; None if it is not such
+    a quantized matrix.
+    """
     over, under = factors(kernel.builder.product((*dot.right, *_bare_factors(dot)), ()))
     moving = [f for f in over if not _is_uniform(f, axis, BYTES)]
     if under or not moving:
@@ -109,10 +110,11 @@ def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
 class PackedFragments(Fragments):
     """Emitter part for the main loop of skinny GEMM with quantized weights: products of rows and converted codes.
 
-    `ring`: through which operands pass, if codes are copied ahead; `rung` are its rows. `loaded`: codes, scales and
-    zero points that are loaded into registers. `chains`: accumulators of the sum over a group, since dependent mma
-    instructions wait for each other. `alone`: sums along K of one row, which the whole block computes; `between` emits
-    them, between the first loads and the loop.
+    `ring`: ring buffer in shared memory if operands are copied ahead (code_ring.py); `ring_rows`: loads of rows
+    that go through it. `loaded`: loads of codes, scales and zero points into registers. `chains`: number of
+    accumulators of the sum over a group, because dependent mma instructions wait for each other. `alone`: reductions
+    along K that do not depend on columns, which the whole block computes; `between` emits them, between the first loads
+    and the loop.
     """
 
     between: Callable[[], None] = staticmethod(lambda: None)
@@ -155,10 +157,10 @@ class PackedFragments(Fragments):
         }
         self.tile = CodeTiles(frame)
         self.ring = self._ring() if frame.warps.ahead else None
-        self.rung = self.ring.rows if self.ring is not None else []
-        rung = {*self.ring.codes, *self.ring.values} if self.ring is not None else set()
-        self.loaded_codes = {x: name for x, name in self.codes.items() if x not in rung}
-        self.loaded_values = {x: name for x, name in self.values.items() if x not in rung}
+        self.ring_rows = self.ring.rows if self.ring is not None else []
+        in_ring = {*self.ring.codes, *self.ring.values} if self.ring is not None else set()
+        self.loaded_codes = {x: name for x, name in self.codes.items() if x not in in_ring}
+        self.loaded_values = {x: name for x, name in self.values.items() if x not in in_ring}
         self.loaded = {**self.loaded_codes, **self.loaded_values}
         self.chains = 2 if self.ring is not None else 1
 
@@ -225,7 +227,7 @@ class PackedFragments(Fragments):
         """Emit the loads before the loop: of codes, scales and zero points (`weights`), and of rows."""
         if weights and self.loaded:
             self.tile.each(lambda: self._fetch(""))
-        if rows and not self.rung:
+        if rows and not self.ring_rows:
             self.read(self.lefts)
         if self.ring is not None:
             self.ring.first(weights=weights, rows=rows)
@@ -254,7 +256,7 @@ class PackedFragments(Fragments):
         """Emit one step of the loop over K, or all of K if `whole`: codes are converted and multiplied, and those of
         the next iteration loaded."""
         if self.ring is not None:
-            self.ring.turn()
+            self.ring.next_iteration()
             self._read_rows()
         sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
         self._accumulate_sums()
@@ -265,7 +267,7 @@ class PackedFragments(Fragments):
         self.line(f"for (int pair = 0; pair < {self.frame.warps.tiles}; pair += 2) {{")
         self._pair(sides, whole)
         self.line("}")
-        if not whole and not self.rung:
+        if not whole and not self.ring_rows:
             self.line("{")
             self._next_position()
             self.read(self.lefts, "more")
@@ -276,7 +278,7 @@ class PackedFragments(Fragments):
     def _read_rows(self) -> None:
         """Emit the reads of rows from the ring."""
         assert self.ring is not None
-        for x in self.rung:
+        for x in self.ring_rows:
             local = self.held[x]
             nest = ThreadNest(self.frame, local.dims, self.frame.dim)
             self.ring.read_rows(x, local, self.spot(local, nest.slot(local)), nest)

@@ -90,7 +90,7 @@ class Reductions(CudaPart):
         """Emit one iteration of the running maximum `e` of `body` along `dim`, kept in the variable `name` (online
         softmax).
 
-        Returns the register value of the factor that rescales sums to the new maximum.
+        Returns the register value of the factor by which sums relative to the old maximum are multiplied.
         """
         frame = self.frame
         kept, ctype = self.kept_dims(e, body, dim), CTYPES[frame.wide]

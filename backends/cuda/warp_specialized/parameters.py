@@ -31,7 +31,7 @@ class GemmSchedule(Schedule):
 
     @property
     def beside(self) -> bool:
-        """Whether the consumer groups split a tile of 64 rows by columns."""
+        """Whether the two consumer warp groups share a tile of 64 rows, each computing half of its columns."""
         return self.turns == 1 and self.m == GROUP
 
     @property

@@ -1,7 +1,7 @@
 """The Triton emitter: a kernel of the IR and its tiling as the text of one `@triton.jit` function.
 
 A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the
-parts that it calls; there is one call upwards, from `TileValues` to what makes loads and reductions
+parts that it calls; there is one callback, from `TileValues` to the parts that emit loads and reductions
 (`TileValues.makers`):
 
     spelling       tiles as text, spelling of operations
@@ -16,8 +16,8 @@ parts that it calls; there is one call upwards, from `TileValues` to what makes 
     stores         TileStores: results
     grid           Grid: the program's tile
 
-This module connects the parts, gives concatenated results programs of their own, and joins the partial results of split
-reductions. A strategy that differs replaces parts (warp_specialized/attention.py).
+This module connects the parts, computes concatenated results in separate programs of the grid, and joins the partial
+results of split reductions. Other strategies replace some of the parts (warp_specialized/attention.py).
 """
 
 from __future__ import annotations
@@ -194,9 +194,10 @@ class TileEmitter(TritonPart):
         return replace(store, value=value, guards=())
 
     def as_part(self, whole: TileEmitter) -> list[str]:
-        """Lines that compute and store one of several results, for the thread blocks (programs) that hold its tiles.
+        """Lines that compute and store one of several results, in the programs of the grid to which its tiles are
+        assigned.
 
-        `whole` is the emitter of the kernel with all results.
+        `whole`: emitter of the kernel with all results.
         """
         frame = self.frame
         own = whole.frame

@@ -1,5 +1,6 @@
-"""Ranges of loops over an axis, without the iterations in which masks make every reduction's body the neutral
-element."""
+"""Ranges of loops over an axis, without the iterations that cannot contribute because masks replace the body of every
+reduction by its neutral element.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reductions: one call where a tile holds the whole axis, else a loop over tiles with accumulators.
 
-Reductions of one level share a loop. A sum of exp(a - max(a)) shares the loop of its maximum: the accumulator is
-rescaled when the maximum changes (online softmax; over products this is FlashAttention). Both follow from the plain
-formula.
+Reductions along one axis that do not depend on each other share a loop. A sum of exp(a - max(a)) shares the loop of its
+maximum: the accumulator is rescaled when the maximum changes (online softmax; with matrix products this is
+FlashAttention). The IR contains the plain formulas only.
 """
 
 from __future__ import annotations

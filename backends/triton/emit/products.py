@@ -122,7 +122,7 @@ class Products(TritonPart):
         sum; else None.
 
         One factor must also be the operand of a matrix product, since its tile is then already in shared memory; for
-        few rows a second product costs next to nothing.
+        few rows the time of a second product is negligible.
         """
         frame = self.frame
         over, under = factors(e.args[0])

@@ -26,9 +26,9 @@ class RowStore(NamedTuple):
 
 
 def rows(kernel: Kernel) -> list[RowStore]:
-    """Runs of a kernel's stores to consecutive memory positions, at most `MOST` stores each.
+    """Sequences of a kernel's stores to consecutive memory positions, at most `MOST` stores each.
 
-    Runs that would overlap the next row's run are left out.
+    Sequences that would overlap that of the next row are left out.
     """
     alike: dict[tuple[str, Index], dict[int, OutputStore]] = {}
     for s in kernel.stores:

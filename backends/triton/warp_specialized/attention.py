@@ -35,7 +35,7 @@ from .tiles import AttentionLoads, AttentionPositions, SharedTiles
 
 @dataclass(frozen=True)
 class RoleLaunch(TritonLaunch):
-    """Launch of a warp-specialized kernel with 4 warps in its default partition.
+    """Launch of a warp-specialized Gluon kernel, whose default partition (the first consumer warp group) has 4 warps.
 
     Its tensor maps include the shared-memory swizzle.
     """

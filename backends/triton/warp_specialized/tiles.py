@@ -131,8 +131,9 @@ class SharedTiles(TritonPart):
         return [self.seen(tile, name) for tile, name in zip(tiles, self.frame.asked)] if self.frame.asked else tiles
 
     def shared(self, slots: int) -> int:
-        """Bytes of shared memory that a kernel needs: `slots` tiles of queries, the rings of keys and values, and
-        results in transposition."""
+        """Bytes of shared memory that a kernel needs: `slots` tiles of queries, the rings of keys and values, and the
+        buffer through which results are transposed.
+        """
         frame = self.frame
         keys, n, width = frame.block[frame.axis.name], sum(w for _, w in frame.piece("n")), self.width
         if frame.pieces and frame.asked:

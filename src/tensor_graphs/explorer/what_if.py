@@ -227,7 +227,7 @@ class Question:
         return found is not None and found[1] == "k"
 
     def _excluded_by(self, pinned: str) -> set[int]:
-        """The candidates that a pinned selector excludes: other forms of the same e-class, other layouts, or other
+        """The candidates that a pinned selector excludes: other e-nodes of the same e-class, other layouts, or other
         kernels of the same values.
         """
         found = _NUMBERED.match(pinned)

@@ -1,4 +1,4 @@
-"""Rounds of a generation after its prefill: a protocol, and plain decoding of one further token of each row a step."""
+"""Decoding after the prefill: the protocol of its rounds, and plain decoding, one further token per row and step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ POLL = 8  # decode steps between looks at their tokens on a GPU, where each look
 
 
 class Decoding(Protocol):
-    """Protocol of a way of decoding: `begin` fills the caches with prompts, then each `round` returns further
-    tokens."""
+    """Protocol of a decoding method (plain or speculative): `begin` fills the caches with prompts, then each `round`
+    returns further tokens.
+    """
 
     def ready(self, longest: int, limit: int) -> None:
         """Make the programs for prompts of up to `longest` tokens and up to `limit` new tokens a row now."""

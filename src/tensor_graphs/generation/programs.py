@@ -61,7 +61,9 @@ def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = Fal
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """Quantization of the weights: a form of `models/common/quantization.py`, and whether the output matrix is, too."""
+    """How weights are quantized: an encoding of `models/common/quantization.py`, and whether the output matrix is
+    quantized as well.
+    """
 
     name: str
     head: bool = True
@@ -174,7 +176,9 @@ class Programs:
         return next(p for p in self._made.values() if name in p.states).get_state(name)
 
     def read_bytes(self) -> int:
-        """Bytes of weights that a decode step reads as a whole: all but tables from which it only gathers rows."""
+        """Bytes of the weights that a decode step reads completely: all except tables from which it only gathers
+        rows.
+        """
         if self._reads is None:
             self._decode_graph()
         assert self._reads is not None

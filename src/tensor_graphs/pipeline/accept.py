@@ -79,9 +79,10 @@ def acceptance(
 
 
 def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
-    """Generated kernels of a choice that were never measured here, with the plan's schedules.
+    """Generated kernels of a choice that were never measured on this machine, each with the schedule that the plan
+    uses.
 
-    They are to be compiled in advance.
+    The caller compiles them in advance.
     """
     for i in choice.chosen:
         candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

@@ -39,8 +39,9 @@ from .verify_sizes import SizeVerifier
 
 
 class NoFormError(NoPlanError):
-    """Raised for a plan with kernels that have no form for every size. `kept`: the hypergraph's candidates without
-    these kernels.
+    """Raised for a plan with kernels that are correct at the generic sizes only.
+
+    `kept`: the hypergraph's candidates without these kernels.
     """
 
     def __init__(self, message: str, kept: list[Candidate]) -> None:
@@ -50,7 +51,9 @@ class NoFormError(NoPlanError):
 
 @dataclass
 class Symbolic:
-    """Size-polymorphic search of a graph with free dimensions: generic sizes, and what holds at every size."""
+    """State of a size-polymorphic search: the graph with free dimensions, the generic sizes at which it is saturated,
+    and the conversion of e-nodes and kernels back to free sizes.
+    """
 
     graph: Graph  # the original, with narrowed ranges
     searched: Sizes
@@ -103,12 +106,14 @@ class Symbolic:
         return self.generic if self.on_gpu else self.searched
 
     def narrow(self, view: EGraphView) -> Sequence[Type]:
-        """Storage types of a lifted view's e-classes on a GPU; empty on a CPU, where they are the e-graph's types."""
+        """Types (shape, storage dtype) of a lifted view's e-classes on a GPU; empty on a CPU, which stores every
+        value in its e-graph dtype.
+        """
         return narrow_types(view) if self.on_gpu else ()
 
     # ------------------------------------------------------------ lifting
     def view(self, view: EGraphView) -> EGraphView:
-        """The view at generic sizes, without e-nodes that have no form in free sizes."""
+        """The view at generic sizes, without e-nodes that cannot be expressed in free sizes."""
         made = lifted(view, self.numbers)
         for op, count in made.lost.items():
             self.lost[op] = self.lost.get(op, 0) + count
@@ -181,7 +186,7 @@ class Symbolic:
         return replace(plan, sizes=self.searched, priced=self.generic if self.on_gpu else {})
 
     def _refuse_without_form(self, choice: Choice) -> None:
-        """Raises NoFormError if the text of a chosen GPU kernel has no form for every size."""
+        """Raises NoFormError if the source of a chosen GPU kernel cannot be generalized to every size."""
         without: dict[int, str] = {}
         for i in choice.chosen:
             candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

@@ -1,4 +1,4 @@
-"""Quantized weights are encoded on the GPU while the host searches: every plan reads nearly all of them."""
+"""Encoding of quantized weights on the GPU while the host searches; every plan reads nearly all of them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class BackgroundWeights:
 def start_weights(session: Session, task: Task) -> BackgroundWeights:
     """Start computing derived weights on the GPU.
 
-    The weights must be kept by the caller (`codes_kept`): nothing here holds them. Shares the GPU lock with kernel
-    timing. Errors are left to the program, which computes the same weights.
+    The caller must keep the weights alive (`codes_kept`): the result has no reference to them. Shares the GPU lock with
+    kernel timing. Errors are ignored here: the program computes the same weights and raises them.
     """
     graph = task.model.graph
     found = [graph.params.get(str(leaf.attr("name"))) for leaf in graph.leaves("param")]

@@ -1,4 +1,5 @@
-"""The forms of a bucket of sizes (plan for all sizes, plan of its own, the caller's function) and their times.
+"""The forms of a bucket of sizes, of which the fastest runs its calls (the plan for all sizes, the bucket's own plan,
+or the caller's function), and their times.
 
 Whole calls of each form are timed at the sizes asked for. Where different forms are fastest at the two ends of a range
 of sizes, bisection finds the size at which the range is divided.
@@ -31,7 +32,9 @@ ALL, OWN, CALLER = "all sizes", "own plan", "caller"  # forms, in the order of p
 
 
 def fastest(samples: Mapping[str, Sequence[float]]) -> str:
-    """The form to run, given µs of its calls: a later one only if faster than earlier ones by more than noise."""
+    """Name of the form to run, given µs of calls of each (plan for all sizes, own plan, caller's function): a later
+    one only if it is faster than the earlier ones by more than noise.
+    """
     best, *others = samples
     for form in others:
         if timing.is_surely_faster(samples[form], samples[best], NOISE):
@@ -65,7 +68,9 @@ def winners(
 
 @dataclass
 class Forms:
-    """The forms of a bucket, and µs of whole calls of each form at each timed size."""
+    """The forms of a bucket (plan for all sizes, own plan, caller's function), and µs of whole calls of each at each
+    timed size.
+    """
 
     graph: Graph
     sizes: Sizes  # the searched ones; those of other dimensions stay

@@ -36,7 +36,7 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
     """Store the compiled kernels of a program that has run, beside its plan; `source`: hash of the program's text.
 
     Returns the reason if they could not be stored, else "" (also if there are none: programs of a CPU have a cache of
-    their own, and those with free sizes compile further kernels when they meet a size).
+    their own, and those with free sizes compile further kernels at the first call at a size).
     """
     found = None if program.manifest.sizes or not device(program.manifest.device).on_gpu else program.binaries
     if found is None:

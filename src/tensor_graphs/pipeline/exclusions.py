@@ -1,4 +1,4 @@
-"""Stricter searches after a plan failed: which kernels, or which values, the next plan does without.
+"""Hypergraphs of the next attempts after a plan failed, without some of its kernels or values.
 
 Each method takes the failed choice and what was found out about it, and returns the hypergraph of the next plan.
 """
@@ -28,7 +28,7 @@ STORED = "values stored in fewer bits than an output has"
 
 @dataclass
 class Exclusions:
-    """Candidates that failed plans of one search exclude from its next plans.
+    """Candidates of one search that are excluded from its next plans, because earlier plans with them failed.
 
     `choose`: extraction, solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where
     unmeasured. `plain`: makes the hypergraph without rewriting, with every value stored in its compute dtype. `say`:
@@ -120,9 +120,10 @@ class Exclusions:
     ) -> Hypergraph | None:
         """The hypergraph `found` without the most likely cause of a failed verification of `choice`.
 
-        It is unchanged if a smaller error budget gives another plan (`tighter`), and made without any rewriting if this
-        is the `last` attempt but one. None if nothing is left to exclude: rewriting is excluded, and no other kernel
-        takes the place of the least accurate one. `verdict`, `finding`: the failed verification and its diagnosis.
+        It is unchanged if a smaller error budget gives another plan (then in `tighter`), and made without any rewriting
+        if this is the `last` attempt but one. None if nothing is left to exclude: rewriting is excluded, and no other
+        kernel takes the place of the least accurate one. `verdict`, `finding`: the failed verification and its
+        diagnosis.
         """
         if not last:
             if finding.inaccurate:

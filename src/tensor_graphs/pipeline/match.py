@@ -139,7 +139,7 @@ def stored_narrow(
     types = narrow_types(view)
     if all(t.dtype != "bfloat16" for t in types) or not any(b.name == "torch" for b in backends):
         return None
-    from ..backends.library.torch import multiplies_bfloat16
+    from ..backends.library.torch_rows import multiplies_bfloat16
 
     if not multiplies_bfloat16():
         return None

@@ -22,7 +22,7 @@ SMALL_S = 10.0  # budget up to which nothing is measured that only later searche
 
 
 def backends_of(options: Options) -> list[Backend]:
-    """Backends that provide kernels; NumPy for "exact" with backend "auto".
+    """Backends that provide kernels for the options; NumPy alone for tolerance "exact" with backend "auto".
 
     Raises DeviceUnavailableError if measuring or verifying needs a GPU that is not in this machine (setting `gpu`).
     """

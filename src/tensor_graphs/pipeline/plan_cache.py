@@ -53,7 +53,10 @@ PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued p
 
 
 class StalePlan(Exception):
-    """Raised when a cached plan cannot be reused; the text completes a sentence about the plan."""
+    """Raised when a cached plan cannot be reused.
+
+    The message is the reason, a clause such as "its file is damaged".
+    """
 
 
 # ---------------------------------------------------------------- the key
@@ -129,7 +132,7 @@ class CachedPlan:
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
         """Parse a plan file for a graph (`lift`: see `plan_from_json`).
 
-        Stale if a kernel has changed or the file is damaged.
+        Raises StalePlan if a kernel has changed or the file is damaged.
         """
         try:
             plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
@@ -177,7 +180,8 @@ class CacheEntry:
     def load(self, budget: float) -> Json | None:
         """The stored JSON; None if there is none.
 
-        Stale if damaged, or if that search was cut short by a smaller budget than `budget`.
+        Raises StalePlan if the file is damaged, or if its search was cut short by a smaller budget than `budget`
+        seconds.
         """
         try:
             data = json.loads(read_sealed(self.path, LARGEST, self.path.name))
@@ -253,7 +257,7 @@ def shard_names_digest(root: Path) -> str:
 
 
 def refuse_higher_prices(plan: Plan, store: Store) -> None:
-    """Raise Stale unless the kernels of a plan have about their old prices.
+    """Raise StalePlan unless the kernels of a plan have about their old prices.
 
     All measured ones must still be measured, none may have failed since, and the sum must be at most WORSE times the
     old one.

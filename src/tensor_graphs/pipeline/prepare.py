@@ -1,4 +1,6 @@
-"""Stage "simplify": a loaded graph at concrete sizes in the forms that later stages use."""
+"""Stage "simplify": the graphs that later stages use, made from a loaded graph: at concrete sizes, simplified,
+widened.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from .source import bound
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model at concrete sizes in three forms: original, simplified, and simplified with 16-bit floats widened."""
+    """A model at concrete sizes as three graphs: original, simplified, and simplified with 16-bit floats widened."""
 
     graph: Graph  # the original; verification compares with it
     work: Graph  # simplified, with 16-bit floats widened to float32: the form that is optimized
@@ -39,7 +41,7 @@ class Prepared:
 class Task:
     """One model to optimize for some backends.
 
-    `symbolic`: its form in free sizes, for a size-polymorphic program.
+    `symbolic`: state of the size-polymorphic search; None for a program of fixed sizes.
     """
 
     source: Graph  # as loaded; dimensions may be free
@@ -68,7 +70,7 @@ class Task:
 def prepare(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True, in_place: bool = False
 ) -> Prepared:
-    """The forms of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
+    """The graphs of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
     With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
     also start the saturation workers. `in_place`: see `widen`.

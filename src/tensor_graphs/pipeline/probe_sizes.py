@@ -34,7 +34,7 @@ def general_sizes(graph: Graph, generic: Mapping[str, int]) -> list[Sizes]:
     """One odd and one even choice of sizes, other than the generic one, at which loops are rarely unrolled or
     blocked.
 
-    Kernels generated there have the general form. Empty if a range has no other sizes.
+    Kernels generated at these sizes have all loops and masks. Empty if a range has no other sizes.
     """
     fits = {
         name: sorted(set(range(max(2, a.min), min(a.max, 1 << 10) + 1)) - {generic[name]}, key=_plainness)

@@ -12,8 +12,8 @@ from ..egraph.ir.graph import Graph
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """`work`, the optimized form of `graph`, with the names and the result structure of `graph`: the signature of a
-    program.
+    """`work`, the graph that `graph` was optimized to, with the names and the result structure of `graph` (the
+    signature of a program).
     """
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 

@@ -134,8 +134,9 @@ class Session:
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing can be measured yet. Forming candidate kernels may then go on, whatever is left of the
-        budget."""
+        """Whether the measuring processes have not started yet: candidate kernels may then be formed until they have,
+        even beyond the share of the budget for that.
+        """
         return self.starting() and self.now() - self.start < MAX_STARTING_S
 
     @property

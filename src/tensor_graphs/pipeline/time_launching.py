@@ -28,7 +28,7 @@ Compiler = Callable[..., bool]  # `Measurer.compile`
 
 
 def begin_compiling(session: Session, program: Program, compiler: Compiler | None) -> None:
-    """Have compilers begin with the kernels of `other_forms`, without waiting for them.
+    """Start compiling the kernels of `other_forms` in the compile processes, without waiting for the result.
 
     They work while `program` runs for the first time, which compiles those of its kernels in this process that were not
     measured.
@@ -82,11 +82,12 @@ def fastest_launching(
     session: Session, choice: Choice, program: Program, forms: Sequence[tuple[Choice, Program]], values: Sequence[Any],
     sample: Callable[[Sequence[Program]], Sequence[Sequence[float]]], fastest: Callable[[Sequence[Sequence[float]]], int],
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice with its program, or the fastest of its other forms if that is faster by more than noise.
+    """The choice with its program, or with the program of the fastest other way to launch its kernels if that is faster
+    by more than noise.
 
-    `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times
-    programs in turn, `fastest` returns the index of the fastest one that is surely faster than the first, or 0. All
-    other programs release their weights.
+    `forms`: programs with other ways to launch (`other_forms`). `values`: inputs on the device. Programs whose results
+    differ in any bit are left out, with a warning. `sample` times programs in turn, `fastest` returns the index of the
+    fastest one that is surely faster than the first, or 0. All other programs release their weights.
     """
     runnable, want = [(choice, program)], _results(program, values)
     for made, other in forms:

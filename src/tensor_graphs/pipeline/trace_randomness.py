@@ -1,4 +1,6 @@
-"""Detection of functions and modules that draw random numbers, or differ from call to call in another way."""
+"""Detection of functions and modules that draw random numbers, or whose results differ between calls for another
+reason.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +92,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def call_again(function: Callable[..., Any], call: Callable[[], None], took: float, time: OptionalTime) -> bool:
-    """Call a function again, until chance is not a likely explanation for equal results. Whether it draws random
-    numbers.
+    """Whether a function draws random numbers: it is called again until equal results by chance are unlikely.
 
     `call` calls the function on the same inputs and raises for other results. `took`: seconds of a call. A function
     that draws from no known generator is called again within CHEAP_S only: it may use the clock, the operating system's

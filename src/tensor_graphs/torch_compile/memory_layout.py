@@ -9,7 +9,7 @@ from typing import Any
 def axis_order(value: Any) -> list[int] | None:
     """The axes of a dense traced tensor from the outermost to the innermost in memory.
 
-    None for a contiguous or sparse one, and for what is no tensor.
+    None for a contiguous or sparse tensor, and for other values.
     """
     if not hasattr(value, "is_contiguous") or value.is_contiguous():
         return None

@@ -64,8 +64,9 @@ class Search:
         return self.ended or self._ended.wait(seconds)
 
     def program(self) -> Program:
-        """The program, with weights bound. WorkerError with the reason if there is none; the errors of
-        `load_program`."""
+        """The program, with weights bound. Raises WorkerError with the reason if there is none, and the errors of
+        `load_program`.
+        """
         if not self._ended.is_set() and self.ended:
             raise WorkerError("the process was forked before the search ended")
         if self._error:

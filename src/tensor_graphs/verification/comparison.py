@@ -151,12 +151,11 @@ class Verification:
         return max(self.outputs, key=lambda o: (not o.finite, o.excess))
 
     def of_unoptimized(self) -> Verification:
-        """The verdict if the program is the unoptimized graph itself.
+        """The verdict on a program that is the unoptimized graph itself: its own error on this backend becomes the
+        allowed error.
 
-        Its own error on this backend becomes the allowed error.
-
-        The interpreter's error may be smaller by chance, for example for an output of one element. From FAR times the
-        limits on, the verdict has a warning.
+        The error of the reference interpreter, from which limits are otherwise derived, may be smaller by chance, for
+        example for an output of one element. From FAR times those limits on, the verdict has a warning.
         """
         worst = self.worst
         beyond = f"the unoptimized graph runs, {worst.excess:.0f} times beyond its limits: {worst.said}"
@@ -231,13 +230,13 @@ def rounding_allowance(tolerance: Tolerance) -> float:
 
 
 def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
-    """WorstError of one output's errors over several inputs, with the exempt elements of all of them."""
+    """The largest of one output's errors over several inputs, with the exempt elements of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
 
 
 def in_form_of(y: Any, like: Any) -> Any:
-    """Output `y` in the form of its reference `like`: an array, or a tensor on the reference's device."""
+    """Output `y` as the kind of its reference `like`: a NumPy array, or a tensor on the reference's device."""
     if is_torch(like):
         from .on_device import near
 

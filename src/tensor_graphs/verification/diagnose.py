@@ -121,11 +121,11 @@ def _distinct(plan: Plan) -> list[Step]:
 
 
 def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
-    """(Error of a kernel alone against float64, fair error), of the output with the largest ratio of the two.
+    """(Error of a kernel run alone, error that rounding explains), of the output with the largest ratio of the two.
 
-    The fair error is the interpreter's in the same dtypes plus some ulps. The error is relative for floats (of the
-    whole output, or of the worst element if that exceeds its limit), infinite if NaN or infinities are misplaced; for
-    integers and bools 1 if any element is wrong.
+    Both are against a float64 run of the kernel's term. The second is the error of the reference interpreter in the
+    kernel's dtypes plus some ulps. Errors are relative for floats (of the whole output, or of the worst element if that
+    exceeds its limit), infinite if NaN or infinities are misplaced; for integers and bools 1 if any element is wrong.
     """
     graph = Graph.of(output_terms(step.template, step.call))
     return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])

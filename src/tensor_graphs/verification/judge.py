@@ -1,5 +1,5 @@
-"""Comparison of a run's outputs with their references, without the elements that rounding or the order of a sum
-decides.
+"""Comparison of a run's outputs with their references; elements whose value depends on rounding or on the order of a
+sum are exempt.
 
 For whole outputs (`verify.py`) and for strips of large ones (`strips.py`).
 """
@@ -60,7 +60,8 @@ class Judge:
         """Errors of all outputs `found`; `tolerated`: multiple of the limits up to which the caller still accepts an
         output.
 
-        Where a norm decides that the run fails, no element is reconsidered, which takes up to eleven runs of the graph.
+        Looking for elements that rounding decides takes up to eleven runs of the graph; it is omitted if the norm of
+        some output is over its limit anyway.
         """
         first = [self._first(k, name, y) for k, (name, y) in enumerate(zip(names, found, strict=True))]
         norm = 0.0 if self.adversarial else max((_norm(e) for e, _ in first), default=0.0)

@@ -127,8 +127,9 @@ def reference_tensors(
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     """Inputs and reference runs on a device: (inputs, outputs in float64, outputs in the graph's own dtypes).
 
-    torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`. `turn`:
-    index of the input set within one verification, from 0. `poll` is called before each operation and may raise.
+    Raises torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`.
+    `turn`: index of the input set within one verification, from 0. `poll` is called before each operation and may
+    raise.
     """
     inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
