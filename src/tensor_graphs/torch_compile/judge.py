@@ -176,4 +176,4 @@ def _aliases(tensors: Mapping[int, Any], written: Sequence[int]) -> list[int]:
     return [i for group in by_storage.values() if len(group) > 1 and not set(group).isdisjoint(written) for i in group]
 
 
-__all__ = ["MOST_S", "NOISE", "TrialStep", "Judgement", "faster", "timed"]
+__all__ = ["MOST_S", "NOISE", "Judgement", "TrialStep", "faster", "timed"]
