@@ -84,6 +84,9 @@ def pointer(x):
         return ctypes.addressof(start(x))
     except (TypeError, ValueError):  # read-only, bfloat16, not contiguous
         return x.__array_interface__["data"][0]''',
+    "starts_of": '''def starts_of(*given):
+    """Memory addresses of arrays or tensors, as numbers."""
+    return [start_of(x) if x.__class__ is np.ndarray else x.data_ptr() for x in given]''',
     "argument": '''def argument(x):
     """Memory address of an array or tensor as an argument of a C kernel; the caller keeps x alive until the kernel ends."""
     return pointer(x) if x.__class__ is np.ndarray else ctypes.c_void_p(x.data_ptr())''',

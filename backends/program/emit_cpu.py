@@ -527,7 +527,7 @@ class ProgramEmitter:
         self.each = join.joined(self.each)
         gone = before - {*self.each}
         if join.made:
-            self.helpers |= {"table", "start_of"}
+            self.helpers |= {"table", "start_of", "starts_of"}
             single = {
                 f"{n.removesuffix('()')} = partial({c.replace('(', ', ', 1)}"
                 for n, c in self.made_once.items()

@@ -3,7 +3,7 @@
 The kernels' addresses are in one table of the program. Addresses that never change are written into it once; those of a
 call's inputs, results and views when the call defines them:
 
-    at[3] = start_of(x)
+    at[3:5] = starts_of(x, y)
     steps()                    # calls kernel_a(at[3], at[0]) and kernel_b(at[0], at[4], 32)
 
 Lines that only make arrays, views and addresses move in front of the calls between which they stand.
@@ -40,6 +40,7 @@ class JoinedCalls:
     named: Callable[[str], str]
     lines: list[str] = field(default_factory=list)
     group: list[str] = field(default_factory=list)  # the last lines: calls and comments between them
+    sources: list[str] = field(default_factory=list)  # arrays whose addresses the calls need, in the table's order
     calls: dict[str, Call] = field(default_factory=dict)  # line -> call that can be joined
     places: dict[str, int] = field(default_factory=dict)  # address -> its index in the table
     made: list[tuple[str, str]] = field(default_factory=list)  # (variable, C function) of joined calls
@@ -54,8 +55,8 @@ class JoinedCalls:
         for line in lines:
             if line in self.calls or line.startswith(COMMENT):
                 self.group.append(line)
-            elif line in self.movable:
-                self.lines.append(self._address(line))  # before the calls of the group
+            elif line in self.movable:  # before the calls of the group
+                self.lines += self._without_address(line)
             else:
                 self._flush()
                 self.lines += self._kept(line)
@@ -97,12 +98,14 @@ class JoinedCalls:
     def _place(self, address: str) -> int:
         return self.places.setdefault(address, len(self.places))
 
-    def _address(self, line: str) -> str:
-        """A line that defines an address, as one that writes it into the table; another line as it is."""
+    def _without_address(self, line: str) -> list[str]:
+        """A line, unless it defines an address that is in the table only."""
         found = _ARGUMENT.fullmatch(line)
         if found is None or found[1] not in self.moving:
-            return line
-        return f"{self.table}[{self._place(found[1])}] = start_of({found[2]})"
+            return [line]
+        self._place(found[1])
+        self.sources.append(found[2])
+        return []
 
     def _kept(self, line: str) -> list[str]:
         """A line without the deletion of addresses that are in the table only."""
@@ -113,7 +116,12 @@ class JoinedCalls:
 
     def _flush(self) -> None:
         """End the current sequence of calls: write it as one call, unless it is one call at fixed addresses."""
-        group, self.group = self.group, []
+        group, self.group, sources, self.sources = self.group, [], self.sources, []
+        if sources:  # no other address has got a place meanwhile
+            end = len(self.places)
+            one = f"[{end - 1}] = start_of({sources[0]})"
+            several = f"[{end - len(sources)}:{end}] = starts_of({', '.join(sources)})"
+            self.lines.append(f"{self.table}{one if len(sources) == 1 else several}")
         trailing: list[str] = []
         while group and group[-1].startswith(COMMENT):  # belongs to what follows
             trailing.insert(0, group.pop())
