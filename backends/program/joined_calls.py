@@ -73,7 +73,9 @@ class JoinedCalls:
     # ------------------------------------------------------------ what can be joined
     def _addresses(self, lines: Sequence[str]) -> set[str]:
         """Variables of addresses that each call defines, and that only calls of C kernels use; sets `calls`."""
-        sources = {line: found for line in lines if line in self.movable and (found := _ARGUMENT.fullmatch(line))}
+        single = sum(self._call(line) is not None for line in lines) < 2  # its own arguments are as fast
+        movable = () if single else self.movable
+        sources = {line: found for line in lines if line in movable and (found := _ARGUMENT.fullmatch(line))}
         moving = {found[1] for found in sources.values()}
         defined = {found[1] for line in lines if (found := re.match(r"(\w+) = ", line))}
         while True:

@@ -127,7 +127,12 @@ def test_programs_that_use_an_input_as_an_array_take_tensors_nevertheless() -> N
     call = Program(plan)
     assert "TENSORS = True" in call.source and "RESULTS = (0, 1" in call.source
     run = call.source[call.source.index("def run(") :]
-    assert run.count("steps_2()") == 1 and "at[0:3] = starts_of(x, v3, v4)" in run and "start_of" not in run.replace("starts_of", "") and "argument(" not in run
+    assert (
+        run.count("steps_2()") == 1
+        and "at[0:3] = starts_of(x, v3, v4)" in run
+        and "start_of" not in run.replace("starts_of", "")
+        and "argument(" not in run
+    )
     for _ in range(4):
         a, b, c = torch.randn(N, 64), torch.randn(N, 64), torch.randn(64, 4)
         want = (a.tanh(), a.tanh().tanh(), a.tanh().tanh().reshape(N // 2, 2, 64) @ c, b.flip(0) + 1)
