@@ -47,6 +47,7 @@ from tensor_graphs.extract.solve import frontier_dp, presolve
 from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
+from tensor_graphs.models.files import limits
 from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.options import Options
@@ -167,7 +168,7 @@ WAITS: dict[str, Callable[[], Any]] = {
 def test_tracing_ends_at_the_time_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two operations, or, if none is traced any more, by an interruption."""
     as_graph(*looped(1))  # loads torch.export
-    monkeypatch.setattr(export_bounds, "LEAST", 0.5)
+    monkeypatch.setattr(limits, "LEAST", 0.5)
     module, args = looped(10**9, WAITS[name])
     began = time.monotonic()
     with pytest.raises(ExportTimeError, match=r"more than 0\.5 s") as error:
@@ -197,9 +198,34 @@ def test_the_bounds_of_one_export_leave_other_threads_alone() -> None:
 
 
 def test_the_time_limit_of_an_export_follows_the_budget() -> None:
-    assert [export_bounds.seconds_of(b) for b in (1, 100, None)] == [60, 400, 600]
+    assert [limits.seconds_of(b) for b in (1, 100, None)] == [60, 400, 600]
     with settings.override(export_seconds=7):
-        assert export_bounds.seconds_of(100) == 7
+        assert limits.seconds_of(100) == 7
+
+
+def test_tracing_a_numpy_function_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over single operations, by the clock and by the number of arrays."""
+
+    def looped(x: np.ndarray) -> np.ndarray:
+        while True:
+            x = x + 1
+
+    x = np.ones(4, np.float32)
+    monkeypatch.setattr(limits, "LEAST", 0.5)
+    with pytest.raises(ExportTimeError, match=r"more than 0\.5 s"):
+        as_graph(looped, (x,), budget=0.1)
+    with settings.override(max_nodes=100), pytest.raises(TooLargeError, match="401 operations"):
+        as_graph(looped, (x,))
+
+
+def test_views_of_one_array_are_traced_in_linear_time() -> None:
+    def seconds(count: int) -> float:
+        began = time.process_time()
+        as_graph(lambda x: [x[i:] for i in range(count)][0], (np.ones(count, np.float32),))
+        return time.process_time() - began
+
+    seconds(500)
+    assert seconds(12000) < 12 * seconds(3000) + 0.5  # 4 times as many; quadratic: 16 times
 
 
 def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

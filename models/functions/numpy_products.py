@@ -134,10 +134,13 @@ def _multi_dot(arrays: Sequence[Any]) -> Any:
 def _matrix_power(a: Any, n: int) -> Any:
     if n < 1:
         raise TraceError(f"np.linalg.matrix_power to {n} cannot be traced", hint="powers from 1 on can")
-    found = a
-    for _ in range(n - 1):
-        found = np.matmul(found, a)
-    return found
+    found, square = None, a  # the power of the bits of n that were read, and a to the power of the next bit
+    while True:
+        if n & 1:
+            found = square if found is None else np.matmul(found, square)
+        if not (n := n >> 1):
+            return found
+        square = np.matmul(square, square)
 
 
 def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:

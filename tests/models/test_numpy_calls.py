@@ -196,6 +196,14 @@ def test_what_cannot_be_traced_is_named():
             call()
 
 
+@pytest.mark.parametrize("power", [1, 2, 3, 7, 20, 2**100])
+def test_matrix_powers_are_made_by_squaring(power):
+    square = np.float32([[0, 1], [1, 0]])
+    agrees(lambda x: np.linalg.matrix_power(x, power), square)
+    agrees(lambda x: np.linalg.matrix_power(x, power), np.int32([[1, 2], [3, 4]]))
+    assert len(trace(lambda x: np.linalg.matrix_power(x, power), [square]).nodes()) < 250
+
+
 def test_one_bound_is_enough_for_clip():
     x = np.linspace(-2, 2, 5, dtype=np.float32)
     for function in (
