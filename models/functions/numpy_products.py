@@ -195,7 +195,8 @@ def _cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: A
     x = x if rowvar or m.ndim == 1 else x.T
     count = x.shape[1] - ((0 if bias else 1) if ddof is None else ddof)
     gap = x - np.mean(x, 1, keepdims=True)
-    return np.squeeze(np.matmul(gap, gap.T) / np.float64(count))
+    with np.errstate(divide="ignore"):
+        return np.squeeze(np.matmul(gap, gap.T) * np.true_divide(1, np.float64(max(count, 0))))
 
 
 def _vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
