@@ -208,7 +208,7 @@ def test_matrix_powers_are_made_by_squaring(power):
     "function",
     [
         lambda x: np.isclose(x, 2, atol=0, rtol=0.4999999999999999), lambda x: np.isclose(x, -2, rtol=1.4999999999999998, atol=0),
-        lambda x: np.nan_to_num(x, nan=np.inf, posinf=999), lambda x: np.nan_to_num(x, posinf=-np.inf, neginf=7),
+        lambda x: np.isclose(x, np.float64(0.9999999999999998), atol=0, rtol=0), lambda x: np.nan_to_num(x, nan=np.inf, posinf=999), lambda x: np.nan_to_num(x, posinf=-np.inf, neginf=7),
         lambda x: np.nan_to_num(x, nan=-0.0, posinf=np.nan), lambda x: np.cov(x[:4].reshape(2, 2), ddof=5),
         lambda x: np.cov(x[:0]), lambda x: np.cov(np.stack([x[:3], x[1:4]]), ddof=3),
     ],
