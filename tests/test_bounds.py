@@ -237,6 +237,23 @@ def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.Monkey
         settings.current()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["H200", "a|b|c", "gpu:x:sm90:multiprocessors=132", "gpu:x:sm90:multiprocessors=0|a|b", "gpu:x:sm90|a|b", "|||"],
+)
+def test_a_gpu_of_another_form_is_refused_at_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for an H200, and before anything is searched."""
+    began: list[str] = []
+    with pytest.raises(UsageError, match="the setting gpu is"), settings.override(gpu=text):
+        pass
+    monkeypatch.setenv("TENSOR_GRAPHS_GPU", text)
+    progress = Progress(lambda stage, message: began.append(stage))
+    for backend_name in ("numpy", "gpu"):
+        with pytest.raises(UsageError, match=r"(?s)the setting gpu is .*multiprocessors=132"):
+            tg.optimize(tg.input("x", (4,)) + 1.0, backend=backend_name, progress=progress)
+    assert began == []
+
+
 # ---------------------------------------------------------------- worker processes
 def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "host_bytes", lambda: 100 << 30)
