@@ -51,7 +51,7 @@ def acceptance(
         return choice
 
     def stored(view: EGraphView) -> Hypergraph:
-        late = lambda bound: session.late
+        late = lambda bound: session.late(0.0)
         return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
 
     def unrewritten() -> Hypergraph:
@@ -64,7 +64,7 @@ def acceptance(
     )
     loop = Acceptance(
         task.model.graph, work, exclusions, stored, session.stage, say, options.tolerance, options.seed, fired,
-        over=lambda: session.over, late=lambda: session.late,
+        over=lambda: session.over, late=session.late, now=session.now,
         patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
         weights=session.weights,
     )  # fmt: skip

@@ -10,9 +10,10 @@ The attempts, from the fastest plan to the unoptimized graph, which always passe
    family's sums keep the original order. The family whose rewritten kernels have most flops comes first.
 5. Disable rewriting.
 
-When no time is left, the next plan after a failure is the cheapest one of the values that the model itself has: the
-same kernels at the same prices, solved again. It is tried once, and only if its verification fits into the time by
-which the search for a plan may exceed the budget; then rewriting is disabled.
+Attempts are made as long as verifications like the last one end in time. The last one that does is for the cheapest
+plan of the values that the model itself has: the same kernels at the same prices, solved again. If the first plan ends
+too late, that plan is next nevertheless, if its verification takes no longer than the time by which the search for a
+plan may exceed the budget. Without time for any of these, rewriting is disabled.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ class Acceptance:
     # verifies a size-polymorphic program at other sizes; returns the problem or ""
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
     over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
-    late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
+    late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
     patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
+    now: Callable[[], float] = time.monotonic
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
     omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
@@ -151,7 +153,7 @@ class Acceptance:
             choice, program = self.build(found)
             assert program.plan is not None
             with self.stage("verify"):
-                began = time.monotonic()
+                began = self.now()
                 try:
                     verdict, wrong = self._verdict(program, attempt)
                 except Halted:
@@ -165,12 +167,21 @@ class Acceptance:
                 if verdict.passed and not wrong:
                     return choice, program, replace(verdict, failed=tuple(self.failed))
                 before = verdict, wrong
-                took = time.monotonic() - began
-                last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
-                hurried = self.late() and not (wrong or last or verdict.miscompiled)
-                narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
-                again = narrow and not (last or hurried)
-                finding = NO_DIAGNOSIS if wrong or hurried or again else self._diagnosed(program)
+                took = self.now() - began
+            last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
+            optional = not (wrong or last or verdict.miscompiled)
+            fits = not (optional and self.late(took))  # another attempt
+            narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
+            again = narrow and not last and fits
+            kept = None
+            if optional and not narrow and self.late(2 * took) and (fits or (attempt == 1 and took <= self.patience)):
+                kept = out.original(found, choice)
+            finding: Diagnosis | None = NO_DIAGNOSIS
+            if not wrong and not again and kept is None and fits:
+                with self.stage("verify"):
+                    finding = self._diagnosed(program)
+                if finding is None and not narrow and took <= self.patience:  # comparing the term took too long
+                    kept = out.original(found, choice)
             if wrong and REWRITES in out.dropped:
                 found = out.without_sized(choice, SizesError(wrong))
                 continue
@@ -178,16 +189,15 @@ class Acceptance:
                 found = out.excluded(STORED, self.stored(found.view), *out.dropped)
                 self.say(f"over tolerance, again without {STORED}")
                 continue
-            if finding is None:  # the comparison of the plan's term took too long
-                hurried, finding = True, NO_DIAGNOSIS
-            if hurried and not narrow and took <= self.patience and (kept := out.original(found, choice)) is not None:
+            if kept is not None:
                 found = out.excluded(REWRITTEN, kept)
                 self.say(f"over tolerance, again without {REWRITTEN}")
                 self.omitted.append(OTHER_PLANS)
                 continue
+            hurried = not fits or finding is None
             if narrow and hurried:
                 out.dropped.append(STORED)
-            if wrong or hurried:
+            if wrong or finding is None or hurried:
                 found = out.without_rewrites()
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
                 self.omitted += [OTHER_PLANS] if hurried else []
@@ -210,8 +220,8 @@ class Acceptance:
         """The diagnosis of a program that failed, None if its term could not be compared in time. It ends early when
         the session is late, but not before DIAGNOSING_S seconds."""
         assert program.plan is not None
-        began, rewritten = time.monotonic(), REWRITES not in self.exclusions.dropped
-        ended = lambda: self.late() and time.monotonic() - began > DIAGNOSING_S
+        began, rewritten = self.now(), REWRITES not in self.exclusions.dropped
+        ended = lambda: self.late(0.0) and self.now() - began > DIAGNOSING_S
         return diagnose(self.graph, fixed(program.plan), rewritten=rewritten, ended=ended, device=program.tensors)
 
     def _record(self, verdict: Verification, wrong: str, known: int) -> None:
