@@ -53,7 +53,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(model.graph, graph))).pooled(session.weights)
         preparing, late = before.preparing_s(), max(LOOK_S, PREPARING * session.options.budget)
-        once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), False)
+        once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), on_gpu=False)
         if preparing > max(session.left, late) or (session.over and once > late):
             session.omitted.append(UNTIMED)
             return None
