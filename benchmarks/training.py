@@ -35,7 +35,7 @@ from torch import nn
 
 import tensor_graphs as tg
 from tensor_graphs.pipeline.timing import wall_us
-from tensor_graphs.torch_compile import judge, whole_calls
+from tensor_graphs.torch_compile import compiled_graph, judge, whole_calls
 
 F = nn.functional
 RATE = 0.01  # of SGD
@@ -181,6 +181,19 @@ class ViT(nn.Module):
         return F.cross_entropy(self.head(self.norm(self.layers(x))[:, 0]), labels)
 
 
+class Autocast(nn.Module):
+    """A model whose forward pass runs under bfloat16 autocast; float64 is not cast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(given[0].device.type, torch.bfloat16):
+            found: torch.Tensor = self.model(*given)
+        return found
+
+
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]
 
 
@@ -272,13 +285,13 @@ def wide(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def operands(
-    name: str, scale: str, device: str, dtype: torch.dtype, count: int
+    name: str, scale: str, device: str, dtype: torch.dtype, count: int, autocast: bool = False
 ) -> tuple[nn.Module, list[list[torch.Tensor]]]:
     """(a model with reproducible weights, `count` batches of its operands)."""
     torch.manual_seed(0)
     make, batch = cases(scale)[name]
     module = make().to(device, dtype)
-    return module, [
+    return Autocast(module) if autocast else module, [
         [x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch()] for _ in range(count)
     ]
 
@@ -306,15 +319,30 @@ def steps_us(
     return {form: round(quantiles(us[2:], n=4)[0], 1) for form, us in samples.items()}
 
 
+def programs_of(report: Any) -> list[dict[str, Any]]:
+    """Of each program of a graph: its pass, kernels, and on a GPU the way it is launched with the seconds of a call in
+    each way."""
+    found = []
+    traced = next(g.traced for g in compiled_graph._graphs if g.report is report)
+    for kind, runner in [(t.kind, r) for t in traced for v in t.variants for r in v._runners]:
+        calls = runner.program._run
+        ways = {n: round(1e6 * s, 1) for n, s in getattr(calls, "times", {}).items()}
+        found.append({
+            "pass": kind, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
+            "copied": len(getattr(calls, "places", ())),
+        })  # fmt: skip
+    return found
+
+
 def trained(
     name: str, *, scale: str, steps: int, device: str = "cpu", dtype: torch.dtype = torch.float32, untimed: bool = True,
-    row: dict[str, Any] | None = None, **options: Any,
+    autocast: bool = False, row: dict[str, Any] | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Errors of gradients, times of steps and both loss curves of a model, with programs for all that can be imported.
 
     They are written into `row` as they are found, and returned.
     """
-    module, batches = operands(name, scale, device, dtype, min(steps, 4))
+    module, batches = operands(name, scale, device, dtype, min(steps, 4), autocast)
     batches = [batches[i % len(batches)] for i in range(steps)]
     reference = copy.deepcopy(module)
     row = {"case": name} if row is None else row
@@ -331,6 +359,8 @@ def trained(
             "in_programs": sum(p.nodes for x in report.traced for p in x.parts if p.state.startswith("program")),
         }  # fmt: skip
         say(str(report))
+        row["programs"] = programs_of(report)
+        say(f"{name}: launched {row['programs']}")
         row["error"], row["eager_error"] = errors(compiled, module, batches[0])
         say(f"{name}: error of gradients {row['error']:.2g}, eager {row['eager_error']:.2g}")
         if not untimed:
@@ -338,7 +368,7 @@ def trained(
                 {"eager_us": reference, "programs_us": compiled}, nn.ModuleList([module, reference]), batches[0]
             )
             say(f"{name}: a step {row['programs_us']} µs with programs, {row['eager_us']} µs eager")
-            module.load_state_dict(operands(name, scale, device, dtype, 0)[0].state_dict())
+            module.load_state_dict(operands(name, scale, device, dtype, 0, autocast)[0].state_dict())
             reference.load_state_dict(module.state_dict())
         row["losses"] = losses(compiled, module, batches)
     double = copy.deepcopy(reference).double()
@@ -351,14 +381,22 @@ def trained(
 
 
 def timed(
-    name: str, *, scale: str, device: str, dtype: torch.dtype, peer: bool = True, row: dict[str, Any], **options: Any
+    name: str,
+    *,
+    scale: str,
+    device: str,
+    dtype: torch.dtype,
+    peer: bool = True,
+    autocast: bool = False,
+    row: dict[str, Any],
+    **options: Any,
 ) -> dict[str, Any]:
     """µs of a training step: eager, `torch.compile` (with `peer`), and `tg.compile` with its own decision.
 
     The times are written into `row` when they are measured.
     """
     torch._dynamo.reset()
-    module, (batch,) = operands(name, scale, device, dtype, 1)
+    module, (batch,) = operands(name, scale, device, dtype, 1, autocast)
     forms: dict[str, Callable[..., Any]] = {"us": tg.compile(module, wait=True, **options)}
     for _ in range(4 + 2 * whole_calls.MOST_CALLS):  # both passes are searched and judged, then whole steps
         gradients(forms["us"], module, batch)
@@ -422,6 +460,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for each program")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--autocast", action="store_true", help="forward passes under bfloat16 autocast")
     parser.add_argument("--scale", choices=("full", "medium", "small", "tiny"), default="full")
     parser.add_argument("--untimed", action="store_true", help="errors and curves only")
     parser.add_argument("--no-peer", action="store_true", help="do not time torch.compile")
@@ -434,6 +473,7 @@ def main() -> None:
         "scale": given.scale,
         "device": given.device,
         "dtype": getattr(torch, given.dtype),
+        "autocast": given.autocast,
         "budget": given.budget,
     }
     rows: dict[str, dict[str, Any]] = {name: {"case": name} for name in names}

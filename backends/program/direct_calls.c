@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 64  // tensors of a call
+#define MOST 2048  // tensors of a call
 
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Config;  // CUlaunchConfig
 typedef struct { int64_t launch, where, tensor, offset, map; } Slot;  // address (`map`: tensor map) that depends on a tensor
@@ -14,7 +14,8 @@ typedef struct { uint64_t start, stop; } Range;  // memory that inputs must not 
 
 typedef struct {
     PyObject *calls, *owner, *turn, *acquire, *release, *guard, *address, *device, *stream, *index, *capturing, *mark;
-    PyObject *makers, *results;  // tuples: (function, arguments …) that allocates a tensor, or None for one in the program's memory
+    PyObject *makers, *results;  // tuples; makers: (function, arguments …) that allocates a tensor, None for one in the program's
+                                   // memory, False for the caller's, or the address that the caller's must have
     Slot *slots;
     Launch *launches;
     Range *ranges;
@@ -192,6 +193,8 @@ static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
     for (Py_ssize_t i = 0; i < c->inputs; i++) {
         if (address_of(c, given[i], at + i)) return NULL;
         if (at[i] & 15) return Py_NewRef(Py_None);
+        PyObject *pinned = PyTuple_GET_ITEM(c->makers, i);
+        if (PyLong_CheckExact(pinned) && PyLong_AsUnsignedLongLong(pinned) != at[i]) return Py_NewRef(Py_None);
         for (Py_ssize_t k = 0; k < c->range_count; k++)
             if (at[i] >= c->ranges[k].start && at[i] < c->ranges[k].stop) return Py_NewRef(Py_None);
     }

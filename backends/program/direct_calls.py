@@ -34,7 +34,7 @@ from ..runtime.cpu_tensors import tensor_guard
 from .device_programs import Direct
 
 NEEDED = ("executable", "fits", "fresh", "handed", "kernels", "places", "ready", "settled", "stream", "way")
-MOST_TENSORS = 64  # inputs and results of a call: MOST in direct_calls.c
+MOST_TENSORS = 2048  # inputs and results of a call: MOST in direct_calls.c
 COMPILE_S = 60.0  # limit of the compiler's seconds
 SOURCE = Path(__file__).with_name("direct_calls.c")
 
@@ -152,7 +152,8 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
     owner, graph = (None if calls is bound else bound), calls.executable is not None
     table = calls.kernels.table
     fixed = frozenset(calls.places if graph else ())
-    makers = [None if i in fixed else False if i < calls.count else _parts(calls.fresh[i - calls.count])
+    pinned = getattr(calls, "pinned", {}) if graph else {}  # a program saved by an older version has none
+    makers = [None if i in fixed else pinned.get(i, False) if i < calls.count else _parts(calls.fresh[i - calls.count])
               for i in range(len(calls.types))]  # fmt: skip
     results = [_result(k, *pair) for k, pair in enumerate(calls.handed)]
     spans = {(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in _private(calls)}

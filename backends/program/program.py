@@ -125,6 +125,7 @@ class Program(Unpicklable):
         self._new_sizes: SizeCalls | None = None  # functions for calls at sizes that the program has not met
         self._lock = Lock()  # guards running kernels, and reading or setting states and weights
         self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
+        self._steady: frozenset[int] = frozenset()  # inputs that stay at their addresses between calls
         self.plans: dict[str, Program] = {}  # plans for some buckets of sizes, by name
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
@@ -204,6 +205,17 @@ class Program(Unpicklable):
         self._pool = weights
         return self
 
+    def steady(self, inputs: Iterable[int]) -> Program:
+        """Declare inputs, by position, whose tensors stay at their addresses between calls, from the next binding on:
+        parameters of a model that is trained. CUDA graphs of programs of one size then read them without a copy. Calls
+        with other tensors are right as well, but slower. Returns itself."""
+        with self._lock:
+            self._steady = frozenset(inputs)
+            if hasattr(self._run, "steady"):
+                self._collect()
+                self._run = None
+        return self
+
     def missing_bytes(self) -> int:
         """Bytes that binding the program allocates on its device: all of `memory`, except shared states and those
         weights that the pool holds already."""
@@ -238,6 +250,8 @@ class Program(Unpicklable):
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
         with in_plain_modes(self.tensors):
             self._run = self._programs.bound(space["bind"], weights, self.states, self.device, self.manifest.way)
+        if self._steady and hasattr(self._run, "steady"):
+            self._run.steady = self._steady
 
     def share(self, states: dict[str, Any], weights: SharedWeights | None = None) -> Program:
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.training import Attention, always
 
 import tensor_graphs as tg
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.torch_compile import traced_graph
 
 torch = pytest.importorskip("torch")
@@ -97,6 +98,27 @@ def test_saved_tensors_are_contiguous_also_for_an_eager_backward_pass(
     assert permuted and all(saved[i].is_contiguous() for i in permuted)
     for one, right in zip(found, expected, strict=True):
         torch.testing.assert_close(one, right, rtol=1e-4, atol=1e-5)
+
+
+def test_programs_are_told_which_inputs_are_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both passes, so that a CUDA graph reads them where they are."""
+    told: list[set[str]] = []
+    given = Program.steady
+
+    def steady(self: Any, inputs: Any) -> Any:
+        found = list(inputs)
+        told.append({self.input_names[i] for i in found})
+        return given(self, found)
+
+    monkeypatch.setattr(Program, "steady", steady)
+    module, x = heads()
+    with always():
+        compiled = tg.compile(module, **QUICK)
+        for _ in range(3):
+            gradients(compiled, module, x)
+    weights = [name for name in told[0] if name.startswith("primals")]
+    assert len(told) == 2 and len(weights) == len(told[0]) == len(list(module.parameters()))
+    assert told[1] and told[1] < told[0]  # the products' weights; not what the forward pass computed
 
 
 def traced_graph_of(report: Any) -> Any:

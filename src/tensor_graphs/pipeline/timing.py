@@ -174,8 +174,20 @@ def wins_pairs(one: Sequence[float], other: Sequence[float], noise: float) -> bo
     its normal approximation: 3 of 3 pairs, 9 of 12, 30 of 48. (If `noise` is 0, equally fast calls win that many pairs
     by chance in 12, 7 and 6 % of cases.)
     """
+    won, count = pairs_won(one, other, noise)
+    return 2 * won - count >= SIGNIFICANT * sqrt(count) > 0
+
+
+def pairs_won(one: Sequence[float], other: Sequence[float], noise: float) -> tuple[int, int]:
+    """(pairs in which one call is faster than another by more than the fraction `noise`, all pairs)."""
     pairs = [a * (1 + noise) < b for a, b in zip(one, other)]
-    return 2 * sum(pairs) - len(pairs) >= SIGNIFICANT * sqrt(len(pairs)) > 0
+    return sum(pairs), len(pairs)
+
+
+def why_pairs_lost(one: Sequence[float], other: Sequence[float], noise: float) -> str:
+    """Why `wins_pairs` is false, in words."""
+    won, count = pairs_won(one, other, noise)
+    return f"only {won} of {count} pairs of calls are won by more than the noise of {100 * noise:.0f} %"
 
 
 def why_not_faster(one: Sequence[float], other: Sequence[float], noise: float) -> str:

@@ -43,6 +43,8 @@ class CompiledGraph:
         self._arity = 0  # number of the Dynamo graph's inputs
         self._lock = Lock()  # only ever tried: a graph does not call itself
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
+        self._parameters: set[str] = set()  # names of placeholders: parameters, and buffers that are not written
+        self._slower = ""  # why programs do not win although their median is smaller
         self._said: set[str] = set()
         register(self.report)
         _graphs.add(self)
@@ -83,13 +85,14 @@ class CompiledGraph:
 
         context = torch._guards.TracingContext.try_get()
         facts = context.fw_metadata if context is not None else None
-        count = len(module.graph.find_nodes(op="placeholder"))
-        frozen: list[int] = []
+        names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        count, frozen = len(names), list[int]()
         if facts is not None and kind == "forward":
             facts.bw_donated_idxs = []  # programs do not overwrite saved tensors: a backward pass may run again
         if facts is not None and kind != "backward":
             written = {i for i, x in enumerate(facts.input_info) if x.mutates_data or x.mutates_metadata}
             if len(facts.input_info) == count:
+                self._parameters |= {names[i] for i in facts.static_input_indices if i not in written}
                 if count == self._arity:  # fewer: arguments that share memory were merged, and have other positions
                     self._written = written
                 if kind == "inference":
@@ -97,7 +100,8 @@ class CompiledGraph:
         try:
             # gradients have memory of their own: autograd may add to them in place
             seen = {"backward": 0, "forward": getattr(facts, "num_forward", None)}.get(kind)
-            made = TracedGraph(kind, module, frozen, self.options, self.report, seen)
+            steady = [i for i, name in enumerate(names) if name in self._parameters]  # in backward graphs: saved ones
+            made = TracedGraph(kind, module, frozen, self.options, self.report, seen, steady)
         except Exception as error:  # an operator whose builder fails: the traced graph runs as it is
             self._warn(
                 f"the {kind} graph has no programs: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
@@ -198,7 +202,7 @@ class CompiledGraph:
                     self.traced[-1].begin()
                     return  # the backward graph has just been traced: its search comes first
                 eager, program = (lambda: step.run(self.module)), (lambda: step.run(compiled))
-                won, eager_us, program_us = judge.faster(eager, program, bool(devices), step.reset)
+                won, eager_us, program_us, self._slower = judge.faster(eager, program, bool(devices), step.reset)
                 if won and self.options.tolerance == "exact":
                     frozen = {id(x) for v in ready for x in v.frozen.tensors}
                     if off := bitwise_difference(compiled, self.module, args, list(written), gradients, frozen):
@@ -231,7 +235,8 @@ class CompiledGraph:
             report.runs, report.why = PROGRAM, f"programs are faster{times}"
         elif states and all(s == LOST for s in states):
             why = next((v.why for v in self.traced[0].variants if v.why), "")
-            self._give_up(why or (f"programs are not faster{times}" if times else "the trial call failed"))
+            slower = f"programs are not faster{times}" + (f": {self._slower}" if self._slower else "")
+            self._give_up(why or (slower if times else "the trial call failed"))
 
     def _fail(self, what: str, error: Exception) -> None:
         self._warn(f"{what}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")

@@ -44,6 +44,7 @@ def make_runner(
         verified = False
         active = True
         results_count = len(layouts)
+        program: Program
 
         def forward(self, *args: Any) -> Any:
             """Results of a part: its program's, or those of the eager subgraph if the program is not in use."""
@@ -78,7 +79,9 @@ def make_runner(
                 refuse(reason)
             return part.module(*traced.of(args))
 
-    return Runner()
+    made = Runner()
+    made.program = program
+    return made
 
 
 def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,10 +80,12 @@ class Variant:
     def __init__(
         self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
         sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any] = (), seen: int | None = None,
+        steady: Collection[int] = (),
     ) -> None:  # fmt: skip
         """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known.
-        `seen`: number of results that are not saved for the backward pass (None: all).
+        `seen`: number of results that are not saved for the backward pass (None: all). `steady`: as in `TracedGraph`.
         """
+        self._steady = steady
         self._kind, self._seen, self._layouts = name, seen, TracedLayouts(split_.module)
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
@@ -172,6 +174,9 @@ class Variant:
                 said.append(report.state)
                 continue
             self._restrict(program, search.sizes, symbols)
+            places = [part.sources[i] for i in positions]
+            if steady := [k for k, at in enumerate(places) if isinstance(at, int) and at in self._steady]:
+                program.steady(steady)
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
@@ -234,17 +239,20 @@ class Variant:
 class TracedGraph:
     """Inference, forward or backward graph whose calls run programs if they are ready and in use, else raise NoProgram.
 
-    A backward graph runs eagerly then. `frozen`: positions of placeholders that are constants; `seen`: as in `split`.
+    A backward graph runs eagerly then. `frozen`: positions of placeholders that are constants; `seen`: as in `split`;
+    `steady`: positions of placeholders that are parameters, which keep their memory between calls.
     """
 
     def __init__(
-        self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport, seen: int | None = None
+        self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport,
+        seen: int | None = None, steady: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.kind, self.module, self.options = kind, module, options
         self._frozen = list(frozen) if options.freeze else []
         self.split, self.report = split(module, kind, options.least, self._frozen, seen)
         report.traced.append(self.report)
         self.variants: list[Variant] = []
+        self._steady = frozenset(steady)
         self.trial = False  # whether ready variants run although they are not in use yet
         self._sized = bool(sizes_of(module))
         self._seen, self._layouts = seen if kind == "forward" else None, TracedLayouts(module)
@@ -296,7 +304,8 @@ class TracedGraph:
         if len({id(v.frozen) for v in self.variants}) >= MOST_FROZEN + MOST_SIZES:
             return None
         guard = Frozen(frozen, args or ())
-        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen)
+        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen,
+                       self._steady)  # fmt: skip
         self.report.frozen = len(frozen)
         self.variants.insert(0, made)
         return made

@@ -31,7 +31,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.compiler import is_compiling
 
 from ..backends.runtime.cpu_tensors import tensor_guard
-from ..pipeline.timing import Instant, wins_pairs
+from ..pipeline.timing import Instant, why_pairs_lost, wins_pairs
 from .compiled_graph import CompiledGraph, compile_graph, options_of
 from .judge import NOISE
 from .report import EAGER
@@ -115,6 +115,16 @@ class CallTrial:
         """Whether the compiled callable is faster by more than noise."""
         compiled, own = self.times()
         return compiled < (1 - NOISE) * own and wins_pairs(self.us[0][1:], self.us[1][1:], NOISE)
+
+    @property
+    def why(self) -> str:
+        """Why the compiled callable is not `faster` although it takes less time; "" if it is, or takes more."""
+        compiled, own = self.times()
+        if compiled >= own or self.faster:
+            return ""
+        if compiled >= (1 - NOISE) * own:
+            return f": the difference is within the noise of {100 * NOISE:.0f} %"
+        return f": {why_pairs_lost(self.us[0][1:], self.us[1][1:], NOISE)}"
 
     @property
     def ended(self) -> bool:
@@ -234,7 +244,7 @@ class WholeCalls:
         self._choose(
             key,
             self.compiled if trial.faster else self.own,
-            f"go to {where}: {what}{compiled:.1f} µs compiled, {own:.1f} µs the module itself",
+            f"go to {where}: {what}{compiled:.1f} µs compiled, {own:.1f} µs the module itself{trial.why}",
         )
         self._trials.pop(key, None)
         self._stepping = None
