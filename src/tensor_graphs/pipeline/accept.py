@@ -14,7 +14,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
-from .choose import choose
+from .choose import Carried, choose
 from .exclusions import Exclusions
 from .match import hypergraph, only_generated
 from .prepare import Task
@@ -27,20 +27,21 @@ from .verify_or_retry import Acceptance
 def acceptance(
     session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
-    encoded: Callable[[], None] = lambda: None,
+    encoded: Callable[[], None] = lambda: None, carried: Carried = lambda graph: (),
 ) -> Acceptance:  # fmt: skip
     """Verify-or-retry loop of one search, ready to run.
 
     `first`: a choice that is used for its hypergraph instead of a new extraction (None: there is none). `fired`: rules
     that matched. `ahead`: waits for the verification references computed in the background, and returns them by seed.
-    `encoded`: ends the encoding of weights in the background; called before programs are timed.
+    `encoded`: ends the encoding of weights in the background; called before programs are timed. `carried`: candidates
+    from which the first solves of a hypergraph start.
     """
     options, symbolic, work = session.options, task.symbolic, task.work
     made = [] if first is None else [first]
 
     def chosen_of(graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
         known = made.pop() if made and made[0].hypergraph is graph else None
-        choice = known or choose(session, graph, pricer, measurer, limits=limits)
+        choice = known or choose(session, graph, pricer, measurer, limits=limits, carried=carried)
         if measurer is not None:
             measurer.pause()  # frees memory for verification
         encoded()
