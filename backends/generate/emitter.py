@@ -69,7 +69,7 @@ class Emitter(Protocol):
     def version(self) -> str: ...
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the text of kernels for terms over inputs."""
+        """Version of the emitted source of kernels for the terms `roots`, a part of the keys of stored times."""
         ...
 
     @property

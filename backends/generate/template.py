@@ -145,7 +145,7 @@ class GeneratedKernel(KernelBase):
         return (self.lowered[key] if key in self.lowered else self.lower(written)) is not None
 
     def flops(self, call: Call) -> float:
-        """Flops of a call, as `effort` (`Template.flops`)."""
+        """Flops of a call, including recomputation due to its schedule (`Template.flops`)."""
         return self.effort(call)
 
     def scratch(self, call: Call) -> int:

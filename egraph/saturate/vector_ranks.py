@@ -20,7 +20,7 @@ class VectorRanks:
             self.of(term)
 
     def find(self, key: Key) -> Key:
-        """The representative of a length."""
+        """The representative of the union-find class of a length or rank."""
         while key in self.up:
             key = self.up[key]
         return key

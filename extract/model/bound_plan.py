@@ -1,4 +1,4 @@
-"""A plan in free sizes at given sizes."""
+"""Conversion of a plan with free sizes to a plan at given sizes."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Folder:
         return made
 
     def weights(self) -> Weights:
-        """The weights, none requested yet."""
+        """A new `Weights` object over the folder's tensors, which records the ones that a model requests."""
         return weights_of(self.config, self.data, self.where)
 
 

@@ -39,12 +39,12 @@ def is_layout(op: str) -> bool:
 
 
 def folds(op: str) -> bool:
-    """Whether an op is a reduction that SMT proofs know."""
+    """Whether an op is a reduction that SMT proofs support."""
     return OPS[op].law == "reduce" and OPS[op].monoid in FOLDS
 
 
 def is_contraction(op: str) -> bool:
-    """Whether SMT proofs know an op as sums or maxima over indices."""
+    """Whether SMT proofs express an op as a sum or maximum over indices."""
     return op in CONTRACTIONS or folds(op)
 
 

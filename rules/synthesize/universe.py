@@ -114,7 +114,9 @@ def _is_number(text: str) -> bool:
 
 # ---------------------------------------------------------------- enumeration
 class Universe:
-    """All terms of a world up to a size, one per value. `grow` yields the equalities that it encounters."""
+    """All terms up to a size over the variables and ops of a `World`, one term for each distinct value. `grow` adds
+    the terms of the next size and yields their equalities with earlier terms.
+    """
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.values = world, TermValues()

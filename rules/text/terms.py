@@ -36,7 +36,7 @@ class TermAxis:
         return [self.cut] if self.cut else [c for a in self.same for c in a.cuts()]
 
     def openings(self) -> list[TermAxis]:
-        """The open axes that this axis stems from."""
+        """The axes with `open` set that this axis stems from: those that may still be divided into two parts."""
         return [self] if self.open else [o for a in self.same for o in a.openings()]
 
 

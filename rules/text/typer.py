@@ -67,7 +67,7 @@ class Typer:
         return axes[0] if len(axes) == 1 else TermAxis(axes[0].size, same=axes)
 
     def visit(self, term: Term) -> Typed:
-        """The typed form of a term."""
+        """The term with symbolic sizes for the axes of all its subterms."""
         if isinstance(term, Number):
             return Typed("number", [], params={"value": term.value})
         if isinstance(term, Input):

@@ -204,7 +204,7 @@ class CodeRing(CudaPart):
 
 
 def condition(conditions: Sequence[str]) -> str:
-    """Text that makes the statement behind it depend on all of some conditions; "" for none."""
+    """CUDA text `if (...)` of the conjunction of conditions, to be put before a statement; "" for no conditions."""
     return f"if ({all_of(list(conditions))}) " if conditions else ""
 
 

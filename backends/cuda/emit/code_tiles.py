@@ -32,7 +32,7 @@ class CodeTiles(CudaPart):
         self.line("}")
 
     def single(self) -> ThreadNest:
-        """A nest without loops, for text inside `each`."""
+        """A loop nest without loops: its texts are for use inside the loops that `each` opens."""
         return ThreadNest(self.frame, ())
 
     def address(self, nest: ThreadNest, x: Expr) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class PackedSide:
 
     @property
     def values(self) -> list[Expr]:
-        """Loads of the zero and the scale."""
+        """Loads of the zero point and the scale."""
         return [x for e in (self.zero, self.scale) if e is not None for x in walk([e]) if x.op == "load"]
 
     def grouped(self, axis: Axis) -> bool:
@@ -352,7 +352,7 @@ class PackedFragments(Fragments):
 
     @property
     def octets(self) -> int:
-        """Groups of 8 rows."""
+        """Number of groups of 8 rows."""
         return -(-max(1, self.frame.extent["m"]) // WIDTH)
 
     def _convert(

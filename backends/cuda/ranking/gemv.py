@@ -81,7 +81,8 @@ class GemvRanking(RankingModel):
                             yield schedule | more | {f"v{at}": beside, f"u{at}": depth // beside}, rank - 0.2
 
     def prefetching(self, early: Sequence[Schedule]) -> Sequence[Schedule]:
-        """Every second schedule from the first on; of large matrices along K every fourth one, but not the first."""
+        """The schedules of `early` that also prefetch matrices into L2: every second one from the first on, none
+        for one column; of large matrices along K every fourth one, but not the first."""
         if self.fitted and self.nbytes > WARM:
             return unsplit_beside(early[3::4], self.own)
         return unsplit_beside(early[::2], self.own) if self.columns > 1 else ()

@@ -61,7 +61,8 @@ class SkinnyGemmRanking(RankingModel):
                 yield schedule | dict(self.own), self.us(along, wide, tiles, deep, split)
 
     def prefetching(self, early: Sequence[Schedule]) -> Sequence[Schedule]:
-        """Every second schedule from the first on."""
+        """The schedules of `early` that also prefetch matrices into L2: every second one from the first on; none
+        for one column."""
         return unsplit_beside(early[::2], self.own) if self.columns > 1 else ()
 
     def _registers(self, tiles: int, deep: int) -> int:

@@ -18,7 +18,9 @@ from .tiles import SharedTiles
 
 @dataclass(eq=False)
 class AttentionStores(TileStores):
-    """Emitter part for stores of a consumer group's tile of rows, by column piece."""
+    """Emitter part for the stores of attention results: a consumer warp group stores its tile of rows, one column
+    piece at a time.
+    """
 
     frame: AttentionFrame
     tiles: SharedTiles

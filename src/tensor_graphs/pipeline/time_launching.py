@@ -102,7 +102,7 @@ def fastest_launching(
         return choice, program
     samples = sample([p for _, p in runnable])
     best = fastest(samples)
-    before = session.finalists or [_report(choice, samples[0], True)]
+    before = session.finalists or [_report(choice, samples[0], chosen=True)]
     session.finalists = [replace(f, chosen=f.chosen and not best) for f in before]
     session.finalists += [_report(c, samples[n], n == best) for n, (c, _) in enumerate(runnable) if n]
     for n, (_, other) in enumerate(runnable):

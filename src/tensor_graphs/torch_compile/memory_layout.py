@@ -41,7 +41,7 @@ class TracedLayouts:
         self._orders = [(i, order) for i, order in enumerate(orders) if order is not None]
 
     def of(self, args: Sequence[Any]) -> Sequence[Any]:
-        """A call's arguments in these layouts."""
+        """The arguments of a call, each in the memory layout that its placeholder was traced with."""
         if not self._orders:
             return args
         found = list(args)
