@@ -183,7 +183,8 @@ class Branch(Protocol):
 
 @dataclass
 class Node:
-    """One ONNX node, as seen by its builder."""
+    """One ONNX node as it is passed to the function that translates its operator (`@operator`): its operands as
+    tensors, its attributes, its opset and number of outputs."""
 
     op: str
     label: str  # operator and name, for messages
