@@ -109,7 +109,8 @@ _IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without eff
 
 
 def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol).
+    """Trace NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol); returns its
+    result, traced.
 
     Raises TraceError for functions and arguments that cannot be traced.
     """

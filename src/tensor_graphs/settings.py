@@ -63,8 +63,8 @@ def overridden() -> bool:
 
 
 def planned_gpu() -> str:
-    """Value of the setting `gpu`: device key of a GPU that is not in this machine, for which plans are made; ""
-    without.
+    """Value of the setting `gpu`: device key of a GPU that is not in this machine, for which plans are made; "" if it
+    is not set.
 
     Reads no other setting, because it is called often.
     """

@@ -1,4 +1,4 @@
-"""Stages "build" and "verify": the verify-or-retry loop of one search."""
+"""Stages "build" and "verify" of a search: the verify-or-retry loop, set up for the options of the call."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ def acceptance(
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
     encoded: Callable[[], None] = lambda: None, carried: Carried = lambda graph: (),
 ) -> Acceptance:  # fmt: skip
-    """Verify-or-retry loop of one search, ready to run.
+    """The verify-or-retry loop of one search, ready to run (`Acceptance.run`).
 
-    `first`: a choice that is used for its hypergraph instead of a new extraction (None: there is none). `fired`: rules
-    that matched. `ahead`: waits for the verification references computed in the background, and returns them by seed.
-    `encoded`: ends the encoding of weights in the background; called before programs are timed. `carried`: candidates
-    from which the first solves of a hypergraph start.
+    `first`: a choice of kernels that is used for its hypergraph instead of a new extraction (None: there is none).
+    `fired`: rules that matched. `ahead`: waits for the verification references computed in the background, and returns
+    them by seed. `encoded`: ends the encoding of quantized weights in the background; called before programs are timed.
     """
     options, symbolic, work = session.options, task.symbolic, task.work
     made = [] if first is None else [first]

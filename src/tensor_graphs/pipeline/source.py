@@ -32,7 +32,7 @@ def as_graph(
     trust: bool = False,
     budget: float | None = None,
 ) -> Graph:
-    """Graph of a source: expression(s), Graph, function, nn.Module, ExportedProgram or path.
+    """Convert a source (expression(s), Graph, function, nn.Module, ExportedProgram or path) to a graph.
 
     `params` are bound by name; `dims` fix free dimensions of a loaded file or an exported module. `dynamic_shapes`: as
     of `torch.export`. `trust`: load files that may execute code. Raises UsageError for other sources and for unknown
@@ -163,7 +163,8 @@ def _array(value: Any) -> Any:
 
 
 def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
-    """Graph at concrete sizes, and all sizes. Defaults: batch 1, sequence 128, clamped to the dimension's range."""
+    """(Graph at concrete sizes, sizes of all its dimensions). Sizes that are not given: batch 1, sequence 128, clamped
+    to the dimension's range."""
     chosen = dict(sizes or {})
     for name, atom in graph.free_dims.items():
         if name not in chosen:

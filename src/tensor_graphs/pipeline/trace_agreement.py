@@ -49,7 +49,7 @@ class Rounding:
 
 
 def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
-    """Whether an output of the graph (`found`) agrees with the function's (`own`).
+    """Whether an output of the graph (`found`) equals the function's (`own`) up to rounding.
 
     `sharp`, `exact`: the output of the graph and of the function in float64 (`exact` None: unknown). `root`: the output
     in the graph. Raises TraceError, which names `function` and the output `name`, for another shape or dtype.

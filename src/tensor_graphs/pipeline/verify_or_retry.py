@@ -119,9 +119,9 @@ class Acceptance:
     )
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
-        """Best choice of kernels of a hypergraph, and its program.
+        """Choose kernels of a hypergraph (`exclusions.choose`) and make their program; returns both.
 
-        Raises NoPlanError if no candidates cover the outputs any more.
+        Raises NoPlanError if the remaining candidates do not cover the outputs.
         """
         choice, self.exclusions.tighter = self.exclusions.tighter, None
         try:

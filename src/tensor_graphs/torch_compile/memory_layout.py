@@ -22,7 +22,8 @@ def axis_order(value: Any) -> list[int] | None:
 
 
 def arranged(x: Any, order: Sequence[int] | None) -> Any:
-    """A tensor with the axes in this order in memory (None: contiguous): itself, or a copy."""
+    """The tensor with its axes in the order `order` (outermost first) in memory, None for contiguous: `x` itself if it
+    has that order, else a copy."""
     if order is None:
         return x if x.is_contiguous() else x.contiguous()
     moved = x.permute(order)
