@@ -228,7 +228,7 @@ def _ranked(seen: FewRowAttentionRanking, count: int) -> tuple[FewRowAttentionSc
 def applies(kernel: Kernel, shape: Shape) -> bool:
     """Whether `kernel`, whose axes have the roles `shape`, is attention of at most `ROWS` rows with keys and values
     contiguous along the head size."""
-    return description(kernel, shape, False) is not None
+    return description(kernel, shape, splits=False) is not None
 
 
 def few_row_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[FewRowAttentionSchedule]:

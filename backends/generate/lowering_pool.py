@@ -31,6 +31,7 @@ from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, framed
 
 MOST = 16  # maximum workers of all pools together
+LEFT_CORES = 2  # cores left to the search and to the processes that measure
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WIDE = 4  # workers that have started from which the caller does no jobs itself
 WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
@@ -171,13 +172,14 @@ class Batch:
 
 
 class LowerPool:
-    """Pool of up to `size` worker processes that lower terms to kernels (default: cores minus one, at most `MOST`).
+    """Pool of up to `size` worker processes that lower terms to kernels (default: all cores but `LEFT_CORES`, at most
+    `MOST`).
 
     `begin` starts them, within the limit on the workers of all pools.
     """
 
     def __init__(self, size: int | None = None) -> None:
-        self.size = min(MOST, cores() - 1) if size is None else size
+        self.size = min(MOST, cores() - (LEFT_CORES if cores() > LEFT_CORES else 1)) if size is None else size
         self._count = 0  # jobs numbered so far
         self.clock = Clock()  # time that workers were busy
         self.pumped = 0.0  # when pipes were last served

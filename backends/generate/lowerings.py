@@ -296,7 +296,7 @@ class Lowering:
         if not any(precision in self._across or _aligns_a_weight(template, call) for template, _ in turned):
             yield plain, call
         if "out" in asked.images and not call.more and channels_last(call) != call.output.strides:
-            inner = self._template(group.terms, laid, True, precision)
+            inner = self._template(group.terms, laid, last=True, precision=precision)
             alike = {n: channels_innermost(o) if n in asked.images else o for n, o in call.operands.items()}
             written = inner.written(replace(call, operands=alike))
             if inner.lower(written) is not None:

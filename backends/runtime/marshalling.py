@@ -113,7 +113,7 @@ class NumpyMarshalling:
         return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """The input `x` as a contiguous NumPy array of the type `spec` (`Marshalling.accept`)."""
+        """The input `x` as a row-major NumPy array of the type `spec` (`Marshalling.accept`)."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if x.__class__ is not np.ndarray:
@@ -172,7 +172,8 @@ class TensorMarshalling:
         return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """The input `x` as a Torch tensor of the type `spec`, on whatever device it is (`Marshalling.accept`)."""
+        """The input `x` as a Torch tensor of the type `spec`, without gradients, on whatever device it is
+        (`Marshalling.accept`)."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))

@@ -134,7 +134,7 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
     text = nest.scalar(store.value, nest.deepest, dtype=dtype)
     masks = [*nest.masks((dim,)), *([f"thread < {frame.layout.used}"] if frame.layout.used < 32 else [])]
     guards = [nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards]
-    at = nest.position(new.at, store.parts, new.at.range[1], True)
+    at = nest.position(new.at, store.parts, new.at.range[1], start=True)
     nest.before(f"Pack<{CTYPES[dtype]}, {VECTOR}> {name};")
     nest.line(f"{name}.at[{dim}_v] = {text};")
     condition = f"if ({all_of(masks)}) " if masks else ""

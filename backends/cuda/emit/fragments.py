@@ -343,7 +343,7 @@ class Fragments(CudaPart):
             self.line("}")
 
     def _accumulate_sums(self) -> None:
-        """Emit the sums beside the products."""
+        """Emit the sums that are computed in the same loop as the products."""
         for e in self.sums:
             if e in self.squares:
                 self._square(e)

@@ -42,7 +42,7 @@ class ThreadStores(CudaPart):
             and all(step % frame.along[d].vector == 0 for _, step in store.parts)), "")  # fmt: skip
         nest = ThreadNest(frame, dims, lanes, inner=lanes)
         ctype, target = CTYPES[buffer.dtype], frame.param[store.buffer]
-        place = nest.position(store.at, store.parts, store.at.range[1], True)
+        place = nest.position(store.at, store.parts, store.at.range[1], start=True)
         masks = [*nest.masks(dims), *(nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards)]
         masks += [
             f"{enclosed(frame.lane(d))} == 0"

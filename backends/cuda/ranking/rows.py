@@ -163,7 +163,7 @@ class ReductionRanking(RankingModel):
                 if self.along_rows and rows * vm < 32 < self.count:
                     continue
                 for depth, split in product(
-                    repeats(chunks, t), splits(self.length, tiles, t * vk, True) if self.splits else (1,)
+                    repeats(chunks, t), splits(self.length, tiles, t * vk, uneven=True) if self.splits else (1,)
                 ):
                     if vk * vm * depth > WHOLE or (split > 1 and t * vk * depth * split > self.length):
                         continue

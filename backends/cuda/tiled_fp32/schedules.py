@@ -102,7 +102,7 @@ def _estimates(
         t = TiledSchedule(m, n, deep, high, wide, stages, 8, precision.number or None)
         if high > m or wide > n or not _whole(t) or t.held * rights > HELD or (deep > 16 and deep >= 2 * size):
             continue
-        room = t.room(True, False, rights)
+        room = t.room(left=True, right=False, rights=rights)
         held = t.held * rights + (t.high + t.wide) * (4 if not precision.number else 1) + 40
         resident = min(
             target().threads // t.threads,

@@ -36,7 +36,7 @@ class Positions(TritonPart):
             if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):
                 # no tile crosses a multiple of the divisor: the quotient is a scalar
                 start = Index(((Axis(f"{axis.name}_", axis.size), 1),)) + others
-                whole = Index(((Division(start, atom.by, False), 1),))
+                whole = Index(((Division(start, atom.by, rest=False), 1),))
                 if not atom.rest:
                     return (), whole.text(lambda a: a.name)
                 # emitted without `%`: the compiler would not see the alignment and would not vectorize the load

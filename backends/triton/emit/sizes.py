@@ -66,7 +66,7 @@ def _constants(text: str, prefix: str) -> Iterator[bool]:
             fixed |= isinstance(child, ast.keyword) and child.arg not in ("mask", "other")
             yield from walk(child, constant or fixed)
 
-    yield from walk(ast.parse(text), False)
+    yield from walk(ast.parse(text), constant=False)
 
 
 def _first_constant(node: ast.AST) -> int:
