@@ -121,8 +121,8 @@ class CLowering(Lowering):
 
 
 class C(KernelGenerator):
-    """Backend that generates C kernels for the CPU; `helpers` and `templates` also have its convolutions and
-    pooling."""
+    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions and pooling in
+    C."""
 
     operands = "address"
 
@@ -134,8 +134,8 @@ class C(KernelGenerator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel that computes the terms `roots` over inputs (`Target.template`). Imports Torch if it is
-        installed, since the loops share its threads."""
+        """The generated kernel that computes the terms `roots` over inputs; parameters as for `Target.template`.
+        Imports Torch if it is installed, since the loops share its threads."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)
@@ -145,17 +145,24 @@ class C(KernelGenerator):
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
         """The kernel for every size made from `template` and `call`, a generated kernel at generic sizes (primes that
-        stand for free sizes); `numbers`: generic size -> size expression (`Target.any_size`). None if there is none,
-        and for kernels that scatter."""
+        stand for free sizes); None if there is none, and for kernels that scatter.
+
+        `numbers`: generic size -> size expression. `searched`: the sizes at which it is priced. `probes`: sizes at
+        which it is checked. `others`: not used (`Target.any_size`).
+        """
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         if template.bases:
             return None
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """What fusion groups of `view` may contain. Policies with matrix products are included only if the view has
-        products of few rows, those with two products only if it has attention of few rows. Policies in which statistics
-        are read from memory (`FusionPolicy.spread_bare`) never are."""
+        """What fusion groups (terms that one kernel computes) of `view` may contain: the policies with which they are
+        grown.
+
+        Policies with matrix products are included only if the view has products of few rows, those with two products
+        only if it has attention of few rows. Policies in which statistics of rows (means, variances) are read from
+        memory (`FusionPolicy.spread_bare`) never are.
+        """
         products = 0
         for n, op in enumerate(view.op):
             if op in ("matmul", "linear") and len(view.types[view.kids(n)[1]].shape) == 2:

@@ -192,7 +192,7 @@ class EmitterBase:
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """None, because this emitter has no kernels with size parameters."""
+        """None, because this emitter has no kernels with size parameters (`Emitter.with_sizes`)."""
         return None
 
     carries: bool = False

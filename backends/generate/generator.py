@@ -70,7 +70,7 @@ class KernelGenerator(BackendBase):
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """Yields (template, output e-classes, operand e-classes) of the kernels for the fusion groups (terms that one
-        kernel computes) of `view`, as `Lowering.generated` does, from a new `Lowering` each time."""
+        kernel computes) of `view`, from a new `Lowering` each time; parameters as for `Lowering.generated`."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
@@ -108,8 +108,11 @@ class GpuGenerator(KernelGenerator, GpuBackend):
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
         """The kernel for every size made from `template` and `call`, a generated kernel at generic sizes (primes that
-        stand for free sizes), at which it is priced; `numbers`: generic size -> size expression (`Target.any_size`).
-        None if its terms hold at these sizes only."""
+        stand for free sizes), at which it is priced. None if its terms hold at these sizes only.
+
+        `numbers`: generic size -> size expression. `others`: backends whose kernels may serve sizes for which the
+        chosen schedule has none. `searched`, `probes`: not used (`Target.any_size`).
+        """
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         emitters = [b.emitter for b in others if isinstance(b, KernelGenerator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)

@@ -247,8 +247,8 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Lower a `Job` in a worker process: a fusion group by every template that computes it, or given calls of one
-        template.
+        """Lower, in a worker process, the `terms` of a `job`: a fusion group by every template that computes it, or
+        given calls of one template.
 
         Returns what `answers` says for a group; [] for calls of one template, which keeps the lowered kernels.
         """

@@ -161,12 +161,13 @@ class StrategyEmitter(EmitterBase):
 
     # ------------------------------------------------------------ Emitter
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[dict[str, int]]:
-        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first (`Emitter.space`)."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first; parameters as for
+        `Emitter.space`."""
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`
-        (`Emitter.rounding`)."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; other
+        parameters as for `Emitter.space`."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:

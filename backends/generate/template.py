@@ -396,7 +396,7 @@ def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
 ) -> GeneratedKernel:  # fmt: skip
-    """The generated kernel that computes `root`: a term over inputs, or several terms.
+    """The generated kernel that computes `root`: a term over inputs, or several terms. `emitter` writes its source.
 
     `transposed`: names of weights whose layout changes at load time. `last`: the output is channels-last. `precision`:
     input precision of float32 matrix products.

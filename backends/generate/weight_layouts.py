@@ -19,8 +19,8 @@ WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
 
 
 def even(size: int, dtype: str) -> int:
-    """Elements from one row of `size` elements to the next so that all rows are aligned to 16 bytes; `size` if that
-    would add too much padding."""
+    """Elements of `dtype` from one row of `size` elements to the next so that all rows are aligned to 16 bytes; `size`
+    if that would add too much padding."""
     padded = padded_row(size, dtype)
     return padded if (padded - size) * WORTH <= size else size
 

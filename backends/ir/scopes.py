@@ -51,7 +51,7 @@ class Writer(Generic[B]):
     counter = 0
 
     def line(self, text: str, scope: B | None = None) -> None:
-        """Write a line of source into `scope`, by default the open one, with its indentation."""
+        """Write the line `text` of source into `scope`, by default the open one, with the scope's indentation."""
         scope = scope or self.scope
         scope.lines.append("    " * scope.indent + text)
 

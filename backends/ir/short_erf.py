@@ -19,10 +19,9 @@ from .expr import Expr, factors
 
 @dataclass(frozen=True)
 class ShortErf:
-    """A polynomial approximation of erf (see the module).
+    """A polynomial approximation of erf: erf(x) = y * p(u) with y = clamp(x, -limit, limit) and u = y * y * scale - 1.
 
-    `limit`: bound of the clamp. `error`: largest relative error. `coefficients`: of the polynomial, constant term
-    first.
+    `limit`: bound of the clamp. `error`: largest relative error. `coefficients`: of p, constant term first.
     """
 
     limit: float
@@ -31,12 +30,13 @@ class ShortErf:
 
     @property
     def scale(self) -> float:
-        """The factor `scale` of the module's formula: maps y * y to [0, 2]."""
+        """The factor that maps y * y, for y between -limit and limit, to [0, 2], so that y * y * scale - 1 lies in [-1,
+        1]."""
         return 2.0 / (self.limit * self.limit)
 
     def horner(self, u: str, times: float = 1.0) -> str:
         """Source text of `times` * p(u), computed by Horner's scheme; p is this polynomial, `u` the name of the
-        variable that holds u."""
+        variable with u."""
         coefficients = [float(f"{times * c:.9g}") for c in self.coefficients]
         text = repr(coefficients[-1])
         for c in coefficients[-2::-1]:

@@ -22,8 +22,8 @@ def _number(e: Expr) -> Any:
 
 
 def folded(b: Builder, op: str, args: Sequence[Expr], kind: str) -> Expr | None:
-    """The constant, made by `b`, to which the operation `op` on float constants evaluates, if it is finite; None if it
-    is not, or if an operand is no float constant. `kind`: that of the result."""
+    """The constant, made by `b`, to which the operation `op` on the float constants `args` evaluates, if it is finite;
+    None if it is not, or if an operand is no float constant. `kind`: that of the result."""
     known = OPS.get(op)
     if known is None or known.numpy is None or any(a.op != "const" or a.kind != "float" for a in args):
         return None

@@ -20,16 +20,17 @@ BYTES = 16  # required multiple of strides and of the box's innermost size
 
 
 def padded_row(size: int, dtype: str) -> int:
-    """`size`, elements of a row, rounded up to a multiple of 16 bytes, which aligns every row for TMA and
+    """`size`, elements of `dtype` in a row, rounded up to a multiple of 16 bytes, which aligns every row for TMA and
     vector loads."""
     step = max(1, BYTES // dtypes.itemsize(dtype))
     return -(-size // step) * step
 
 
 def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:
-    """Whether a tensor map can encode an operand with these strides and boxes of the shape `block` (if given).
+    """Whether a tensor map (TMA descriptor) can encode an operand with these strides and boxes of the shape `block` (if
+    given).
 
-    Strides and box shape are in elements, outermost axis first.
+    Strides and box shape are in elements of `itemsize` bytes, outermost axis first.
     """
     *slow, fast = strides
     fits = 1 <= len(slow) < MOST_AXES and fast == 1 and all(s > 0 and s * itemsize % BYTES == 0 for s in slow)

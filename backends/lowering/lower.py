@@ -30,8 +30,8 @@ from .rotate_half import halved_kernel, with_split_axes
 def kernel_of(
     root: Tensor | Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out"
 ) -> Kernel:
-    """Lower a tensor, or several, to one kernel that computes them from the leaves `operands` (leaf -> buffer name)
-    into buffers (`buffers`: name -> layout).
+    """Lower the tensor `root`, or several, to one kernel that computes them from the leaves `operands` (leaf -> buffer
+    name) into buffers (`buffers`: name -> layout).
 
     The first result goes into buffer `out`, the others into `out1`, `out2`, …. Several tensors are computed over the
     axes of the largest one. Each tensor must have as many elements as the largest one, or the largest one's shape with

@@ -95,7 +95,8 @@ class TermLowering:
         """Expression of the element of `x`, an operand that may broadcast, that an elementwise op reads for its result
         at the index `at`.
 
-        Guards on an axis along which the operand broadcasts are dropped.
+        Of the conditions `guards` under which it is read, those on an axis along which the operand broadcasts are
+        dropped.
         """
         own = tuple([Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True)])
         if own == at or not guards:
@@ -116,7 +117,7 @@ class TermLowering:
 
     def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
         """Expression of the element of `x` at the index `at`, which may be out of bounds along the axis number `axis`;
-        there the value is `fill`, and nothing is read."""
+        there the value is `fill`, and nothing is read. `guards`: further conditions for reading."""
         b = self.b
         inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
@@ -292,8 +293,8 @@ def _conv(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr,
 
 
 def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
-    """Expression of the index that `where` means along an axis of `size` elements, where negative values count from the
-    end."""
+    """Expression, made by `b`, of the index that `where` means along an axis of `size` elements, where negative values
+    count from the end."""
     if where.op in ("index", "const"):
         return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
     zero = b.const(0, "int")

@@ -68,7 +68,8 @@ class JaxPrograms(DevicePrograms):
     """What emits and calls programs on JAX arrays."""
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emit the source of the program that runs `plan` (`DevicePrograms.emit`). Outputs are always fresh arrays."""
+        """Emit the source of the program that runs `plan` (`DevicePrograms.emit`). Outputs are always fresh arrays,
+        also with `reuse_outputs`."""
         return _Emitter(plan).emit()
 
     def exchange(self, place: str) -> Marshalling:

@@ -38,7 +38,7 @@ class GpuPrograms(DevicePrograms):
     }
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emit the source of the program that runs `plan` (`DevicePrograms.emit`)."""
+        """Emit the source of the program that runs `plan` on a GPU; parameters as for `DevicePrograms.emit`."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
         return emit_cuda(plan_for_launching(plan), reuse_outputs=reuse_outputs)
@@ -50,11 +50,12 @@ class GpuPrograms(DevicePrograms):
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
-        """Make an emitted program callable by its function `bind` (`DevicePrograms.bound`)."""
+        """Make an emitted program callable by its function `bind`; parameters as for `DevicePrograms.bound`."""
         return bind(weights, states, place, way=way) if way else bind(weights, states, place)
 
     def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
-        """A call of the program as one C function; None if there is none yet (`DevicePrograms.direct`)."""
+        """One C function for calls of the bound program `run`; None if there is none yet. Parameters as for
+        `DevicePrograms.direct`."""
         return direct_call(run, given, lock)
 
     def tensors(self, place: str) -> str:
@@ -76,8 +77,8 @@ class GpuPrograms(DevicePrograms):
             return gpu.hardware()
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """Raise DeviceUnavailableError unless this machine has the GPU that a saved program was made for
-        (`DevicePrograms.check_hardware`)."""
+        """Raise DeviceUnavailableError unless this machine has the GPU that a saved program was made for; parameters as
+        for `DevicePrograms.check_hardware`."""
         gpu.check_hardware(wanted, where=where)
 
     def check_room(self, place: str, wanted: int) -> None:
@@ -86,12 +87,13 @@ class GpuPrograms(DevicePrograms):
             gpu.check_room(place, wanted)
 
     def wait(self, place: str, what: str) -> None:
-        """Wait until the kernels that were launched have ended (`DevicePrograms.wait`)."""
+        """Wait until the kernels that were launched on the GPU `place` have ended; `what`: the operation, for the
+        message (`DevicePrograms.wait`)."""
         gpu.wait(place, what)
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """The error of this package that stands for `error`, a RuntimeError; None if it does not come from the GPU
-        (`DevicePrograms.fault`)."""
+        """The error of this package that stands for `error`, a RuntimeError raised during the operation `what`; None if
+        it does not come from the GPU (`DevicePrograms.fault`)."""
         return gpu.device_error(error, what)
 
 

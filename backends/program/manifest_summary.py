@@ -30,7 +30,8 @@ def described(m: Manifest) -> str:
 
 
 def html_table(m: Manifest, memory: Mapping[str, int], source: str) -> str:
-    """HTML table about a program for notebooks, with its `source` folded away. `memory`: bytes by device name."""
+    """HTML table about the program with the manifest `m`, for notebooks, with its `source` folded away. `memory`: bytes
+    by device name."""
     rows = {
         "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs" if m.cost else "not priced",
         "lower bound": f"{m.lower_bound:.1f} µs" if m.cost else "not priced",

@@ -96,8 +96,8 @@ class Program(Unpicklable):
     ) -> Program:
         """A program from the parts of a saved folder; its `plan` is None.
 
-        `source`: text of program.py. `binaries`: compiled kernels, if they are known. `device`: the user's choice; None
-        for the manifest's device.
+        `source`: text of program.py. `weights`: arrays by key. `binaries`: compiled kernels, if they are known.
+        `device`: the user's choice; None for the manifest's device.
         """
         made = object.__new__(cls)
         made.plan, made.layout, made._params = None, None, {}
@@ -354,7 +354,7 @@ class Program(Unpicklable):
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Overwrite the state `name` (memory kept between calls) with an array or tensor of its shape.
+        """Overwrite the state `name` (memory kept between calls) with `value`, an array or tensor of its shape.
 
         Raises UsageError for an unknown name, ShapeError for another shape.
         """

@@ -30,8 +30,8 @@ def stored_bytes(manifest: Manifest) -> int:
 def write_program(
     part: Path, manifest: Manifest, source: str, weights: Mapping[str, Array], binaries: Binaries | None
 ) -> None:
-    """Write the files of one plan into the empty folder `part`: source, weights, compiled kernels (if known),
-    manifest."""
+    """Write the files of one plan into the empty folder `part`: source, weights, manifest, and the compiled kernels
+    `binaries` if they are known."""
     stored = [s for s in (*manifest.weights, *manifest.initial) if s[0] not in manifest.borrowed]
     (part / "program.py").write_text(source, encoding="utf-8")
     if text := cuda_text(source):

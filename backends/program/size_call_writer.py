@@ -41,8 +41,8 @@ class TensorMap:
 
 
 def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block: Sequence[int]) -> bytes:
-    """The tensor map (128 bytes) of a matrix of 16-bit elements at the address `where`, in boxes of the shape `block`,
-    as `CudaKernel.described` makes it.
+    """The tensor map (TMA descriptor, 128 bytes) of a matrix of `rows` by `columns` 16-bit elements at the address
+    `where`, in boxes of the shape `block`, as `CudaKernel.described` makes it.
 
     `library`: the CUDA driver. `apart`: elements from a row to the next. Raises LookupError if the driver makes none.
     """

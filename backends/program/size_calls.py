@@ -183,7 +183,8 @@ class SizeCalls:
 
     @property
     def why(self) -> list[str]:
-        """Reasons why calls at some sizes are made by the emitted code instead of such a function, as sentences."""
+        """Reasons, as sentences, why calls at some sizes are made by the emitted code instead of a function made for
+        other sizes."""
         return list(dict.fromkeys([*(one.why for one in self.refused), *([self.unmet] if self.unmet else [])]))
 
 

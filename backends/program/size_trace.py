@@ -247,7 +247,8 @@ class Tracer:
 
     def line(self, text: str, *given: Any, effect: bool = False, prefix: str = "t") -> Line:
         """Append a line whose text is `text`, with each `{}` replaced by the Python expression of the next value of
-        `given`; returns the line. `prefix`: what its name begins with."""
+        `given`; returns the line. `effect`: it is kept even if nothing reads it. `prefix`: what its name begins with.
+        """
         needs: list[Line] = []
         return self.named(
             Line(text.format(*[self.spelled(x, needs) for x in given]), tuple(needs), effect=effect), prefix
@@ -281,7 +282,8 @@ class Tracer:
         )
 
     def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Append the launch of a generated kernel on the arguments `given`."""
+        """Append the launch of a generated kernel, with its grid, on the arguments `given` and keyword arguments
+        `options`."""
         self.lines.append(Launched("", effect=True, kernel=kernel, grid=grid, given=given, options=options))
 
     # ------------------------------------------------------------ what emitted code uses

@@ -329,8 +329,8 @@ def bytes_of(spec: Spec) -> int:
 
 
 def write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
-    """Write `weights` into a safetensors file, in the order of `specs` (key, shape, dtype), with one weight in memory
-    at a time; the library's writer needs all at once."""
+    """Write `weights` into the safetensors file `path`, in the order of `specs` (key, shape, dtype), with one weight in
+    memory at a time; the library's writer needs all at once."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape, dtype in specs:

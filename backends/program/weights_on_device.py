@@ -21,8 +21,8 @@ EXACT_OPS = frozenset(
 
 
 def is_computed_on(device: str, term: Tensor, params: Mapping[str, Data]) -> bool:
-    """Whether `computed_weight` computes the weight `term` on a Torch device, provided that the device's memory
-    suffices."""
+    """Whether `computed_weight` computes the weight `term` over `params` on a Torch device, provided that the device's
+    memory suffices."""
     if not device.startswith(GPU_KIND):
         return False
     nodes = topological(expand_all([term]))

@@ -46,7 +46,7 @@ def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]
 
 
 def by_name(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """The inputs in the order of `names`, from positional and named arguments.
+    """The inputs in the order of `names`, from positional (`args`) and named arguments.
 
     Raises UsageError for too many, unknown, repeated or missing arguments.
     """

@@ -79,7 +79,8 @@ class NumpyMarshalling:
     """Conversion of arguments and results for programs on NumPy arrays."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick:
-        """A fast function from contiguous arrays or CPU tensors to the program's arguments (`Marshalling.quick`)."""
+        """A fast function from contiguous arrays or CPU tensors of the types `specs` to the program's arguments
+        (`Marshalling.quick`)."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
         guard: Callable[..., bool] | None = None  # whether tensors are like those of an earlier call
@@ -123,7 +124,8 @@ class NumpyMarshalling:
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """CPU tensors if any input is a tensor, else the results themselves (`Marshalling.hand_out`)."""
+        """The results as CPU tensors if any of the inputs `given` is a tensor, else the results themselves
+        (`Marshalling.hand_out`)."""
         return handed_out(results) if any(map(is_torch, given)) else results
 
     def near(self, x: Any) -> Array:
@@ -154,8 +156,8 @@ class TensorMarshalling:
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """A fast function from tensors on the program's device to the program's arguments; None if the program has no
-        inputs (`Marshalling.quick`)."""
+        """A fast function from tensors of the types `specs` on the program's device to the program's arguments; None if
+        the program has no inputs (`Marshalling.quick`)."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
@@ -183,7 +185,8 @@ class TensorMarshalling:
         return x.detach()
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Tensors on the program's device or the CPU, or arrays, as the inputs are (`Marshalling.hand_out`)."""
+        """The results as tensors on the program's device or on the CPU, or as arrays, after the kinds of the inputs
+        `given` (`Marshalling.hand_out`)."""
         tensors = [x for x in given if is_torch(x)]
         if any(x.device.type == self.kind for x in tensors):
             return results

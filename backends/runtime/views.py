@@ -28,7 +28,7 @@ def view_strides(op: str, attrs: Attrs, operand: Operand) -> Strides | None:
 
 def view_layout(op: str, attrs: Attrs, operand: Operand) -> Layout | None:
     """(strides, offset from the operand's first element), in elements, of the view that the op makes of `operand`; None
-    if the op needs a copy."""
+    if the op needs a copy. `attrs`: attributes of the op."""
     entry, shape, strides = OPS[op], operand.type.shape, operand.strides
     if entry.kind != "view" or entry.index_map is None:
         return None
@@ -52,7 +52,7 @@ def _affine(found: AffineMap, strides: Strides) -> Layout:
 
 
 def view_type(op: str, attrs: Attrs, operand: Type) -> Type:
-    """Type of the result of the view op `op` on an operand of the type `operand`."""
+    """Type of the result of the view op `op`, with the attributes `attrs`, on an operand of the type `operand`."""
     return infer(OPS[op], (operand,), attrs)
 
 

@@ -35,7 +35,7 @@ class BlockedSum:
 
 
 def blocked(b: Builder, e: Expr) -> BlockedSum | None:
-    """The reduction `e` as a sum over blocks of consecutive elements.
+    """The reduction `e` as a sum over blocks of consecutive elements, made in builder `b`.
 
     None for other reductions, if no block size makes all operands contiguous within chunks, or if blocks are not needed
     (no operand of bytes and no index with a division).
@@ -78,7 +78,7 @@ def _divided(roots: tuple[Expr, ...] | list[Expr]) -> Iterator[Index]:
 
 
 def moved(b: Builder, e: Expr, axis: Axis, to: Index) -> Expr:
-    """The expression `e` with `axis` replaced by the index `to`, simplified."""
+    """The expression `e` rebuilt in builder `b` with `axis` replaced by the index `to`, simplified."""
     change = {axis: to}
 
     def one(x: Expr, args: tuple[Expr, ...]) -> Expr | None:

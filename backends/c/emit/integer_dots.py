@@ -70,8 +70,8 @@ class IntegerDots:
 
 
 def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
-    """The sum `e`, whose blocks are `parts`, as integer dot products; None if it is no product of floats and packed
-    integers."""
+    """The sum `e`, whose blocks are `parts`, as integer dot products made in builder `b`; None if it is no product of
+    floats and packed integers."""
     over, under = factors(e.args[0])
     start = index(parts.block) * (LANES * len(parts.bodies)) + index(parts.lane)
 

@@ -33,7 +33,7 @@ class TensorCores(CudaPart):
         """Emit the computation of all reductions along K from mma fragments, and the addition of the warps' partial
         sums in the kernel's thread layout.
 
-        Raises Unfusable if the kernel has no such matrix product.
+        Raises Unfusable if the kernel has no matrix product that tensor cores can compute.
         """
         frame, warps = self.frame, self.layout.warps
         assert warps is not None

@@ -44,8 +44,8 @@ def legal(facts: KernelFacts, s: TileSchedule) -> bool:
 
 
 def tiles_fit(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether the tile sizes of the schedule `s`, whose parameters are valid one by one, suit a kernel of this kind (a
-    part of `legal`)."""
+    """Whether the tile sizes of the schedule `s`, whose parameters are valid one by one, suit a kernel with these facts
+    (a part of `legal`)."""
     return _KINDS[facts.kind](facts, s)
 
 

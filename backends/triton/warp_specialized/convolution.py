@@ -382,8 +382,8 @@ class Convolution:
 
 
 def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ConvolutionLaunch:
-    """Emit a warp-specialized convolution as Gluon functions; returns the launch. `name`: of the kernel function;
-    `shape`: roles of the kernel's axes.
+    """Emit a warp-specialized convolution with the tiles of `schedule` as Gluon functions; returns the launch. `name`:
+    of the kernel function; `shape`: roles of the kernel's axes.
 
     Raises Unfusable unless the kernel is one product of images and filters, both 16-bit, in tiles that divide the
     output.
