@@ -34,8 +34,8 @@ class SizedKernel(KernelBase):
 
     `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes during the
     search), under which it is measured. `free`, `free_call`: terms and call in free sizes. `ranges`: least and largest
-    value of each free size; `generic`: the generic sizes. Schedule and sizes are those of a call (sizes are
-    attributes).
+    value of each free size; `generic`: the generic sizes. `others`: emitters whose kernels may serve sizes for which
+    the chosen schedule has none. Schedule and sizes are those of a call (sizes are attributes).
     """
 
     origin: GeneratedKernel

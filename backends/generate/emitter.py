@@ -206,7 +206,11 @@ class EmitterBase:
 @dataclass(frozen=True)
 class Lowered:
     """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (`shape`), and its candidate
-    schedules (`space`)."""
+    schedules (`space`: parameter name -> integer, best guess first).
+
+    `constant`: operands that may be read before the previous kernel has ended. `made`, `cut`: caches of launches by
+    name and of split kernels by number of parts.
+    """
 
     kernel: Kernel
     shape: Shape

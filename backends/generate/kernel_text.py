@@ -29,8 +29,12 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source of a Python module with one kernel, and what a caller of its function `run` needs to know: names of the
-    operands, which of them `prepare_<name>` converts, bytes of scratch memory."""
+    """Source of a Python module with one kernel (`text`), and what a caller of its function `run` needs to know.
+
+    `operands`: arguments of `run` before the outputs and scratch; `prepared`: those of them that `prepare_<name>`
+    converts once; `fresh`: whether `run` returns a new tensor instead of writing its output; `scratch`: bytes of
+    scratch memory; `generated`: whether the text defines kernels that need compilation.
+    """
 
     text: str
     operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch

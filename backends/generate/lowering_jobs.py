@@ -28,7 +28,8 @@ class Job:
 
     Without `form`: a fusion group's terms and its call, to be lowered by each of the generators (backends) `names`.
     With `form`: calls of one template of a kernel. `limit`: relative error that kernels may add by rounding operands.
-    `weights`, `images`: names of operands, and of results, that are weights or images.
+    `weights`, `images`: names of operands, and of results, that are weights or images. `machine`: the GPU for which
+    schedules are ranked; None for kernels of the CPU.
     """
 
     names: tuple[str, ...]

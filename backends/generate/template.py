@@ -60,8 +60,8 @@ class GeneratedKernel(KernelBase):
     """Template (a kernel's meaning and code, with open schedule parameters) of the kernel generated for one term, or
     for several terms over the same inputs (multi-output fusion).
 
-    `root` and `others`: the terms of the outputs. `precision`: input precision of float32 matrix products. `last`: the
-    output is channels-last.
+    `root` and `others`: the terms of the outputs. `emitter`: writes the source. `precision`: input precision of float32
+    matrix products. `last`: the output is channels-last. `lowered`: cache of kernels by layout.
     """
 
     root: Tensor

@@ -20,6 +20,7 @@ class Spelling:
     """How scalar operations are written in one language and precision.
 
     `floats`, `wholes` and `truths` name the texts (fields of `TargetText`) of operations on floats, integers and bools.
+    `suffix` follows float literals; `infinity` and `nan` are the texts of these numbers.
     """
 
     floats: str

@@ -15,7 +15,8 @@ class EmittedProgram:
     """Source of a program with what it requires.
 
     `weights`: weight key -> term to evaluate. `states`: name of a state (memory kept between calls) -> type. `layout`:
-    memory plan of the workspace. `plain`: keys of weights that must be row-major.
+    memory plan of the workspace. `fresh_bytes`: peak of the memory that a call allocates besides. `plain`: keys of
+    weights that must be row-major.
     """
 
     source: str

@@ -22,7 +22,7 @@ WRITTEN = 2000  # limit of operations over all loop nests: values needed by seve
 
 @dataclass(frozen=True)
 class Local:
-    """Register variable `name`: an array of the elements that a thread holds along `dims`.
+    """Register variable `name` of the element type `dtype`: an array of the elements that a thread holds along `dims`.
 
     Elements along `lanes` (one of these dimensions) are packed in vectors; "": no vectors.
     """

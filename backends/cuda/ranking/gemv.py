@@ -39,11 +39,11 @@ class GemvRanking(RankingModel):
     """Description of a skinny GEMM or GEMV on CUDA cores, from which its schedules are ranked; its time is that of
     reading the matrices once.
 
-    `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
-    right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors lie along N
-    (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `vector`: elements of a
-    vector. `splits`: whether split-K is possible. `own`: the fixed schedule entries of short inner reductions.
-    `prologue`: operations for each element of the left operand, which every group of `tk` threads computes.
+    `rows`, `columns` and `length` are M, N and K, `batch` is the batch size, `axis` the index of K in `Shape.inner`,
+    `matrices` the number of right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors
+    lie along N (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `vector`:
+    elements of a vector. `splits`: whether split-K is possible. `own`: the fixed schedule entries of short inner
+    reductions. `prologue`: operations for each element of the left operand, which every group of `tk` threads computes.
     """
 
     rows: int

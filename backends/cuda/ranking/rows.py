@@ -136,9 +136,9 @@ class ReductionRanking(RankingModel):
     schedules are ranked.
 
     The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
-    reduction axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows
-    (`along_rows`: column sums of a row-major matrix) or along the reduction. `nbytes` is the memory traffic, `splits`
-    allows split reductions, `own` holds the fixed schedule entries of short inner reductions.
+    reduction axis, `axis` its index in `Shape.inner`, `batch` the batch size. The vector of `vector` elements lies
+    along the rows (`along_rows`: column sums of a row-major matrix) or along the reduction. `nbytes` is the memory
+    traffic, `splits` allows split reductions, `own` holds the fixed schedule entries of short inner reductions.
     """
 
     count: int
