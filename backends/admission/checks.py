@@ -99,7 +99,7 @@ class RunnerProcess(CpuWorkerProcess):
         super().close()
 
     def reply(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The reply to a job. Raises Refused if it is a failure."""
+        """Send a job and wait at most `seconds`; returns the reply. Raises Refused if it is a failure."""
         reply = self.ask(job, seconds)
         if not reply.get("ok"):
             raise Refused(str(reply.get("status", "error")), str(reply.get("message", ""))[:1000])
@@ -122,7 +122,8 @@ class Checker:
     say: Callable[[str], None] = lambda message: None
 
     def verdicts(self) -> list[AdmissionVerdict]:
-        """One verdict per kernel of the file; one verdict for the whole file if executing it fails."""
+        """Check all kernels of `file`; returns one verdict per kernel, or one for the whole file if executing it
+        fails."""
         self.runner = RunnerProcess(self.environment)
         try:
             templates = self._loaded()
@@ -134,7 +135,8 @@ class Checker:
             self.runner.close()
 
     def templates(self) -> list[UserKernel]:
-        """Templates of the file's kernels for matching only. Raises KernelError if the file cannot be executed."""
+        """Templates of the kernels of `file`, for matching only: their code is not checked. Raises KernelError if the
+        file cannot be executed."""
         self.runner = RunnerProcess(self.environment)
         try:
             return self._loaded()

@@ -93,7 +93,7 @@ def _batched(call: Call) -> bool:
 
 
 def contractions() -> list[LibraryKernel]:
-    """All templates of these kernels."""
+    """Library kernels of these operations that run NumPy code."""
     more: dict[str, Any] = {"family": "contraction"}
     column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
     halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"

@@ -60,7 +60,7 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
 
 
 def template_of_job(job: Job, call: Call) -> Template:
-    """The template that a job names, or its regenerated kernel. `call`: the job's call, parsed.
+    """Find the template that a job names, or regenerate its kernel. `call`: the job's call, parsed.
 
     Raises UsageError if this version's kernel has another identity.
     """

@@ -78,7 +78,8 @@ def key_text(name: str, source: str) -> str:
     """Text of a helper function as it enters keys: normalised source, without comments, docstrings and spacing.
 
     `helper_texts.json` maps the normalised source of older helpers to their exact text, which stored keys contain; such
-    a helper enters with that text. So editing comments never invalidates a measurement, and editing code always does.
+    a helper enters keys with that text. So editing comments never invalidates a measurement, and editing code always
+    does.
     """
     recorded = _recorded_helpers().get(name)
     text = normalise(source)

@@ -112,7 +112,8 @@ class Measured:
         return self.moves[1]
 
     def judge(self, one: Trial) -> bool:
-        """Whether a compiled trial should run now: it has not failed, fits the GPU, and is no duplicate binary.
+        """Whether a compiled trial should run now: it has not failed, fits the GPU, and its binary is not that of an
+        earlier trial.
 
         A trial with more than a few spilled bytes is set aside (`least_spilling`). Failures and duplicates are
         recorded.
@@ -155,7 +156,8 @@ def failed(one: Trial, reply: Reply) -> bool:
 
 
 def not_tried(why: str) -> Failure:
-    """The failure recorded for untried schedules of a kernel that was given up."""
+    """Make the failure that is recorded for the untried schedules of a kernel that was given up; `why`: the reason, as
+    text."""
     return Failure("not-tried", why, "try")
 
 
@@ -224,7 +226,7 @@ def similarity_key(template: Template, call: Call) -> Hashable:
 
 
 def rows_of(kernel: Measured) -> list[Row]:
-    """Rows of the cost store for a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
+    """Rows for the cost store of a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
     rows: list[Row] = []
     for one in kernel.trials:
         common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}

@@ -73,7 +73,7 @@ class Kernel:
 
     @property
     def axes(self) -> list[str]:
-        """Names of sizes in the operand specifications, including names of starred axes."""
+        """Names of the sizes in the operand specifications, with those of starred axes (any number of axes)."""
         return list(dict.fromkeys(a.lstrip("*") for s in self.inputs.values() for a in s.axes if isinstance(a, str)))
 
     @property
@@ -98,7 +98,8 @@ class Kernel:
         return [parse_guard(text) for text in self.where]
 
     def variants(self) -> list[dict[str, int]]:
-        """All combinations of choices; one empty combination if there are no choices."""
+        """All combinations of the kernel's choices (schedule parameters), as name -> value; one empty combination if
+        there are none."""
         found: list[dict[str, int]] = [{}]
         for name, values in self.choices.items():
             found = [{**one, name: value} for one in found for value in values]

@@ -194,8 +194,8 @@ def _whole_power(node: Tensor) -> bool:
 
 
 def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
-    """Inputs and states (or leaves of other `kinds`) used as indices, also through views and casts -> smallest size of
-    an indexed axis."""
+    """Name of each input and state (or leaf of other `kinds`) used as indices, also through views and casts -> smallest
+    size of the axes that it indexes."""
     source: dict[int, set[str]] = {}
     bounds: dict[str, int] = {}
     for node in graph.nodes():
@@ -288,8 +288,8 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
 
 
 def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -> Array:
-    """Array `draw(shape)`; for shapes of more than DRAWN elements, a drawn block of PERIOD elements that is repeated,
-    because drawing needs several times the memory of its result (float64, masks)."""
+    """Draw an array of a shape with `draw`; for shapes of more than DRAWN elements, a block of PERIOD elements is drawn
+    and repeated, because drawing needs several times the memory of its result (float64, masks)."""
     return np.resize(draw((PERIOD,)), shape) if math.prod(shape) > DRAWN else draw(shape)
 
 
