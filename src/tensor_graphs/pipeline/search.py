@@ -44,7 +44,8 @@ from .session import Session, open_store
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The program that a search returns, with its report. `as_written`: it is the unfused baseline."""
+    """The program that a search returns, with its report, and the search's `task`. `as_written`: it is the unfused
+    baseline."""
 
     program: Program
     task: Task
@@ -53,7 +54,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Program of a chosen plan, and its verdict (None if it was not verified)."""
+    """Program of a chosen plan, with that choice and its verdict (None if it was not verified)."""
 
     choice: Choice
     program: Program

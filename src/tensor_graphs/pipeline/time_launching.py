@@ -33,6 +33,7 @@ def begin_compiling(
     """Start compiling the programs of `other_forms` in the compile processes, without waiting for the result.
 
     They work while `program` runs for the first time, which compiles the program's own kernels in this process.
+    `build`: makes the program of a choice. `compiler` None: nothing is started.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped or _room(session) < SHORTEST_S:
