@@ -44,11 +44,12 @@ INTERPRET = "TRITON_INTERPRET"  # environment variable with which Triton kernels
 
 @dataclass(frozen=True)
 class AdmissionVerdict:
-    """The outcome of a kernel's checks.
+    """The outcome of a kernel's checks, with its language.
 
     `status`: admitted, unavailable (its backend does not work here), or the check that failed: malformed, wrong,
-    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error. `case`: sizes and values at which
-    the check failed. `error`, `index`: largest error there, and index of the first wrong element.
+    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error; `message`: what went wrong. `case`:
+    sizes and values at which the check failed. `error`, `index`: largest error there, and index of the first wrong
+    element.
     """
 
     kernel: str

@@ -30,7 +30,7 @@ OTHER_POISON = (
 
 @dataclass(frozen=True)
 class OperandSpot:
-    """Location of an operand in the shared file: offset and size in bytes, without its red zones."""
+    """Location of an operand in the shared file: offset `start` and size in bytes, without its red zones."""
 
     start: int
     size: int

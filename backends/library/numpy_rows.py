@@ -41,7 +41,8 @@ def sizes(operand: Operand) -> tuple[int, ...]:
 
 
 def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
-    """Template of a library kernel that runs NumPy code; `more`: further fields of `LibraryKernel`."""
+    """Template `np.NAME` of a library kernel that runs the NumPy code `code` for `pattern` (rule language); `more`:
+    further fields of `LibraryKernel`."""
     return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
 
 

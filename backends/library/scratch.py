@@ -33,7 +33,7 @@ def compute_dtype(call: Call) -> str:
 
 
 def shape_of(call: Call, name: str) -> tuple[int, ...]:
-    """Shape of an operand or of "out"; sizes may be expressions."""
+    """Shape of the operand `name`, or of the output for "out"; sizes may be expressions."""
     return (call.output if name == "out" else call.operands[name]).type.shape  # type: ignore[return-value]
 
 

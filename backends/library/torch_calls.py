@@ -76,8 +76,8 @@ def two_d(call: Call) -> bool:
 
 
 def flat_code(text: str) -> Callable[[Call], str]:
-    """Make the code of a kernel from a format string, in which `{x2}`, `{r2}` and `{out2}` are the operands x and r and
-    the output viewed as matrices, with all axes but the last merged."""
+    """Make the code of a kernel from a format string `text`, in which `{x2}`, `{r2}` and `{out2}` are the operands x
+    and r and the output viewed as matrices, with all axes but the last merged."""
 
     def code(call: Call) -> str:
         matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
@@ -129,8 +129,8 @@ def residual_fits(call: Call) -> bool:
 
 
 def batched_code(text: str) -> Callable[[Call], str]:
-    """Make the code of a kernel from a format string, in which the names of operands and `{out}` stand for these values
-    viewed as batches of matrices: rank 3, with all axes but the last two merged."""
+    """Make the code of a kernel from a format string `text`, in which the names of operands and `{out}` stand for these
+    values viewed as batches of matrices: rank 3, with all axes but the last two merged."""
 
     def code(call: Call) -> str:
         def flat(name: str) -> str:

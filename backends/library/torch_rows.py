@@ -45,7 +45,8 @@ def usable_if(*conditions: Applies | None) -> Applies:
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> LibraryKernel:
-    """Template of a library kernel that runs Torch code on the CPU; `more`: further fields of `LibraryKernel`."""
+    """Template of a library kernel that runs Torch code on the CPU, for `pattern` (rule language); `more`: further
+    fields of `LibraryKernel`."""
     return LibraryKernel(f"torch.{name}", "torch", pattern, code, applies=usable_if(applies), **more)
 
 

@@ -45,7 +45,8 @@ class Lines:
 
 @dataclass(eq=False)
 class Compiler:
-    """A forked compiler process: its process id, socket (`way`), current job and deadline."""
+    """A forked compiler process: its process id `pid`, its socket `way`, its current job (None: idle) and the time
+    `until` which that may take, on the monotonic clock."""
 
     pid: int
     way: socket.socket

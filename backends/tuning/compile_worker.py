@@ -161,7 +161,8 @@ def run(out_, scratch):
 
 
 def begin(capability: int) -> None:
-    """Load the compilers and compile a trivial kernel, since the first compilation takes seconds.
+    """Load the compilers and compile a trivial kernel for the compute capability, since the first compilation takes
+    seconds.
 
     NVRTC is loaded in a second thread, which has ended when the function returns.
     """

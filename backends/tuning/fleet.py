@@ -36,7 +36,7 @@ LOCAL = "local"
 
 @dataclass
 class RowList(SinkBase):
-    """Destination of rows that keeps them in memory, with no earlier measurements."""
+    """Destination of rows that keeps them in memory. Its `snapshot`, the earlier measurements, is empty."""
 
     rows: list[Row] = field(default_factory=list)
     snapshot: Snapshot | None = field(default_factory=Snapshot)

@@ -129,7 +129,8 @@ class CudaDevice:
 
 @dataclass
 class HostDevice:
-    """Measuring device for tests: the CPU as a stand-in for a GPU."""
+    """Measuring device for tests: the CPU as a stand-in for a GPU. The fields are those of `MeasuringDevice`, with
+    small values."""
 
     name: str = "cpu"
     cache_bytes: int = 1 << 12
@@ -157,7 +158,7 @@ class HostDevice:
         return (time.perf_counter_ns() - start) / 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Wall-clock times of runs in µs, after an untimed run."""
+        """Wall-clock times of `count` runs in µs, after an untimed run."""
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:

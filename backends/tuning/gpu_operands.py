@@ -276,7 +276,7 @@ def is_guard_intact(raw: Any) -> Any:
 
 
 def place(values: Any, operand: Operand, device: str) -> Any:
-    """New tensor with the given values in an operand's layout; stride 0 means broadcast."""
+    """Makes a new tensor on `device` with the given values in an operand's layout; stride 0 means broadcast."""
     import torch
 
     dtype, shape = torch_dtype(operand.type.dtype), concrete(operand.type.shape)

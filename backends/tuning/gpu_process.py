@@ -75,7 +75,7 @@ class GpuProcess:
         return self._hand.submit(work)
 
     def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
-        """Queue a job with a time limit in seconds after earlier ones; returns the future reply."""
+        """Queue a job, which may take `timeout` seconds, after earlier ones; returns the future reply."""
         return self._hand.submit(self.ask, job, timeout)
 
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:

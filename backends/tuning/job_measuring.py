@@ -31,8 +31,11 @@ FLUSH_S, FLUSH_ROWS = 5.0, 500  # seconds and rows after which rows are written
 
 @dataclass
 class ShardSink(SinkBase):
-    """Destination of rows that writes them to Parquet shards under a folder every few seconds, so that a kill loses
-    little."""
+    """Destination of rows that writes them to Parquet shards under the folder `root` every few seconds, so that a kill
+    loses little.
+
+    `rows`: those not written yet. `last`: monotonic time of the last write.
+    """
 
     root: Path
     rows: list[Row] = field(default_factory=list)
@@ -173,7 +176,8 @@ def wanted(
     jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
     """Split jobs by the measurements `have`: (candidates to measure, number of jobs already measured, job index ->
-    error of a job that cannot be read). `most`: number of schedules per kernel."""
+    error of a job that cannot be read). `most`: number of schedules per kernel. A text in place of a job is the error
+    of one that was not even parsed."""
     found: list[Candidate] = []
     old, bad = 0, dict[int, str]()
     for number, job in enumerate(jobs):

@@ -51,7 +51,8 @@ class Timing:
 @dataclass(frozen=True)
 class Failure:
     """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut (the time was up; never
-    stored); on a GPU also emit-error, resources or spills. `stage`: the step that failed, such as compile."""
+    stored); on a GPU also emit-error, resources or spills. `message`: the error's text. `stage`: the step that failed,
+    such as compile."""
 
     status: str
     message: str
@@ -81,7 +82,7 @@ class Sink(Protocol):
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """Earlier measurements, which schedule searches continue from."""
+        """Earlier measurements, which schedule searches continue from; None if there are none."""
         ...
 
     def calibrated(self, device: str) -> bool:
@@ -273,7 +274,7 @@ class CpuMeasurer:
 
     `seconds`: sampling time per candidate (up to four times that if other processes disturb it). Results are first
     checked against a float64 reference. `timeout`: seconds per candidate in total. `preload`: library that the worker
-    imports when it starts.
+    imports when it starts. `spent` and `clocks` are empty: nothing is counted on a CPU.
     """
 
     ahead = False

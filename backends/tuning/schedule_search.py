@@ -50,9 +50,10 @@ class ScheduleSearch:
 
     `ranked`: guesses, best first. `count`: number of schedules to measure. `fits`: legality of any schedule; None means
     only ranked ones are legal. `near`: best schedules at other shapes. `like`: best schedules of kernels with the same
-    loops. `known`: µs of measured schedules, infinite for failures. `moves`: neighbours of a schedule, legal or not;
-    None means none. `form`: function from a schedule to its kind of code (with warp specialization or without); a first
-    look tries one of each. `confirm`: schedules that were the fastest on another machine; tried before all others.
+    loops. `known`: µs of measured schedules, infinite for failures; `proposed`: schedules proposed so far. `moves`:
+    neighbours of a schedule, legal or not; None means none. `form`: function from a schedule to its kind of code (with
+    warp specialization or without); a first look tries one of each. `confirm`: schedules that were the fastest on
+    another machine; tried before all others.
     """
 
     ranked: Sequence[Schedule]

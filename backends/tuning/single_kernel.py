@@ -95,7 +95,7 @@ def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], d
 
 
 def random_values(kind: Any, rng: np.random.Generator, high: int = 5) -> Array:
-    """Random values of a type: normal floats, integers below `high`, bools."""
+    """Random values of the type `kind`: normal floats, integers below `high`, bools."""
     shape, dtype = concrete(kind.shape), kind.dtype
     if dtype == "bool":
         return np.asarray(rng.random(shape) < 0.5)

@@ -40,8 +40,9 @@ _numbers = count()
 class Trial:
     """One tuning trial: the schedule of `call`, from emission to measurement.
 
-    `cold`, `hot`: µs per call of all samples, with operands outside and inside of the cache. `accuracy`: error
-    norms.
+    `text`: the emitted kernel. `compiled`: its compilation, under way or done. `failure`: why there is no measurement.
+    `cold`, `hot`: µs per call of all samples, with operands outside and inside of the cache. `accuracy`: error norms.
+    `clock_mhz`: GPU clock during the samples.
     """
 
     call: Call
@@ -62,7 +63,13 @@ class Trial:
 
 @dataclass(eq=False)
 class Measured:
-    """A kernel that is being measured, with its tuning trials."""
+    """A kernel that is being measured, with its tuning trials.
+
+    `search`: proposes its schedules (None: it has a single one). `candidate`: a candidate that asked for it.
+    `spilling`: (spilled bytes, trial) of trials set aside because registers spill. `binaries`: first trial by digest of
+    its binary. `moves`: cached result of `search.ahead()`, with the number of measurements that it is for. `number`:
+    identifies the kernel in messages to device processes.
+    """
 
     template: Template
     call: Call

@@ -51,7 +51,8 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A declared user kernel: see `kernel`. Calling it calls the decorated function."""
+    """A declared user kernel; most fields are the arguments of `kernel`, its decorator. Calling it calls the decorated
+    function `body`, defined in the file `file`."""
 
     name: str
     language: str
@@ -89,7 +90,7 @@ class Kernel:
         return found | {n: call.attrs[n] for n in self.constants if n in call.attrs}
 
     def allows(self, known: Mapping[str, Any]) -> bool:
-        """Whether the conditions of `where` hold, for values of all names that they mention."""
+        """Whether the conditions of `where` hold for the values `known` of all names that they mention."""
         return holds(self.conditions, known)
 
     @property

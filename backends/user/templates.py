@@ -26,7 +26,7 @@ UNTUNED = {"choice": 0}  # the only schedule of a kernel without choices
 
 @dataclass(frozen=True, eq=False)
 class UserKernel(LibraryKernel):
-    """Template of a kernel that a user's file declares, for one pattern of its reference."""
+    """Template of a kernel that a user's file declares, for `form`, one pattern of its reference."""
 
     file: KernelFile = field(kw_only=True)
     kernel: Kernel = field(kw_only=True)

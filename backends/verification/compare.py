@@ -41,7 +41,7 @@ LARGEST = {
 
 
 def module_of(x: Any) -> Any:
-    """The array module of a value: NumPy or Torch."""
+    """The array module of the value `x`: NumPy or Torch."""
     if type(x).__module__.partition(".")[0] == "torch":
         import torch
 
@@ -50,13 +50,13 @@ def module_of(x: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """Value (array, NumPy scalar or tensor) in float64."""
+    """The value `x` (array, NumPy scalar or tensor) in float64."""
     return np.asarray(x).astype(np.float64, copy=False) if module_of(x) is np else x.double()
 
 
 def equal_bits(x: Any, y: Any, floating: bool) -> Any:
-    """Mask of the elements in which arrays, or tensors, have equal bits; all NaN are equal. `floating`: whether they
-    are floats."""
+    """Mask of the elements in which the arrays or tensors `x` and `y` have equal bits; all NaN are equal. `floating`:
+    whether they are floats."""
     same = x == y
     if not floating:
         return same

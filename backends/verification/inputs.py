@@ -217,8 +217,8 @@ FEW = 1 << 20  # maximum axis size whose indices are shuffled
 
 
 def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
-    """Random integers below a bound, arranged like a Latin square: no duplicates along an axis of at most `bound`
-    elements."""
+    """Array of the given shape of random integers below a bound, arranged like a Latin square: no duplicates along an
+    axis of at most `bound` elements."""
     if math.prod(shape) == 0:
         return np.zeros(shape, np.int64)
     steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
@@ -229,7 +229,8 @@ def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator)
 def whole_numbers(
     shape: tuple[int, ...], dtype: str, role: InputDistribution, rng: np.random.Generator, turn: int
 ) -> Array:
-    """Integers for one input in its dtype. `turn`: index of the verification input."""
+    """Array of the given shape of integers for one input in its dtype, as its `role` allows. `turn`: index of the
+    verification input."""
     info = np.iinfo(dtypes.numpy_dtype(dtype))
     if role.bound:
         found = random_indices(shape, role.bound, rng)

@@ -130,13 +130,13 @@ def _nothing(x: Any, root: Tensor) -> Any:
 
 
 def of_arrays(seed: int) -> Callable[[Any], Any]:
-    """Function from a shape to an array of uniform float64 numbers in [0, 1)."""
+    """Makes a function from a shape to an array of uniform float64 numbers in [0, 1), drawn from `seed`."""
     drawing = np.random.default_rng(seed)
     return lambda shape: np.asarray(drawing.random(shape))
 
 
 def of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
-    """Function from a shape to a tensor of uniform float64 numbers in [0, 1) on a device."""
+    """Makes a function from a shape to a tensor on a device of uniform float64 numbers in [0, 1), drawn from `seed`."""
     import torch
 
     drawing = torch.Generator(device).manual_seed(seed)

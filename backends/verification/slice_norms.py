@@ -189,7 +189,8 @@ class SliceSums:
 
 @dataclass(frozen=True)
 class ElementLimits:
-    """Absolute error limit for each row and each column of a matrix; the smaller one applies to an element."""
+    """Absolute error limit for each row and each column of a matrix; the smaller one applies to an element. `xp`: the
+    array module of the limits, NumPy or Torch."""
 
     xp: Any
     rows: Any
