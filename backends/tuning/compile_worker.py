@@ -118,12 +118,12 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
 
     `kernels`: the class `CudaKernel` of the emitted module. `capability`: 90 is sm_90.
     """
-    binary = kernels.compiled(f"sm_{capability}").code
-    registers, spills = resources(binary)
+    found = [kernel.compiled(f"sm_{capability}").code for kernel in kernels.known.values()]
+    registers, spills = (max(used) for used in zip(*map(resources, found)))
     launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]
     asked = max((k.room for k in kernels.known.values()), default=0)  # beyond the default shared memory of a block
     return {
-        "kernels": len(launched), "digest": blake2b(binary + repr(launched).encode(), digest_size=16).hexdigest(),
+        "kernels": len(launched), "digest": blake2b(b"".join(found) + repr(launched).encode(), digest_size=16).hexdigest(),
         "shared": asked, "registers": registers, "spills": spills, "fits": asked <= SHARED_BYTES.get(capability, 101_376),
     }  # fmt: skip
 
@@ -177,4 +177,4 @@ def begin(capability: int) -> None:
 def _load_nvrtc(capability: int) -> None:
     """Load NVRTC, if cuda-core is installed."""
     with contextlib.suppress(Exception):
-        CudaKernel.compiled(f"sm_{capability}")
+        CudaKernel("nothing", 1, 1, text='extern "C" __global__ void nothing() {}').compiled(f"sm_{capability}")

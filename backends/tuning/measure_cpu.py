@@ -354,9 +354,7 @@ class CpuMeasurer:
         """
         self.worker.start()
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0, programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> bool:
         """Do nothing, since programs compile C kernels when they are made; returns True (`Measurer.compile`)."""
         return True
 

@@ -31,7 +31,7 @@ class Simplifier:
     spelling: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def visit(self, root: Tensor) -> Tensor:
-        """The simplified form of a term."""
+        """The simplified term that equals `root`."""
         for node in topological([root]):
             if node not in self.done:
                 args = tuple(self.done[a] for a in node.args)

@@ -6,7 +6,9 @@ inputs share their reads (a row's mean and mean of squares, two gates). (3) Slic
 (queries, keys and values of one GEMM) are stored in separate buffers, where a view of the whole would not be row-major.
 (4) Small GEMMs of a few rows over separate inputs, needed for the same value (a query and the keys of another
 sequence), share one launch. (5) Attention over keys and values into which a row is written (caches of a decode step)
-writes the rows itself.
+writes the rows itself. It reads queries, keys and values as such, whichever product they are slices of: a group that
+named the products could ask for two that overlap (queries with values, and all three), of which a plan would compute
+some columns twice.
 
 Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that
 save the most bytes first.
@@ -15,7 +17,7 @@ save the most bytes first.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import NamedTuple
@@ -238,11 +240,12 @@ class MultiOutputFusion:
         writers: dict[int, list[FusionGroup]] = {}
         for r in self.found:
             if r.policy in ROW_POLICIES and _writes_row(r.term):
-                writers.setdefault(r.cls, []).append(r)
+                writers.setdefault(r.cls, []).append(self._over_slices(r))
         alike: dict[tuple[int, ...], dict[frozenset[int], MultiOutputGroup]] = {}
         for r in self.found if writers else ():
             written = [c for _, c in r.leaves if c in writers]
             if 0 < len(written) < MAX_OUTPUTS and r.term.entry.kind != "view" and _attends(r):
+                r = self._over_slices(r)
                 beside = partial(self._further_operands, {c for _, c in r.leaves})
                 chosen = [min(writers[c], key=beside) for c in written]
                 read = {c for one in (r, *chosen) for _, c in one.leaves} - {*written}
@@ -251,6 +254,24 @@ class MultiOutputFusion:
                     known[computed] = self._writing(r, chosen)
         for groups in alike.values():
             yield from sorted(groups.values(), key=self._operand_cost)[:MAX_WRITING_CHOICES]
+
+    def _over_slices(self, r: FusionGroup) -> FusionGroup:
+        """The group with slices of its operands that the model needs as operands, in place of what they are slices of.
+
+        A slice costs nothing, and any value that contains it will do.
+        """
+        slices = {leaf for leaf, c in r.leaves if c not in self.groups.given}
+        classes, parts = dict(r.inner), dict[Tensor, int]()
+        for t in topological([r.term]):
+            if t.op == "slice" and t.args[0] in slices:
+                slices.add(t)
+                if self._is_model_value(classes[t]):
+                    parts[t] = classes[t]
+        if not parts:
+            return r
+        read = {**dict(r.leaves), **parts}
+        above = topological([r.term], {id(t) for t in parts})
+        return replace(r, leaves=tuple({a: (a, read[a]) for t in above for a in t.args if a in read}.values()))
 
     def _operand_cost(self, group: MultiOutputGroup) -> float:
         """Tree cost of the operands of a group that are not in memory before any kernel runs."""

@@ -58,14 +58,9 @@ class Measurer(Protocol):
         """(name, clock) of each measuring process, for the timeline."""
         ...
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = ..., programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
-        """Compile kernels and programs before they are needed, for at most `seconds`; returns whether all were
-        compiled.
-
-        `wanted`: the kernels' calls. `programs`: source texts.
-        """
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = ...) -> bool:
+        """Compile kernels (with their calls) before they are needed, for at most `seconds`; returns whether all were
+        compiled."""
         ...
 
     def start(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,6 +33,8 @@ MIN_SOLVE_S = 0.25
 SOLVE_OVERTIME = 0.15  # share of the search's seconds by which solves may exceed them
 PESSIMISTIC_SHARE = 0.1  # share of the time that pessimistic solves may take
 MAX_STARTING_S = 8.0  # seconds, at most, that a search waits for the measuring processes to start
+# a plan of the model's short form is carried over by a solve in which all other kernels cost this much more
+OTHERS_FACTOR = 10.0
 CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final plan's unmeasured kernels
 # Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels, and for generated pointwise
 # and reduction kernels; multiple of the upper end of the interval for other generated kernels, whose schedules are
@@ -134,6 +137,17 @@ class PlanSolver:
                 hasty=hasty,
                 structures=self.structures,
             )
+
+    def start_from(self, carried: Collection[int], costs: Sequence[float]) -> None:
+        """Let the first plans start from a plan of as many of the candidates `carried` as possible.
+
+        Where they leave something out, it has the kernels that are the cheapest at `costs`.
+        """
+        own = {*carried}
+        dearer = [c if i in own else OTHERS_FACTOR * c for i, c in enumerate(costs)]
+        with suppress(NoPlanError):  # the solve that follows reports it
+            self.chosen, _ = self.solve(dearer, self._short, ())
+            self.pessimistic = self.chosen
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
         """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`, errors: as for

@@ -106,7 +106,7 @@ class AcquisitionPolicy:
             return MeasurementRequest(rest, later=later).preceded_by(sure)
         if not first and optimistic.first_look and (tuned := self.tuned_before_looks(prices)):
             later = [*((candidates[i], True) for i in optimistic.now), *optimistic.later]
-            return MeasurementRequest(tuned, False, later)
+            return MeasurementRequest(tuned, first_look=False, later=later)
         return optimistic
 
     def without_compiler(self, prices: Sequence[Priced]) -> list[int]:

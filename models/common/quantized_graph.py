@@ -136,7 +136,7 @@ def _matrices(graph: Graph, but: Sequence[Tensor]) -> dict[Tensor, bool]:
             or leaf.type.nbytes < SMALLEST * dtypes.itemsize(leaf.dtype)
         ):
             continue
-        uses = [u for u in _uses(leaf, False, readers) if u[0].op != "gather" or u[1] is not leaf]
+        uses = [u for u in _uses(leaf, turned=False, readers=readers) if u[0].op != "gather" or u[1] is not leaf]
         products = all(n.op in ("matmul", "linear") and len(n.args) > 1 and n.args[1] is a for n, a, _ in uses)
         ways = {turned for *_, turned in uses}
         if uses and products and len(ways) == 1 and leaf not in graph.roots and not any(n in last for n, *_ in uses):
@@ -303,12 +303,12 @@ def codes_kept(params: Mapping[str, Data]) -> Iterator[None]:
     found = {id(d.encoding): d.encoding for d in params.values() if isinstance(d, _EncodedPart)}
     encodings = [e for e in found.values() if not e.keeps_codes]  # contexts around this one keep the others
     for encoding in encodings:
-        encoding.keep_codes(True)
+        encoding.keep_codes(keeps=True)
     try:
         yield
     finally:
         for encoding in encodings:
-            encoding.keep_codes(False)
+            encoding.keep_codes(keeps=False)
 
 
 def _error(weight: Array, form: str, dtype: str, by_rows: bool) -> tuple[float, float]:

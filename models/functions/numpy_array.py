@@ -20,6 +20,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
+from . import trace_bounds
 from .free_size import free, free_shape, known
 from .numpy_indices import assigned, picked, static
 
@@ -35,16 +36,22 @@ class Memory:
 
     def __init__(self, fixed: str = "") -> None:
         self.fixed = fixed
-        self._holders: list[weakref.ref[TracedArray]] = []
+        self._holders: dict[int, weakref.ref[TracedArray]] = {}  # by identity: traced arrays have no hash
 
     def hold(self, array: TracedArray) -> None:
-        """Register an array as an alias of this memory."""
-        self._holders = [r for r in self._holders if r() is not None]
-        self._holders.append(weakref.ref(array))
+        """Register an array as an alias of this memory, while it is alive."""
+        holders, place = self._holders, id(array)
+        holders[place] = weakref.ref(array, lambda gone: _drop(holders, place, gone))
 
     def alive(self) -> list[TracedArray]:
         """Return the registered arrays that are still alive."""
-        return [a for r in self._holders if (a := r()) is not None]
+        return [a for r in list(self._holders.values()) if (a := r()) is not None]
+
+
+def _drop(holders: dict[int, weakref.ref[TracedArray]], place: int, gone: weakref.ref[TracedArray]) -> None:
+    """Remove the record of an array that is gone, unless another array has its identity by now."""
+    if holders.get(place) is gone:
+        del holders[place]
 
 
 class TracedArray:
@@ -285,6 +292,7 @@ def traced(
 
     `scalar`: NumPy would return a scalar if the rank is 0. `base` and `key`: the array is the view `base[key]`.
     """
+    trace_bounds.count()
     made = object.__new__(TracedArray)
     for name, value in (
         ("_node", node), ("_memory", memory or Memory()), ("_base", base), ("_key", key),

@@ -99,7 +99,9 @@ def _by_name(
 
 def _same(value: Any, default: Any) -> bool:
     simple = (bool, int, float, str, type(None), type(np._NoValue))
-    return type(value) is type(default) and isinstance(default, simple) and value == default
+    return (
+        type(value) is type(default) and isinstance(default, simple) and repr(value) == repr(default)
+    )  # -0.0 is not 0.0
 
 
 _READ_IN_ORDER = {"ravel", "reshape"}  # functions whose `order` is that of elements, not of the result in memory

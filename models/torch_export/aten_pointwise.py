@@ -236,9 +236,9 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
 
     info: Any = ml_dtypes.finfo(dtypes.numpy_dtype(x.dtype))
     high, low = (float(info.max) if posinf is None else posinf), (float(info.min) if neginf is None else neginf)
-    x = t.where(t.is_nan(x), nan or 0.0, x)
-    x = t.where(t.eq(x, float("inf")), high, x)
-    return t.where(t.eq(x, float("-inf")), low, x)
+    found = t.where(t.is_nan(x), 0.0 if nan is None else nan, x)
+    found = t.where(t.eq(x, float("inf")), high, found)
+    return t.where(t.eq(x, float("-inf")), low, found)
 
 
 def fmax(x: Value, y: Value) -> Tensor:

@@ -45,7 +45,7 @@ def folds(op: str) -> bool:
 
 
 def is_contraction(op: str) -> bool:
-    """Whether SMT proofs know an op as sums or maxima over indices."""
+    """Whether SMT proofs express an op as a sum or maximum over indices."""
     return op in CONTRACTIONS or folds(op)
 
 

@@ -117,7 +117,7 @@ class ExportError(BadModelError):
 
 
 class ExportTimeError(BadModelError):
-    """Error for a torch.export that took longer than its time limit."""
+    """Error for a torch.export, or the tracing of a function, that took longer than its time limit."""
 
     code = "export-time"
 

@@ -14,7 +14,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
-from .choose import choose
+from .choose import Carried, choose
 from .exclusions import Exclusions
 from .match import hypergraph, only_generated
 from .prepare import Task
@@ -27,7 +27,7 @@ from .verify_or_retry import Acceptance
 def acceptance(
     session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
-    encoded: Callable[[], None] = lambda: None,
+    encoded: Callable[[], None] = lambda: None, carried: Carried = lambda graph: (),
 ) -> Acceptance:  # fmt: skip
     """The verify-or-retry loop of one search, ready to run (`Acceptance.run`).
 
@@ -40,7 +40,7 @@ def acceptance(
 
     def chosen_of(graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
         known = made.pop() if made and made[0].hypergraph is graph else None
-        choice = known or choose(session, graph, pricer, measurer, limits=limits)
+        choice = known or choose(session, graph, pricer, measurer, limits=limits, carried=carried)
         if measurer is not None:
             measurer.pause()  # frees memory for verification
         encoded()
@@ -50,7 +50,7 @@ def acceptance(
         return choice
 
     def stored(view: EGraphView) -> Hypergraph:
-        late = lambda bound: session.late
+        late = lambda bound: session.late(0.0)
         return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
 
     def unrewritten() -> Hypergraph:
@@ -63,7 +63,7 @@ def acceptance(
     )
     loop = Acceptance(
         task.model.graph, work, exclusions, stored, session.stage, say, options.tolerance, options.seed, fired,
-        over=lambda: session.over, late=lambda: session.late,
+        over=lambda: session.over, late=session.late, now=session.now,
         patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
         weights=session.weights,
     )  # fmt: skip

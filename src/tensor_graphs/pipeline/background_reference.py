@@ -26,7 +26,7 @@ def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Refe
     errors). Shares the GPU lock with kernel timing.
     """
     options, graph = session.options, task.model.graph
-    light = expected_seconds(graph, graph_flops(list(task.work.roots)), True) < LIGHT_S
+    light = expected_seconds(graph, graph_flops(list(task.work.roots)), on_gpu=True) < LIGHT_S
     if not task.on_gpu or not gpu_facts() or not options.verify or options.exact or not light:
         return dict
     pressed, lock, clock = session.polled(), GpuLock(), Clock()

@@ -65,7 +65,7 @@ def start_weights(session: Session, task: Task) -> BackgroundWeights:
         lock.hurried = True
         thread.join()
 
-    made = BackgroundWeights(False, end)
+    made = BackgroundWeights(started=False, end=end)
     thread.start()
     return made
 

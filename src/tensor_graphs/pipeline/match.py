@@ -66,11 +66,7 @@ def match_all(
     the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
     none, the hypergraph of the unrewritten graph (`unrewritten`, if already made)."""
     graphs: list[Hypergraph] = []
-    backends, pressed = task.backends, session.interrupted()
-    kept = MATCHING * session.options.budget
-    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
-    timed = not session.options.deterministic
-    stop = lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
+    backends, stop = task.backends, matching_limit(session, task, unrewritten)
     enough = generation_limit(session, backends)
     try:
         for view in (*rewritten.smaller, rewritten.view):
@@ -91,6 +87,14 @@ def match_all(
         if unrewritten.stats.get("left_out"):
             session.omitted.append(SOME_LEFT_OUT)
     return [unrewritten]
+
+
+def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
+    """Predicate that ends matching: the argument `stop` of `hypergraph`. `unrewritten`: the hypergraph used then."""
+    pressed, kept = session.interrupted(), MATCHING * session.options.budget
+    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
+    timed = not session.options.deterministic
+    return lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
 
 
 def _least_matching(session: Session) -> float:
@@ -145,5 +149,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "only_generated",
-           "stored_narrow"]  # fmt: skip
+__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+           "only_generated", "stored_narrow"]  # fmt: skip

@@ -149,15 +149,15 @@ class Session:
         """
         return self._past(0.0)
 
-    @property
-    def late(self) -> bool:
-        """Whether 1 + LATE times the budget is used up: if a plan is then over tolerance, no other one is sought."""
-        return self._past(LATE)
+    def late(self, seconds: float) -> bool:
+        """Whether 1 + LATE times the budget will be used up in `seconds`: if a plan is then over tolerance, no other
+        one is sought."""
+        return self._past(LATE, seconds)
 
-    def _past(self, share: float) -> bool:
-        """Whether the budget plus `share` of it is used up, or the user asked to stop."""
+    def _past(self, share: float, seconds: float = 0.0) -> bool:
+        """Whether the budget plus `share` of it is used up in so many seconds, or the user asked to stop."""
         return self.progress.stopped or (
-            self.left - self.ending_s <= -share * self.options.budget and not self.options.deterministic
+            self.left - seconds - self.ending_s <= -share * self.options.budget and not self.options.deterministic
         )
 
     def refused(self, reason: Exception) -> None:

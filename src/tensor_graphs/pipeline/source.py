@@ -106,7 +106,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
             raise UsageError(
                 "dynamic_shapes are torch.export's", hint='give an example as a type, ((tg.dim("T"), 8), "float32")'
             )
-        return trace(function, examples)
+        return trace(function, examples, budget=budget)
     from ..models.torch_export.export import load_module
 
     try:
@@ -115,7 +115,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
         if shapes is not None:
             raise
         try:
-            return trace(function, examples, arrays=False)
+            return trace(function, examples, arrays=False, budget=budget)
         except (TensorGraphsError, TypeError, AttributeError) as problem:
             # an error of this package inside export: a missing attribute of a Torch tensor, or a named error
             cause = error.__cause__
