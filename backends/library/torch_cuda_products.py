@@ -48,7 +48,8 @@ def merges(operand: str) -> Applies:
 
 
 def products() -> list[LibraryKernel]:
-    """Templates of matrix products, each also in a TF32 variant if TF32 pays."""
+    """Library kernels of matrix products on the GPU. Those of operands of one float dtype also have a variant in TF32,
+    which rounds float32 operands to fewer bits."""
     more: dict[str, Any] = {"family": "contraction"}
     flat = both(FLOAT, two_d, merges("x"), bias_line)
     residual = both(flat, residual_fits, merges("r"))

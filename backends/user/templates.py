@@ -47,7 +47,8 @@ def templates_of(file: KernelFile) -> list[UserKernel]:
 
 
 def kernel_templates(kernel: Kernel, file: KernelFile) -> Iterator[UserKernel]:
-    """The templates of one kernel."""
+    """Yields the templates of one kernel: for each pattern of its reference and each backend a single one if the
+    backend has a tuner, else one for each combination of choices."""
     found = forms(kernel)
     for backend in BACKENDS[kernel.language]:
         for number, form in enumerate(found):

@@ -64,7 +64,7 @@ class Matcher:
 
     @cached_property
     def values(self) -> list[tuple[Any, ...]]:
-        """Attribute values of each e-node."""
+        """Attribute values of each e-node, in the order of its op's attributes."""
         return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
