@@ -34,7 +34,7 @@ def layer_norm(
 
 
 def native_layer_norm(x: Tensor, shape: Sequence[Dim], gain: Any, shift: Any, eps: float) -> list[Any]:
-    """Return [normalized value, mean, reciprocal standard deviation]."""
+    """Return [x normalized over the trailing axes (of sizes `shape`), mean, reciprocal standard deviation]."""
     axes = tuple(range(x.rank - len(shape), x.rank))
     spread = t.rsqrt(t.mean(t.square(x - t.mean(x, axes, True)), axes, True) + eps)
     return [layer_norm(x, shape, gain, shift, eps), t.mean(x, axes, True), spread]
@@ -52,7 +52,7 @@ def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: f
 
 
 def fused_rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> list[Any]:
-    """Return [normalized value, placeholder]; the reciprocal root mean square is not computed."""
+    """Return [result of `rms_norm`, placeholder]; the reciprocal root mean square is not computed."""
     return [rms_norm(x, shape, gain, eps), Missing("the second result of _fused_rms_norm")]
 
 
@@ -71,7 +71,8 @@ def group_norm(
 def native_group_norm(
     x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float
 ) -> list[Any]:
-    """Return [normalized value, mean per group, reciprocal standard deviation per group]."""
+    """Return [result of `group_norm`, mean per group, reciprocal standard deviation per group]. `n`, `channels`,
+    `space`: sizes of x."""
     flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
     spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
     return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]

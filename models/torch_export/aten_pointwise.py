@@ -116,7 +116,7 @@ def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
 
 
 def fmod(x: Value, y: Value) -> Tensor:
-    """Return the remainder with the sign of x."""
+    """Return the remainder of x / y, with the sign of x."""
     a, b = lift(x, y)
     if not dtypes.is_float(a.dtype):
         return of.whole_remainder(a, b)
@@ -201,7 +201,7 @@ def where(condition: Tensor, x: Value, y: Value) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
-    """Return x with a number where the mask holds."""
+    """Return x with the number `value` where the mask holds."""
     (filled,) = lift(value, dtype=x.dtype)
     return t.where(mask, filled, x)
 
@@ -242,13 +242,13 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
 
 
 def fmax(x: Value, y: Value) -> Tensor:
-    """Return the maximum; NaN is ignored."""
+    """Return the larger of x and y elementwise; where one is NaN, the other."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.maximum(a, b)))
 
 
 def fmin(x: Value, y: Value) -> Tensor:
-    """Return the minimum; NaN is ignored."""
+    """Return the smaller of x and y elementwise; where one is NaN, the other."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.minimum(a, b)))
 

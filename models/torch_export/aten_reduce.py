@@ -118,7 +118,7 @@ def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 
 
 def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
-    """Return log(sum(exp(x))) over axes."""
+    """Return log(sum(exp(x))) over the axes `dim`."""
     x = as_float(x)
     axes = tuple(sorted({d % max(x.rank, 1) for d in ([dim] if isinstance(dim, int) else dim or range(x.rank))}))
     if not x.rank:
@@ -130,7 +130,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 def vector_norm(
     x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None
 ) -> Tensor:
-    """Vector norm of the given order over axes."""
+    """Vector norm of the given order over the axes `dim` (None: all), in `dtype` or that of x."""
     x = t.cast(x, dtype or x.dtype)
     axes = _axes(x, dim)
     if order == 2:
@@ -145,7 +145,7 @@ def vector_norm(
 
 
 def norm(x: Tensor, p: float | None = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """p-norm over axes (older overloads)."""
+    """p-norm over the axes `dim` (None: all), for older overloads."""
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype)
 
 
@@ -271,7 +271,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Tensor]:
-    """Return [k-th smallest along an axis (k from 1), its index]."""
+    """Return [k-th smallest element along the axis `dim` (k from 1), its index]."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     found = (t.slice_axis(v, dim, k - 1, k) for v in sort(x, dim))
@@ -279,7 +279,8 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Te
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
-    """Return [k largest (or smallest) along an axis, their indices]; of equal elements the first come first."""
+    """Return [the k largest (or smallest) elements along the axis `dim`, their indices]; of equal elements the first
+    come first."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     order = t.slice_axis(t.argsort(x, dim, largest), dim, 0, k)
