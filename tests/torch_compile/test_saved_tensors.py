@@ -40,7 +40,9 @@ def test_memory_layouts() -> None:
     assert (
         order == [0, 2, 1, 3] and axis_order(x) is None and axis_order(x[:, :, ::2]) is None and axis_order(3) is None
     )
-    part = torch.randn(2, 6, 48).chunk(3, -1)[1].view(2, 6, 2, 8).transpose(1, 2)  # heads of a fused projection: not dense
+    part = (
+        torch.randn(2, 6, 48).chunk(3, -1)[1].view(2, 6, 2, 8).transpose(1, 2)
+    )  # heads of a fused projection: not dense
     assert axis_order(part) == [0, 2, 1, 3] and axis_order(torch.randn(2, 1, 3).expand(2, 4, 3)) is None
     assert arranged(part.contiguous(), axis_order(part)).transpose(1, 2).view(2, 6, 16).shape == (2, 6, 16)
     y = arranged(x, order)
