@@ -40,8 +40,9 @@ class Target(Backend, Protocol):
 
     @property
     def operands(self) -> str:
-        """Form in which emitted code on the host gets operands: "numpy" arrays, "torch" tensors, or memory addresses
-        ("address"). Programs of other devices have one form only."""
+        """Kind of operand that emitted code on the host passes to kernels: "numpy" (arrays), "torch" (tensors) or
+        "address" (memory addresses). Not used on other devices, where operands are tensors.
+        """
         ...
 
     @property
@@ -83,11 +84,12 @@ class Target(Backend, Protocol):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`generate.free_terms.SizedCall`); None if there is none.
+        """The kernel for every size that corresponds to a generated kernel, with its call
+        (`generate.free_terms.SizedCall`); None if there is none.
 
-        `numbers`: the call's generic sizes -> size expressions; `searched`: sizes at which the form is priced;
-        `probes`: sizes at which it is checked; `others`: backends whose kernels may be used for sizes for which the
-        form has no kernel.
+        `numbers`: the call's generic sizes -> size expressions; `searched`: sizes at which the kernel is priced;
+        `probes`: sizes at which it is checked; `others`: backends whose kernels may be used at sizes that this one does
+        not support.
         """
         ...
 

@@ -132,7 +132,7 @@ def facts() -> dict[str, str]:
 
 
 def keep_compiled() -> None:
-    """Set Triton's compile cache to a folder that only this user can write, because Triton loads code from there.
+    """Set Triton's compile cache to a folder that only this user can write to, because Triton loads code from there.
 
     A TRITON_CACHE_DIR that is set already is kept if it names such a folder; else a warning says why it is not used.
     """

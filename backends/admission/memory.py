@@ -1,7 +1,7 @@
 """Operands of a kernel under check in shared memory, each between red zones.
 
-The checking process holds the file and judges its content; the child that runs the kernel maps the same file. So a
-kernel cannot access its reference, and its process reports only that the kernel has run.
+The checking process owns the file and checks its content; the child process that runs the kernel maps the same file. So
+a kernel cannot access its reference, and its process reports only that the kernel has run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Child process that executes a file of user kernels and runs them on operands in shared memory.
 
-Jobs and replies are JSON lines; nothing here judges a kernel (checks.py does, in the parent).
+Jobs and replies are JSON lines. Results are checked in the parent (checks.py), not here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """C kernels with free sizes: the text of a function generated for one choice of sizes, with its numbers replaced by
-size expressions. At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size
-expression. With these expressions over parameters, the text becomes a function for every size. As a check, functions
-generated at probe sizes must equal the text with these sizes substituted. A kernel whose loop structure depends on
-sizes fails the check and has no such form."""
+size expressions.
+
+At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size expression. With
+these expressions over parameters, the text becomes a function for every size. As a check, functions generated at
+probe sizes must equal the text with these sizes substituted. A kernel whose loop structure depends on sizes fails the
+check and is not available for every size.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,8 @@ def sized(
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
 ) -> SizedCall | None:
-    """Form for every size of a C kernel generated at generic sizes; None if the kernel has no such form.
+    """The kernel for every size that corresponds to a C kernel generated at generic sizes, with its call; None if there
+    is none.
 
     `numbers`: the generic sizes -> size expressions. `searched`: the sizes at which the kernel is priced. `probes`:
     sizes at which the kernel is generated again as a check.

@@ -141,7 +141,9 @@ class C(KernelGenerator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`Target.any_size`); None for kernels that scatter, too."""
+        """The kernel for every size that corresponds to a generated kernel (`Target.any_size`); None if there is
+        none, and for kernels that scatter.
+        """
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         if template.bases:
             return None

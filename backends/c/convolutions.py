@@ -1,10 +1,8 @@
-"""Library kernels in C of 2-D convolutions and pooling.
+"""Library kernels in C for 2-D convolutions and pooling.
 
 Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual
-and activation fused; maximum and average pooling.
-
-Values are channels-last; weights are packed at load. A call costs less than one of oneDNN through Torch (20 µs), and
-writes to memory of the plan.
+and activation fused; maximum and average pooling. Values are channels-last; weights are packed at load. A call has less
+overhead than one of oneDNN through Torch (20 µs), and writes to memory that the plan has assigned.
 """
 
 from __future__ import annotations
@@ -245,11 +243,12 @@ def _pack_direct(call: Call) -> str:
 
 @dataclass(frozen=True)
 class ConvolutionKind:
-    """One way to convolve.
+    """One convolution algorithm, from which library kernels with all epilogues are made.
 
-    `applies`: its condition on calls. `code`: for (bias, residual, activation). `scratch`: bytes. `prep`: packing of
-    weights, by the helper function `helper`. `rate`: flops of the convolution per µs over those stated for a host
-    (`costdb.keys.rates`), so that kernels are tried where none was measured yet.
+    `applies`: predicate of the calls that it supports. `code`: function from (bias, residual, activation) to the
+    kernel's code. `scratch`: bytes of scratch memory of a call. `prep`: packing of weights, by the helper function
+    `helper`. `rate`: arithmetic throughput relative to that stated for a host (`costdb.keys.rates`), by which
+    unmeasured kernels are priced.
     """
 
     applies: Callable[[Call], bool]
@@ -273,7 +272,9 @@ KINDS: Mapping[str, ConvolutionKind] = {
 
 # ---------------------------------------------------------------- rows
 def convolution_rows() -> list[LibraryKernel]:
-    """All convolutions: each kind without and with bias, activation, and residual on either side."""
+    """Library kernels of all convolutions: each algorithm with and without bias, activation, and a residual added
+    before or after the activation.
+    """
     found: list[LibraryKernel] = []
     for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
         more: dict[str, Any] = {

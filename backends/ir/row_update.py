@@ -1,8 +1,8 @@
 """Rows that a kernel writes into an operand that it also reads: the keys and values of a decode step's token.
 
-A kernel may read an operand beside writing a row of it if it uses no element that it overwrites: each load stands in
-`where(position == place, row, load)`, with the place that the row is written to. Then the order of loads and stores,
-also of other thread blocks, does not matter.
+A kernel may read an operand and also write a row of it if it uses no element that it overwrites: each load occurs in
+`where(position == place, row, load)`, where `place` is the position that the row is written to. Then the order of loads
+and stores, also of other thread blocks, does not matter.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def reads_overwritten(kernel: Kernel) -> bool:
 
 
 def uses_overwritten(kernel: Kernel, buffers: Collection[str], stores: Collection[OutputStore]) -> bool:
-    """Whether a kernel uses an element of `buffers`, operands that `stores` overwrite rows of, that may be overwritten.
+    """Whether a kernel may use elements that it overwrites: elements of the operands `buffers`, of which `stores`
+    write rows.
 
-    It does not where every load of such an operand is the `load` of a `RowUpdate` with the place of one of the stores.
+    It does not if every load of such an operand is the `load` of a `RowUpdate` whose `place` is that of one of the
+    stores.
     """
     places = {part for store in stores for part in store.parts}
     covered: set[Expr] = set()

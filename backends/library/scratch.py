@@ -27,6 +27,11 @@ def wide(dtype: str) -> str:
     return "float32" if dtypes.itemsize(dtype) == 2 and dtypes.is_float(dtype) else dtype
 
 
+def compute_dtype(call: Call) -> str:
+    """Compute dtype of a call: that of its result, or float32 for 16-bit floats."""
+    return wide(call.output.type.dtype)
+
+
 def shape_of(call: Call, name: str) -> tuple[int, ...]:
     """Shape of an operand or of "out"; sizes may be expressions."""
     return (call.output if name == "out" else call.operands[name]).type.shape  # type: ignore[return-value]

@@ -160,8 +160,8 @@ def symmetric(call: Call) -> bool:
 
 
 def is_weight_gradient(call: Call) -> bool:
-    """Condition on calls: a convolution whose kernel is not much smaller than its result, as in gradients of weights,
-    and that is such a gradient: the convolution with stride and dilation exchanged makes an image of the kernel's size.
+    """Condition on calls: a convolution that is the gradient of another convolution's weight. Its kernel is not much
+    smaller than its result, and with stride and dilation exchanged it gives an image of the kernel's size.
     """
     image, kernel, result = (extents(o)[2:] for o in (call.operands["x"], call.operands["w"], call.output))
     sizes = (*image, *kernel, *result)
@@ -237,7 +237,7 @@ def pool_pads(call: Call) -> bool:
 def heads_fit(call: Call) -> bool:
     """Condition on calls: the leading sizes of q equal the leading sizes of k and v.
 
-    Only the group axis of a rank-5 form may broadcast.
+    In rank 5, only the group axis (query heads that share keys and values) may broadcast.
     """
     q, k, v = (extents(call.operands[n])[:-2] for n in "qkv")
     if len(q) < 3:

@@ -20,7 +20,7 @@ from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..gpu_backend import GpuBackend
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
-from .numpy import spell
+from .numpy_rows import spell
 from .torch import BACKEND as CPU
 from .torch_calls import NUMBER, Applies, both, extents, some_axes
 from .torch_cuda_attention import attentions

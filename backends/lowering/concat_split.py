@@ -33,7 +33,7 @@ class ResultPiece(NamedTuple):
 
 
 def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
-    """Pieces of results that one kernel computes side by side; None if there are none or if they do not pay.
+    """Pieces of results that one kernel computes side by side; None if there are none or if splitting does not pay.
 
     Each piece has as many elements as the largest piece, or the largest piece's shape with size 1 along some axes.
     Pieces do not pay if they have little work and one kernel can compute the results without them.
@@ -55,10 +55,10 @@ def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
 
 
 def unsplit_flops(roots: Sequence[Tensor]) -> float:
-    """Flops of the products below concatenations that are not split into pieces.
+    """Flops of the matrix products below concatenations that are not split into pieces.
 
-    Each element of a result computes the products of all pieces, and whatever is computed from the operands for every
-    element again, since what is selected depends on the element.
+    Without the split, each element of a result computes the products of all pieces and then selects one of them, so
+    that these products are computed once per element of the result.
     """
     total = 0.0
     for root in roots:

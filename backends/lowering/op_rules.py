@@ -1,7 +1,7 @@
 """Lowering of tensor ops to the kernel IR: the element of a tensor at an index as an expression.
 
-Elementwise ops have no rule, views and layout ops follow their index maps (egraph/ir/index_maps.py), every other op has
-one.
+Elementwise ops need no rule, views and layout ops are lowered by their index maps (egraph/ir/index_maps.py); each other
+op has a rule here.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 of the other half.
 
 Rotary position embedding computes every element from two columns of a product that are half a head apart, or adjacent;
-a condition on the element's index selects the second column. Computed literally these are two products, which read
-matrices twice. In a kernel over half of the axis, with one result per half, both results need the same two columns.
+a condition on the element's index selects the second column. Computed as written, these are two products, which read
+the matrix twice. In a kernel over half of the axis, with one result per half, both results need the same two columns,
+which are computed once.
 """
 
 from __future__ import annotations

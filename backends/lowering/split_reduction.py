@@ -1,8 +1,10 @@
 """The SPLIT transformation: different programs compute parts of a reduction, and a second kernel combines the partial
-results. The first kernel stores the partial results of every outermost reduction over the axis (sums and maxima; a sum
-of exp(a - max) is relative to the part's own maximum). The second kernel reduces the partial results over the parts and
-computes the final values. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and
-two-stage row reductions are one transformation."""
+results.
+
+The first kernel stores the partial results of every outermost reduction over the axis (sums and maxima; a sum of exp(a
+- max) is relative to the part's own maximum). The second kernel reduces the partial results over the parts and computes
+the final values. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and two-stage row
+reductions are one transformation."""
 
 from __future__ import annotations
 

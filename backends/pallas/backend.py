@@ -1,7 +1,7 @@
 """The Pallas backend: kernels generated from the kernel IR as functions of jax.experimental.pallas.
 
-Interpreted where JAX has a CPU only, which is slow: the backend is never chosen by "auto", and measured only on an
-accelerator.
+Where JAX has only a CPU, kernels are interpreted, which is slow: "auto" never chooses this backend, and its kernels are
+measured only on an accelerator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELPERS: Mapping[str, str] = {
 
 
 class PallasLowering(Lowering):
-    """Lowering for the Pallas backend: one form per fusion group."""
+    """Lowering for the Pallas backend: one kernel per fusion group, without variants."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """(template, call) of a fusion group; none if the group cannot be emitted."""

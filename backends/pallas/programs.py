@@ -47,11 +47,13 @@ class JaxMarshalling(NumpyMarshalling):
     """
 
     def accept(self, x: Any, spec: Any) -> Any:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """An input as a JAX array (`Marshalling.accept`)."""
         return super().accept(np.asarray(x) if is_jax(x) else x, spec)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Results in the form of the inputs `given` (`Marshalling.hand_out`)."""
+        """Results as JAX arrays, Torch tensors or NumPy arrays, after the kinds of the inputs `given`
+        (`Marshalling.hand_out`).
+        """
         if any(map(is_jax, given)):
             return results
         arrays = [np.array(r) for r in results]

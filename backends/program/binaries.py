@@ -94,7 +94,7 @@ def _of_every_size(space: Mapping[str, Any], run: Any, here: str) -> Binaries | 
     variants = {} if run.variants is None else {**(run.variants.stored or {}), **run.variants.known}
     sized = space.get("SizedCudaKernel")
     modules = {} if sized is None else dict(sized.stored)
-    for (_, aligned), module in ({} if sized is None else sized.modules).items():
+    for (*_, aligned), module in ({} if sized is None else sized.modules).items():
         modules[aligned] = module.code
     if (
         not (variants or modules)

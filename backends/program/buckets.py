@@ -22,7 +22,9 @@ _NAME = re.compile(r"[a-z0-9_]{1,40}")
 
 
 class Bucket(NamedTuple):
-    """Range of sizes `least` to `most`, and the name of their plan: "" for the plan of all sizes."""
+    """Range of sizes `least` to `most` of a dimension, and the name of the plan that runs them ("": the plan of all
+    sizes).
+    """
 
     least: int
     most: int

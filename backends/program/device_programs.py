@@ -1,4 +1,4 @@
-"""Contract of programs on a device: `DevicePrograms`, with the behaviour on the host as the default."""
+"""Contract of programs on a device: the class `DevicePrograms`, whose defaults are those of programs on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DevicePrograms", "Direct", "Run"]
 
 
 class DevicePrograms:
-    """Functions that emit, bind and call the programs of one device.
+    """Functions that emit the programs of one kind of device, bind them to weights, and marshal their arguments.
 
     The methods' defaults are for NumPy arrays on the host. `place` is the user's choice among devices of this kind
     ("cuda:1"), by default the device's name.

@@ -1,10 +1,10 @@
 """Calls of a bound GPU program as one C function: no code of the emitted program runs between the caller and the
 driver.
 
-Once a program's way to launch is final (`Calls` in gpu_calls.py), a call checks the same conditions, allocates results,
-writes addresses and launches: some forty operations of Python, most of a small program's time on the host. The function
-of `direct_call` (direct_calls.c, CPython's API) makes such calls. It returns None where a condition does not hold; then
-the emitted program's own code makes the call.
+Once a program's way of launching is final (`Calls` in gpu_calls.py), every call checks the same conditions, allocates
+results, writes addresses and launches: some forty Python operations, most of a small program's time on the host. The
+function that `direct_call` returns (direct_calls.c, CPython's API) does the same in C. It returns None if a condition
+does not hold; then the emitted program's own code makes the call.
 
 The C code is compiled on first use, and kept beside compiled C kernels. Without a compiler or Python's headers there is
 no such function.
@@ -41,8 +41,9 @@ SOURCE = Path(__file__).with_name("direct_calls.c")
 
 @cache
 def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
-    """The function of direct_calls.c whose name ends in `name`, which takes one tuple; None if it cannot be compiled
-    here."""
+    """The C function `tensor_graphs_<name>` of direct_calls.c as a Python function of one tuple; None if it cannot be
+    compiled on this machine.
+    """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
@@ -88,9 +89,9 @@ def _compiled(path: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
 class DirectCalls:
     """The direct function of calls with inputs of one choice of shapes.
 
-    `call`: the function; None if there is none (yet). `wait`: calls until the next attempt to make one, after `wait`
-    calls at first; never for 0. Attempts become rarer, and end after `MOST` functions: inputs may have other strides,
-    devices or dispatch keys each time.
+    `call`: the function; None if there is none (yet). `wait`: number of calls until the next attempt to make one (0: no
+    attempt). Attempts become rarer and end after `MOST` functions, because inputs may have other strides, devices or
+    dispatch keys at each call.
     """
 
     __slots__ = ("call", "made", "pause", "wait")
@@ -113,8 +114,9 @@ class DirectCalls:
 
 
 def final(bound: Any) -> Any:
-    """The `Calls` object that made the last call of a bound program, if its way of launching is final and needs no code
-    of the program; else None."""
+    """The `Calls` object that made the last call of a bound program, if its way of launching is final and its
+    launches run without the emitted program's code; else None.
+    """
     sized = hasattr(bound, "kept")
     calls: Any = getattr(bound, "last", None) if sized else bound
     if not all(hasattr(calls, name) for name in NEEDED):  # none yet, or of a program saved by an older version

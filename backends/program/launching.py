@@ -4,9 +4,10 @@
 tell which way is fastest.
 
 - "": every kernel with the schedule with which it was measured.
-- "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights
-  before they wait for it, and states as they were before the program: no kernel of it has written them, since one that
-  writes a state in place comes after, or is, the last one that reads the old state.
+- "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their
+  weights, and states in their old values, before they wait for the predecessor. No earlier kernel of the program has
+  written these states, because a kernel that writes a state in place comes after (or is) the last one that reads the
+  old state.
 - "overlapping": as "held", and every generated kernel for which that is legal starts while its predecessor runs.
 """
 

@@ -98,8 +98,9 @@ class Layout:
 
 
 def roots(plan: Plan) -> dict[int, int]:
-    """Value id -> id of the value that owns its memory: the value itself, or for a view the value at the root of its
-    chain of views."""
+    """Value id -> id of the value that owns its memory: the value itself, or for a view the value at the end of its
+    chain of bases.
+    """
     found: dict[int, int] = {}
     for value in plan.values:
         number = value.id

@@ -318,7 +318,9 @@ class Program(Unpicklable):
             return self._binaries
 
     def take_binaries(self, binaries: Binaries | None) -> None:
-        """Use compiled kernels of the same source instead of compiling them. The program must not be bound yet."""
+        """Use the given compiled kernels, which were compiled from the same source, instead of compiling. The program
+        must not be bound yet.
+        """
         with self._lock:
             self._binaries = binaries
 

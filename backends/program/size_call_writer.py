@@ -56,7 +56,7 @@ def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block
 
 
 class Differs(Untraceable):
-    """Raised when the launches of a record differ from those that the emitted code made at the same sizes."""
+    """Raised when launches computed from a record differ from those that the emitted code made at the same sizes."""
 
 
 class SizeCallWriter:
@@ -69,7 +69,9 @@ class SizeCallWriter:
         self.position = 0
 
     def text(self) -> str:
-        """The source of `call(given)`, which returns the results, or None where a condition does not hold."""
+        """Python source of the function `call(given)`, which returns the results of a call; None if a recorded
+        condition does not hold.
+        """
         tracer, names = self.tracer, [f"x{i}" for i in range(self.count)]
         made = [(f"r{i}", self.spec(*spec)) for i, spec in enumerate(tracer.made.results)]
         launches = [x for x in tracer.lines if isinstance(x, Launched)]
@@ -151,7 +153,9 @@ class SizeCallWriter:
         return [f"{x.name} = {x.text}" if x.name else x.text for x in self.tracer.lines if id(x) in wanted]
 
     def body(self, templates: Mapping[int, LaunchTemplate]) -> list[str]:
-        """Statements of all effects and of the lines that they read; consecutive launches become one statement."""
+        """Statements with side effects (launches, writes) and the lines that they read; consecutive launches become
+        one statement.
+        """
         effects = [x for x in self.tracer.lines if x.effect]
         for x in effects:
             if isinstance(x, Launched):

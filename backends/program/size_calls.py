@@ -1,12 +1,13 @@
 """Calls of a GPU program at sizes that it has not met, as functions of the sizes.
 
-The emitted function `at(*shapes)` makes views, a function that launches, and an object for calls, for each choice of
-sizes: most of a first call's time on the host. A record of what it does (size_trace.py) becomes a function of Python
-whose launches are made by C (direct_calls.c): at other sizes that satisfy the same conditions it evaluates the integer
-expressions, allocates results and launches. It prepares nothing.
+For each choice of sizes, the emitted function `at(*shapes)` makes views, a function that launches the kernels, and an
+object for calls; this takes most of a first call's time on the host. Its operations are therefore recorded with
+symbolic sizes (size_trace.py), and the record becomes a Python function whose launches are made by C
+(direct_calls.c). At other sizes that satisfy the same conditions, that function evaluates the integer expressions,
+allocates results and launches.
 
-Launches with tensor descriptors of Triton, states, and Python code whose effect cannot be recorded have no such
-function: the emitted code makes those calls. `SizeCalls.why` has the reasons.
+Programs with Triton's tensor descriptors, with states, or with Python code that cannot be recorded have no such
+function: their emitted code makes all calls. `SizeCalls.why` has the reasons.
 
 Imports: the standard library, `backends.runtime`.
 """
@@ -26,8 +27,9 @@ from .size_trace import Tracer, Untraceable
 
 @dataclass(frozen=True)
 class NoSizeCall:
-    """Reason why a record has no function: `why`, for which shapes it applies (`holds`), and after how many failed
-    attempts it counts."""
+    """Reason (`why`) why no function can be made from the record of a call, a predicate of the shapes to which the
+    reason applies (`holds`), and the number of failed attempts after which it is final.
+    """
 
     why: str
     holds: Callable[[Any], bool]
@@ -121,9 +123,9 @@ class SizeCall:
 class SizeCalls:
     """The functions of a program's calls at sizes that it has not met, each for some ranges of sizes.
 
-    The first calls at a size are made by them, `limit` at most: later ones by the emitted code, which prepares the
-    size, where a call then takes less time. `RECURRING`: the limit where a CUDA graph is faster; `PREPARED`: where
-    calls become direct.
+    At most `limit` calls at each choice of sizes are made by them. Later calls are made by the emitted code, which
+    prepares views and launches for these sizes once, so that further calls take less time. `RECURRING`: the limit if a
+    CUDA graph is the fastest way to launch; `PREPARED`: the limit if prepared calls become direct (direct_calls.py).
     """
 
     MOST, TRIES, RECURRING, PREPARED, KEPT = 8, 32, 8, 64, 1024

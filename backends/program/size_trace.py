@@ -1,7 +1,8 @@
-"""Recording of the emitted function `at` of a GPU program of every size, and of the function that launches.
+"""Recording of the operations of a GPU program with free sizes: of its emitted function `at`, and of the function
+that launches its kernels.
 
-Both are run once with symbolic sizes and tensors, which record what they do: integer expressions, launches of generated
-kernels, calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.
+Both are run once with symbolic sizes and tensors, which record integer expressions, launches of generated kernels, and
+calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.
 
 Imports: the standard library.
 """
@@ -86,8 +87,8 @@ for _name, _symbol, _compute in (
     ("add", "+", lambda a, b: a + b), ("sub", "-", lambda a, b: a - b), ("mul", "*", lambda a, b: a * b),
     ("floordiv", "//", lambda a, b: a // b), ("mod", "%", lambda a, b: a % b),
 ):  # fmt: skip
-    setattr(TracedSize, f"__{_name}__", _operator(_symbol, False, _compute))
-    setattr(TracedSize, f"__r{_name}__", _operator(_symbol, True, _compute))
+    setattr(TracedSize, f"__{_name}__", _operator(_symbol, swapped=False, compute=_compute))
+    setattr(TracedSize, f"__r{_name}__", _operator(_symbol, swapped=True, compute=_compute))
 for _name, _symbol, _test in (
     ("lt", "<", lambda a, b: a < b), ("le", "<=", lambda a, b: a <= b), ("gt", ">", lambda a, b: a > b),
     ("ge", ">=", lambda a, b: a >= b), ("eq", "==", lambda a, b: a == b), ("ne", "!=", lambda a, b: a != b),
@@ -136,7 +137,7 @@ class TracedTensor:
 
 
 class Spaces:
-    """Stand-in for the workspace: its memory as traced tensors, by dtype."""
+    """Stand-in for the workspace (memory of intermediate values) during recording: traced tensors by dtype."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer

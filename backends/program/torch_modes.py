@@ -1,4 +1,4 @@
-"""Modes of Torch that calls of programs must leave: autocast, inference mode, gradients."""
+"""Modes of Torch that are switched off during calls of programs: autocast, inference mode, gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ...imported import imported
 
 
 def mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
-    """Function that tells whether the caller is in a Torch mode that a call must leave; None if Torch is not used.
+    """Function that tells whether the caller is in a Torch mode that must be switched off during a call; None if Torch
+    is not used.
 
     Autocast would change the dtypes of the plan. Inference mode matters to programs with free sizes (`sized`):
     memory that they allocate in it could not be written outside of it later.

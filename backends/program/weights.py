@@ -48,8 +48,8 @@ class KeyedWeights(Mapping[str, Array]):
 class EvaluatedWeights(KeyedWeights):
     """Weights of a program as terms over params, evaluated on each read; nothing is cached.
 
-    `plain`: keys of weights that must be row-major. Another matrix may be returned as the transpose of a row-major
-    array, which saves a copy: it is only packed, and packing changes the layout anyway.
+    `plain`: keys of weights that must be row-major. Any other matrix may be returned as the transpose of a row-major
+    array, which saves a copy: such weights are only packed for kernels, and packing changes the layout anyway.
     """
 
     def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
@@ -173,7 +173,7 @@ class SharedWeights:
         return _PooledWeights(self._known, weights, exchange, device) if isinstance(weights, KeyedWeights) else weights
 
     def adopt(self, other: SharedWeights) -> list[Any]:
-        """Add the weights that only another pool over the same params knows.
+        """Add the weights of another pool over the same params that this pool does not have.
 
         Returns the added arrays or tensors; the caller's list keeps them alive.
         """
@@ -283,9 +283,10 @@ class StoredWeights(KeyedWeights):
 
 
 class BorrowedWeights(KeyedWeights):
-    """Weights of a plan for some sizes in a saved program: the plan's own, and those that it borrows from the whole
-    program. `names`: key here -> key in `around`. `specs`: (key, shape, dtype) of each weight here. Raises
-    BadWeightsError if a borrowed weight has another shape or dtype."""
+    """Weights of a saved program's plan for one bucket of sizes: its own, and those that it shares with the program's
+    main plan. `names`: key in this plan -> key in `around`, the main plan's weights. `specs`: (key, shape, dtype) of
+    each weight here. Raises BadWeightsError if a borrowed weight has another shape or dtype.
+    """
 
     def __init__(
         self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]

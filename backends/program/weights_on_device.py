@@ -1,4 +1,6 @@
-"""Computing weights of a program on its GPU, which expands a quantized matrix in milliseconds; NumPy takes seconds."""
+"""Evaluation of a program's weights on its GPU, which expands a quantized matrix in milliseconds where NumPy takes
+seconds.
+"""
 
 from __future__ import annotations
 

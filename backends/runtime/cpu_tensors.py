@@ -23,9 +23,10 @@ LARGE = 1 << 20  # bytes from which NumPy allocates results: it asks for large p
 
 
 class TensorCalls(NamedTuple):
-    """Calling convention of a program on arrays for CPU tensors: with the tensors themselves (`direct`), or with arrays
-    over their memory. `results`: outputs for which a direct call passes fresh tensors after the inputs; `complete`:
-    whether these are all outputs."""
+    """How a program on arrays is called with CPU tensors: with the tensors themselves (`direct`), or with arrays over
+    their memory. `results`: outputs for which a direct call passes fresh tensors after the inputs; `complete`:
+    whether these are all outputs.
+    """
 
     direct: bool = False
     results: Sequence[Spec] = ()

@@ -47,7 +47,7 @@ class Marshalling(Protocol):
         ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """The input `x`, whose declared type is `spec`, in the program's form.
+        """The input `x`, whose declared type is `spec`, as the kind of value that the program takes (array or tensor).
 
         Raises ShapeError for another shape or dtype, and UsageError for data that cannot be converted.
         """
@@ -112,7 +112,7 @@ class NumpyMarshalling:
         return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """The input as a row-major NumPy array (`Marshalling.accept`)."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if x.__class__ is not np.ndarray:
@@ -153,7 +153,7 @@ class TensorMarshalling:
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast path for tensors on the program's kind of device; None without inputs (`Marshalling.quick`)."""
+        """Fast path for tensors on the program's device; None if the program has no inputs (`Marshalling.quick`)."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
@@ -170,7 +170,7 @@ class TensorMarshalling:
         return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """The input as a Torch tensor without gradients (`Marshalling.accept`)."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 def uploaded(data: Data, device: str) -> Any:
-    """Weight data as a tensor on a Torch device, which nobody may write to.
+    """Weight data as a tensor on a Torch device. Callers must not write to it, since it may share memory with the data.
 
     A GPU computes derived data itself (`DerivedData.load_on`), which is faster than NumPy and copies nothing back.
     """

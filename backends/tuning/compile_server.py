@@ -1,7 +1,7 @@
 """Compile server: a process that loads the compiler once and forks compiler processes.
 
-Jobs are JSON lines and go to idle compilers; replies are written in order of completion. A compiler that crashes or
-exceeds its deadline costs its job; a replacement is forked in milliseconds, with everything loaded. The server is
+Jobs are JSON lines and go to idle compilers; replies are written in order of completion. If a compiler crashes or
+exceeds its deadline, only its job fails; a replacement is forked in milliseconds, with everything loaded. The server is
 single-threaded and runs no kernels, so that forking is safe.
 """
 

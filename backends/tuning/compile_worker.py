@@ -66,7 +66,7 @@ def prepare(capability: int) -> None:
 
 
 class AsyncCopyRace(Exception):
-    """Raised for a kernel with an async-copy race."""
+    """Raised for a kernel in which an asynchronous copy overwrites shared memory that a tensor core still reads."""
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     Returns the number of `kernels`; maxima over them: `shared` memory (bytes), `registers` and `spills` per thread;
     `fits`: whether the shared memory suffices; `digest` of binaries and parameters: equal digests mean equal programs.
 
-    Raises Race if a kernel has an async-copy race.
+    Raises AsyncCopyRace if a kernel has an async-copy race.
     """
     import torch
 
@@ -116,12 +116,12 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
 
     `kernels`: the helper class of cuda_helpers.py. `capability`: 90 is sm_90.
     """
-    binary = kernels.compiled(f"sm_{capability}").code
-    registers, spills = resources(binary)
+    found = [kernel.compiled(f"sm_{capability}").code for kernel in kernels.known.values()]
+    registers, spills = (max(used) for used in zip(*map(resources, found)))
     launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]
     asked = max((k.room for k in kernels.known.values()), default=0)  # beyond the default shared memory of a block
     return {
-        "kernels": len(launched), "digest": blake2b(binary + repr(launched).encode(), digest_size=16).hexdigest(),
+        "kernels": len(launched), "digest": blake2b(b"".join(found) + repr(launched).encode(), digest_size=16).hexdigest(),
         "shared": asked, "registers": registers, "spills": spills, "fits": asked <= SHARED_BYTES.get(capability, 101_376),
     }  # fmt: skip
 
@@ -175,4 +175,4 @@ def begin(capability: int) -> None:
 def _load_nvrtc(capability: int) -> None:
     """Load NVRTC, if cuda-core is installed."""
     with contextlib.suppress(Exception):
-        CudaKernel.compiled(f"sm_{capability}")
+        CudaKernel("nothing", 1, 1, text='extern "C" __global__ void nothing() {}').compiled(f"sm_{capability}")

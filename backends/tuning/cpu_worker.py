@@ -172,7 +172,9 @@ WATCHES: dict[str, Stopwatch] = {WALL: wall, BUSY: busy}
 
 
 class DisturbanceProbe:
-    """Detector of disturbed samples: times a small fixed kernel and counts involuntary context switches."""
+    """Detector of samples during which other processes disturbed the machine: it times a small fixed kernel and
+    counts involuntary context switches.
+    """
 
     def __init__(self) -> None:
         self.a, self.b = np.ones(1 << 14, np.float32), np.empty(1 << 14, np.float32)

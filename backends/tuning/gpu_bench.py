@@ -92,7 +92,7 @@ class Bench:
     """Test bench of one kernel: operands, float64 reference, and the trials of its schedules.
 
     `pattern`: the kernel's meaning, as text. `call`: a call of it. `loss`: relative error that the kernel may add by
-    rounding its operands. `alone`: context manager that is held while the device works.
+    rounding its operands. `alone`: context manager entered while the device works, which holds the GPU lock.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from threading import Thread
 def begin_context() -> Thread:
     """Start a thread that retains the primary context of the first visible device, which PyTorch then finds there.
 
-    Does nothing without a driver; errors are left to PyTorch, which meets them again. Returns the thread.
+    Does nothing without a driver; errors are ignored, because PyTorch raises them again. Returns the thread.
     """
     thread = Thread(target=_retain, name="cuda-context", daemon=True)
     thread.start()

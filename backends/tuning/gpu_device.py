@@ -1,9 +1,7 @@
 """Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time.
 
-CUDA, or the CPU as a stand-in.
-
-The CPU runs the same protocol on Torch's CPU tensors, with kernels in Triton's interpreter. Its times are meaningless;
-it serves tests without a GPU.
+`CudaDevice` is a GPU. `HostDevice` implements the same protocol on Torch's CPU tensors, with kernels in Triton's
+interpreter, for tests without a GPU; its times are meaningless.
 """
 
 from __future__ import annotations
@@ -141,7 +139,7 @@ class HostDevice:
     sound: bool = True
 
     def synchronize(self) -> None:
-        """No wait: calls are synchronous."""
+        """Do nothing: calls on the host are synchronous."""
 
     def capture(self, calls: Sequence[Run]) -> Run:
         """Function that makes the calls one after another."""

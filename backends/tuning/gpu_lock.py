@@ -1,5 +1,6 @@
-"""GPU lock of the calling process, which thereby alternates with measuring processes: no kernel is timed while another
-process uses the device."""
+"""GPU lock, a file lock by which the calling process and the measuring processes take turns on the device: no kernel
+is timed while another process uses it.
+"""
 
 from __future__ import annotations
 

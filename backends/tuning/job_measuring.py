@@ -59,7 +59,7 @@ class ShardSink(SinkBase):
 
 
 def known(root: Path) -> Snapshot:
-    """The timings and failures in the readable shards under a folder."""
+    """Snapshot of the timings and failures in all readable shards (Parquet files of the cost store) under a folder."""
     found = Snapshot()
     for table in readable_tables(root):
         for kind in ("timing", "failure"):
@@ -96,8 +96,8 @@ def measure_jobs(
     """Measure every job without a result in the shards under `root`, in order, for at most `seconds`; returns counts.
 
     `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter (tests). `workers`: compiler processes.
-    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is asked before each job.
-    Raises DeviceUnavailableError if GPU jobs are given and there is no GPU.
+    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is polled before each job. Raises
+    DeviceUnavailableError if GPU jobs are given and there is no GPU.
     """
     have, until = known(Path(root)), time.monotonic() + seconds
     sink = ShardSink(Path(root), snapshot=have)

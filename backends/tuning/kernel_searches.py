@@ -103,7 +103,8 @@ class KernelSearches:
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:
-        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
+        """Allow `schedules` more schedules to a candidate's search that has used up its number; returns whether any are
+        left to try.
 
         False, without a change, for a search that has not used up its number of schedules.
         """

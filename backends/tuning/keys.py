@@ -78,8 +78,8 @@ def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
 def key_text(name: str, source: str) -> str:
     """Text of a helper function as it enters keys: normalised source, without comments, docstrings and spacing.
 
-    A helper whose normalised source matches `helper_texts.json` enters with the text recorded there, because older keys
-    contain the exact text. So editing comments never invalidates a measurement, editing code always does.
+    `helper_texts.json` maps the normalised source of older helpers to their exact text, which stored keys contain; such
+    a helper enters with that text. So editing comments never invalidates a measurement, and editing code always does.
     """
     recorded = _recorded_helpers().get(name)
     text = normalise(source)

@@ -1,4 +1,6 @@
-"""Measurement of kernels on the CPU, in a warm worker process: a crash or hang costs only one candidate."""
+"""Measurement of kernels on the CPU in a worker process that is kept between candidates; a crash or hang costs only
+one candidate.
+"""
 
 from __future__ import annotations
 
@@ -259,9 +261,8 @@ def _thread_environment() -> dict[str, str]:
 
 
 def ended_of(worth: object) -> Callable[[], bool] | None:
-    """Function that tells whether measuring time is up, if the cost cutoff `worth` has one; else None.
-
-    See `extract.search.cutoff.CostCutoff`.
+    """The member `ended` of a cost cutoff `worth` (`extract.search.cutoff.CostCutoff`), which tells whether the time
+    for measuring is over; None if `worth` has no such member.
     """
     return getattr(worth, "ended", None)
 
@@ -351,9 +352,7 @@ class CpuMeasurer:
         """
         self.worker.start()
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0, programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> bool:
         """Do nothing, since programs compile C kernels when they are made; returns True (`Measurer.compile`)."""
         return True
 

@@ -20,10 +20,9 @@ from threading import Thread
 from ... import settings
 from ...costdb.keys.device import GPU_KIND, cores, gpu_facts, gpu_machine, machine_here
 from ...costdb.store.schema import Row
-from ...egraph.ir.ops import Type
 from ...errors import DeviceUnavailableError
 from ...extract.model.clock import Clock
-from ...extract.model.kernel import Call, Candidate, Operand, Template
+from ...extract.model.kernel import Call, Candidate, Template
 from ..generate.kernel_text import KernelText, kernel_text
 from .compile_pool import CompilePool
 from .gpu_process import GpuProcess
@@ -40,6 +39,7 @@ OPEN = 20  # kernels in flight, each with device memory; as many again may wait 
 LEAVE = 2
 RUN_S = 15.0  # deadline in seconds of one device job
 PROCESSES = 2  # device processes: one prepares its next job while the other's runs
+MOST_COMPILERS, LEFT_CORES = 16, 2  # compiler processes at most; cores left to the search and to device processes
 CAPABILITY = 90  # compute capability to compile for if there is no GPU
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
 KEEP_S = 2.0  # seconds after which rows are written to the sink before a round ends: a store's write waits for the disk
@@ -63,7 +63,11 @@ class GpuMeasurer(TrialPipeline):
             _refuse_elsewhere()
         several = PROCESSES if device == GPU_KIND and worker is None else 1
         processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
-        count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
+        count = (
+            (0 if device == "cpu" else max(1, min(MOST_COMPILERS, cores() - LEFT_CORES)))
+            if workers is None
+            else workers
+        )
         pool = CompilePool(count, partial(_capability, device)) if count else None
         super().__init__(sink, device, processes, pool, schedules, calibrates=calibrates)
         self.sink, self.schedules = sink, schedules
@@ -91,14 +95,14 @@ class GpuMeasurer(TrialPipeline):
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
-        Returns the candidates whose measurement continues in the background: none without `leave`, unless the attribute
-        `keeps` is set and time is up. The rows of all others are durable when the call returns.
-        Candidates are drawn from the iterable slightly ahead of measuring.
-        `progress`: called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
-        which measuring is useless; called repeatedly. `look`: searches end with their first guesses. `later`:
-        (candidate, whether it is a first look) that may be measured next; idle compilers compile their first schedules.
-        `leave`: return early with the candidates still in flight; these continue in the background and in the next
-        call, which makes their rows durable.
+        Returns the candidates whose measurement continues in the background: none without `leave`, unless the
+        attribute `keeps` is set and time is up. The rows of all others are durable when the call returns.
+
+        Candidates are drawn from the iterable slightly ahead of measuring. `progress`: called with the number of
+        finished candidates. `worth`: cost cutoff of a candidate in µs, above which measuring is useless; called
+        repeatedly. `look`: searches end with their first guesses. `later`: (candidate, whether it is a first look) that
+        may be measured next; idle compilers compile their first schedules. `leave`: return early with the candidates
+        still in flight; these continue in the background and in the next call, which makes their rows durable.
         """
         self.start()
         began = time.monotonic()
@@ -269,7 +273,8 @@ class GpuMeasurer(TrialPipeline):
         return self.searches.unfinished(candidate)
 
     def further(self, candidate: Candidate) -> bool:
-        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
+        """Allow `schedules` more schedules to a candidate's search that has used up its number; returns whether any are
+        left to try.
 
         False, without a change, for a search that has not used up its number of schedules.
         """
@@ -281,24 +286,19 @@ class GpuMeasurer(TrialPipeline):
         self._call_back()
         return self.calibration.measured(self.processes[0], seconds)
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S, programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S) -> bool:
         """Compile kernels of a program in parallel before its first run, which would compile them one by one.
 
-        `wanted`: the kernels with their calls. `programs`: sources of programs, whose CUDA C++ kernels are compiled
-        together as in their first run. Takes at most `seconds`; returns whether all were done. Compilation errors are
-        reported when a kernel runs.
+        `wanted`: the kernels with their calls. Takes at most `seconds`; returns whether all were done. Compilation
+        errors are reported when a kernel runs.
         """
-        empty = Call({}, Operand(Type((1,), "float32"), (1,)), {})
-        found = (KernelText(source, (), (), False, 0, True) for source in programs if "CudaKernel(" in source)
-        texts: dict[str, tuple[KernelText, Call]] = {text.digest: (text, empty) for text in found}
-        for template, call in wanted if self.pool is not None else ():
+        if self.pool is None:
+            return True
+        texts: dict[str, tuple[KernelText, Call]] = {}
+        for template, call in wanted:
             with contextlib.suppress(Exception):
                 text = kernel_text(template, call)
                 texts |= {text.digest: (text, call)} if text.generated else {}
-        if self.pool is None or len(texts) < 2:
-            return True
         with self.clock.running("compile"):
             return not wait([self.pool.submit(text, call) for text, call in texts.values()], timeout=seconds).not_done
 

@@ -82,9 +82,9 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, InputDis
 def shown(
     operands: Mapping[str, Array], given: Mapping[str, tuple[Type, InputDistribution, bool, float]], call: Call
 ) -> dict[str, Array]:  # fmt: skip
-    """The operands with sequence lengths in masks set to the last position, so that nothing is masked and kernels that
-    end at such a length are timed on all positions. Empty if there are no such operands. `given`: what the operands
-    were drawn from (`drawn`).
+    """Copies of the operands in which sequence lengths that masks compare with are the last position: nothing is
+    masked, and kernels that stop at such a length are timed on all positions. Empty if there are no such operands.
+    `given`: the distributions from which the operands were drawn (`drawn`).
     """
     found = {}
     for name, (kind, role, _, _) in given.items():

@@ -18,7 +18,9 @@ TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e
 
 
 class Wrong(Exception):
-    """Raised when a kernel's result is wrong."""
+    """Raised when a kernel's result has a wrong type or layout, or differs from its reference by more than is
+    allowed.
+    """
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:

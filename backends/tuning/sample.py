@@ -23,7 +23,7 @@ _FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scal
 
 
 class Retry(Exception):
-    """Raised when the random choices contradict each other."""
+    """Raised when the shapes drawn so far contradict each other; `sample` then draws again."""
 
 
 @dataclass

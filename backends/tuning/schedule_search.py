@@ -1,6 +1,5 @@
-"""Autotuning search over the schedules of one kernel.
-
-Ranked guesses first, then local search by single-parameter moves.
+"""Autotuning search over the schedules of one kernel: ranked guesses first, then local search by single-parameter
+moves.
 
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
 further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);
@@ -52,8 +51,8 @@ class ScheduleSearch:
     `ranked`: guesses, best first. `count`: number of schedules to measure. `fits`: legality of any schedule; None means
     only ranked ones are legal. `near`: best schedules at other shapes. `like`: best schedules of kernels with the same
     loops. `known`: µs of measured schedules, infinite for failures. `moves`: neighbours of a schedule, legal or not;
-    None means none. `form`: schedules of different forms are tried by a first look. `confirm`: schedules that were the
-    fastest on another machine; tried before all others.
+    None means none. `form`: function from a schedule to its kind of code (with warp specialization or without); a first
+    look tries one of each. `confirm`: schedules that were the fastest on another machine; tried before all others.
     """
 
     ranked: Sequence[Schedule]
@@ -100,8 +99,9 @@ class ScheduleSearch:
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
     def _first_look(self, worth: float) -> list[Schedule]:
-        """The schedules of a first look: the best guess of each form, then the other first guesses if the fastest
-        result is not far above the cutoff `worth`."""
+        """The schedules of a first look: the best guess of each kind of code (`form`), then the other first guesses if
+        the fastest result is not far above the cutoff `worth`.
+        """
         if worth <= 0:
             return []
         if again := list(filter(self._open, self.confirm)):

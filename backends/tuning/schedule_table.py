@@ -1,4 +1,4 @@
-"""The strategies of all generators and their schedules as Markdown: writes docs/schedules.md.
+"""The strategies of all generators and their schedule parameters as Markdown, the page docs/schedules.md.
 
 python -m tensor_graphs.backends.tuning.schedule_table > docs/schedules.md
 """

@@ -36,7 +36,7 @@ FREE = 3  # compilers kept idle while only speculative work is available
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Completion of a compilation (`job` None) or of a device job.
+    """Message to the calling thread: a compilation (`job` None) or a device job has ended.
 
     `one`: the trial; None for the last job of a kernel. An event with `kernel` None only wakes the calling thread.
     """

@@ -97,8 +97,8 @@ class Measured:
     def given_up(self) -> str:
         """Reason why the remaining schedules are not tried; empty if they are.
 
-        A kernel that is wrong in some schedules is most often wrong in all; checking ten schedules of a matrix product
-        took 0.7 to 2.8 seconds each.
+        A kernel with wrong results in some schedules most often has wrong results in all, and each check takes long
+        (0.7 to 2.8 seconds for a matrix product).
         """
         wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.trials)
         if self.broken >= GIVE_UP:

@@ -1,5 +1,6 @@
-"""Templates of user kernels: one for each form of the reference and each backend; in backends without a tuner, one for
-each combination of choices."""
+"""Templates of user kernels: one for each pattern of the reference (`ReferenceForm`) and each backend; in backends
+without a tuner, one for each combination of choices.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ UNTUNED = {"choice": 0}  # the only schedule of a kernel without choices
 
 @dataclass(frozen=True, eq=False)
 class UserKernel(LibraryKernel):
-    """Template of a kernel that a user's file declares, for one form of its reference."""
+    """Template of a kernel that a user's file declares, for one pattern of its reference."""
 
     file: KernelFile = field(kw_only=True)
     kernel: Kernel = field(kw_only=True)
@@ -58,7 +59,7 @@ def kernel_templates(kernel: Kernel, file: KernelFile) -> Iterator[UserKernel]:
 def template_of_form(
     kernel: Kernel, file: KernelFile, backend: str, form: ReferenceForm, suffix: str, choices: Mapping[str, int] | None
 ) -> UserKernel:
-    """The template of one form in one backend.
+    """The template of one pattern of a kernel's reference (`form`) in one backend.
 
     `suffix`: ending of the template's name. `choices`: fixed choices, or None if a tuner chooses.
     """

@@ -1,9 +1,9 @@
 """Comparison of a result with its float64 reference, per element and per slice, for NumPy arrays and Torch tensors.
 
-A norm of a whole output hides a wrong part with small values. So each element has its own limit: an error relative to
-the element's value, plus the unfused baseline's error in a slice that contains the element (the slice with the smallest
-one). A slice is all elements with one index along an axis (a row, a column, a channel); a single long axis is cut into
-stretches. Each slice also has a limit for its error norm, which detects many small errors.
+The norm of a whole output does not show errors in a part with small values. So each element has its own limit: an error
+relative to the element's value, plus the unfused baseline's error in a slice that contains the element (the slice with
+the smallest one). A slice is all elements with one index along an axis (a row, a column, a channel); a single long axis
+is cut into stretches. Each slice also has a limit for its error norm, which detects many small errors.
 
 The limits are estimates. If an element exceeds its limit, the effect of rounding on it is estimated
 (`verification/rounding_noise.py`).

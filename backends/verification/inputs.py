@@ -1,12 +1,12 @@
 """Verification inputs of a graph: random values in the domains of the operations that read them.
 
 Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
-that are compared with a constant or with positions are near those. Divisors are not zero. Integers used only in integer
-arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with the mean and deviation of the
-graph's typical values where these are known, positive if a logarithm or root is taken of them. In the second input a
-share of the floats is zero, has few bits (causing ties) or is a thousand times as large; in the third, some operands of
-logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a training step's) are scaled as
-weights are initialized, so that values neither grow nor vanish from layer to layer.
+that the graph compares with a constant or with positions are near that constant or the positions. Divisors are not
+zero. Integers used only in integer arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with
+the mean and deviation of the graph's typical values where these are known, positive if a logarithm or root is taken of
+them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large; in
+the third, some operands of logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a
+training step's) are scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
 
 from __future__ import annotations

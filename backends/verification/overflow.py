@@ -2,8 +2,8 @@
 
 A sum of large terms of both signs is +inf, -inf, NaN or finite in the graph's own dtypes, depending on which partial
 sums overflow: different libraries give different results for the same product of matrices. The elements are found by
-runs in the graph's dtypes; in each run, every such sum is given one of its possible results. Sums of terms of one sign,
-and overflow in other operations, do not depend on an order.
+runs in the graph's dtypes, in each of which every such sum is replaced by one of its possible results. Sums of terms of
+one sign, and overflow in other operations, do not depend on an order.
 """
 
 from __future__ import annotations

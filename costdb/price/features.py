@@ -1,8 +1,8 @@
 """Features of a kernel in a schedule for the learnt model: sizes, work, memory layout, and the schedule against them.
 
 All are numbers from the columns of a key and its work. Sizes and amounts are in logarithms of base 2, with -1 for 0; a
-schedule's parameter that is absent counts as 0. What depends on the schedule is computed for all rows at once, the rest
-is cached by the columns' texts.
+schedule's parameter that is absent counts as 0. Features of the schedule are computed for all rows at once, the others
+are cached by the columns' texts.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ _LOGGED = ("stages", "split", "k1", "ahead", "group", "v0", "u0", "um", "tn", "t
 
 @lru_cache(maxsize=1 << 14)
 def schedule_of(text: str) -> Mapping[str, int]:
-    """The schedule of a column's text; empty for any other content."""
+    """The schedule that a table column holds as JSON text; empty for other text."""
     try:
         found = dict(json.loads(text)) if text else {}
     except (ValueError, TypeError):

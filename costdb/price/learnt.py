@@ -1,10 +1,10 @@
-"""Learnt correction of the roofline: a Gaussian process for log(time / roofline).
+"""Learnt correction of the roofline: a Gaussian process for log(time / roofline) over a kernel's sizes, layout and
+schedule.
 
-Features are a kernel's sizes, layout and schedule.
-
-Fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays.
-Predictions add corrections by measured relatives to it (predict.py), so a search's own measurements count without
-another fit."""
+It is fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays.
+Predictions (predict.py) add corrections from measured related kernels to it, so that the measurements of a search are
+used without another fit.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | No
 
 
 def first_dtype(text: str) -> str:
-    """The first dtype of a key, from JSON text; float32 if the text has another form."""
+    """The first dtype of a key, parsed from JSON text; float32 if the text is not a list of dtypes."""
     first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
     return first or "float32"
 

@@ -1,8 +1,8 @@
 """Price prediction: the measured time, otherwise an estimate from the nearest measured relatives, otherwise the
 roofline.
 
-The interpolated quantity is log(time / roofline), the distance from the lower bound, less what the device's learnt
-model (learnt.py) says of it, if there is one. It varies slowly with size, while time spans six decades and is not
+The interpolated quantity is log(time / roofline), the distance from the lower bound, minus the prediction of the
+device's learnt model (learnt.py), if there is one. It varies slowly with size, while time spans six decades and is not
 linear in any one measure of size.
 """
 

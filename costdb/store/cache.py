@@ -160,7 +160,7 @@ def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a broken cache (and its write-ahead log); returns its new path."""
+    """Rename a damaged cache file (and its write-ahead log); returns its new path."""
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{time.time_ns() % 1_000_000_000:09d}"
     aside = file.with_name(f"{file.name}.corrupt-{stamp}")
     os.replace(file, aside)

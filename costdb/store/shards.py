@@ -32,7 +32,7 @@ _DEPTH = 8  # folders below a store's root that are looked into: shards lie two 
 
 
 def is_name(name: str) -> bool:
-    """Whether a file's name has the form of a shard's: a SHA-256 in hex."""
+    """Whether a file's name could be that of a shard: a SHA-256 in hex."""
     return _NAME.fullmatch(name) is not None
 
 

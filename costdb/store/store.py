@@ -282,8 +282,8 @@ class Store:
     def compact(self) -> CompactReport:
         """Merge the fully valid shards of each device into one; returns shards and rows before and after.
 
-        The old shards are deleted once the new one is on disk. CostStoreError if the store cannot be written; nothing
-        is lost then.
+        The old shards are deleted once the new one is on disk. Raises CostStoreError if the store cannot be written;
+        nothing is lost then.
         """
         from filelock import FileLock
 

@@ -1,9 +1,10 @@
-"""Union of e-graph views of one graph, so that more search never loses a form.
+"""Union of e-graph views of one graph, so that a search under wider limits has all terms of one under narrower
+limits.
 
-Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because what is pruned
-depends on what else was found. Their union contains both: it has every e-node of both views, merges e-classes that
-share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set of limits
-stands for.
+Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because which e-nodes are
+pruned depends on which others were found. Their union contains both: it has every e-node of both views, merges
+e-classes that share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set
+of limits stands for.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
-    """Views of some graphs at increasing effort, up to `limits` and `effort` (0: no rewriting): per stage one view per
-    graph.
+    """Saturate graphs at increasing effort, up to `limits` and `effort` (0: no rewriting); returns for each stage one
+    view per graph.
 
-    Each stage is the union of everything found so far. The last stage is the result; earlier stages are what smaller
-    settings would give. After `deadline` seconds, or when `stop` returns true, the list ends early (never empty).
-    Raises UsageError if `effort` is out of range.
+    Each stage is the union of everything found so far. The last stage is the result; earlier stages are the results
+    that smaller settings would give. After `deadline` seconds, or when `stop` returns true, the list ends early (never
+    empty). Raises UsageError if `effort` is out of range.
     """
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(

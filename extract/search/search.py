@@ -10,7 +10,8 @@ short time."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...errors import NoPlanError
@@ -83,6 +84,7 @@ def search(
     progress: Callable[[str], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
+    carried: Collection[int] = (),
 ) -> Choice:
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
@@ -91,8 +93,9 @@ def search(
     most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
     as long as it needs). `solve_seconds`: time limit of one solve. `progress`: called with a message as each round
     begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
-    incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
-    records the seconds per phase.
+    incumbent. `doubt`: without a measurer too, unmeasured kernels count at the upper ends of their prediction
+    intervals. `clock`: records the seconds per phase. `carried`: candidates of a good plan, from which the first solves
+    start.
 
     Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -104,7 +107,7 @@ def search(
     plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
     if measurer is not None and least:
         plans.least, plans.starting = least, lambda: not measurer.ready
-    run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
+    run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress, carried)
     while run.round():
         pass
     if measurer is not None or doubt:
@@ -115,14 +118,12 @@ def search(
 @gc_paused()
 def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
-    progress: Callable[[str], None] | None = None,
-) -> int:  # fmt: skip
+    progress: Callable[[str], None] | None = None, plan: bool = False,
+) -> MeasuredAhead:  # fmt: skip
     """Measure the kernels that a search would, so that a later search finds the results.
 
-    Returns the number of calls measured.
-
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
-    NoPlanError as for `search`.
+    `plan`: whether the plan of the result is solved for once more at the end. Raises NoPlanError as `search` does.
     """
     quick = quick_solve_seconds(hypergraph, MAX_AHEAD_SOLVE_S)
     plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock, nested=False)
@@ -131,7 +132,18 @@ def measure_ahead(
         pass
     run.pricing.end()
     run.collect_in_flight()
-    return len(run.state.requested)
+    if plan:
+        with suppress(NoPlanError):  # the plan before stays
+            plans.solve_final(run.update_prices(), run.found, MIN_SOLVE_S)
+    return MeasuredAhead(plans.chosen, len(run.state.requested))
+
+
+@dataclass(frozen=True)
+class MeasuredAhead:
+    """Result of `measure_ahead`: the last plan (indices of candidates), and the number of calls measured."""
+
+    chosen: Sequence[int]
+    measured: int
 
 
 @dataclass
@@ -144,6 +156,7 @@ class _SearchRun:
     plans: PlanSolver
     clock: Clock
     progress: Callable[[str], None] | None
+    carried: Collection[int] = ()  # see `search`
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
     solve_s: float = 0.0  # seconds of the last round's optimistic solve
@@ -171,6 +184,8 @@ class _SearchRun:
         self.rounds += 1
         prices = self.update_prices()
         optimistic_us, began = state.optimistic_us(prices), time.monotonic()
+        if self.rounds == 1 and self.carried:
+            plans.start_from(self.carried, optimistic_us)
         try:
             self.found, request = self.policy.optimistic_round(prices, optimistic_us)
         except NoPlanError:

@@ -20,7 +20,9 @@ MAX_ORDER_COMPARISONS = 500_000
 
 @dataclass
 class ResolutionOrder:
-    """Order in which components of a problem are resolved, and the open classes (without roots) after each."""
+    """Order in which the strongly connected components of a problem are resolved, and the classes that are open
+    (needed but not resolved, without roots) after each.
+    """
 
     groups: list[list[int]]
     open: list[list[int]]

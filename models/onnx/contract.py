@@ -1,4 +1,4 @@
-"""Builders of ONNX contractions: matrix products, convolutions, einsum, and their quantized forms."""
+"""Builders of ONNX contractions: matrix products, convolutions and einsum, also of quantized operands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Trial of a rule on one random instance: both sides evaluated modulo primes, in float64, and bit by bit.
 
-`RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. What is compared, and how:
-check.py.
+`RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. check.py explains the
+comparisons.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SLACK = 512 * np.finfo(np.float64).eps
 
 
 class Refuted(Exception):
-    """Raised when a counterexample is found."""
+    """Raised when both sides of a rule differ on an instance; the message has the counterexample."""
 
     def __init__(self, detail: str, counterexample: str) -> None:
         super().__init__(detail)

@@ -1,4 +1,4 @@
-"""Stored verdicts on our own rules, so that listing the rules needs no checking.
+"""Stored verdicts on the built-in rules, so that listing the rules needs no checking.
 
     python -m tensor_graphs.rules.check.verdicts [NAME ...]     checks every rule (a few minutes) or the named ones, and
                                                                 writes verdicts.json beside this file

@@ -6,14 +6,14 @@ Each line holds rules in one of two languages; the language is detected per line
     (matmul 0 (matmul 0 ?a ?b) ?c)=>(matmul 0 ?a (matmul 0 ?b ?c))      TASO's and Tensat's (tensat.py)
     f(x,y)==g(y,x)
 
-    x @ (y @ z) <=> (x @ y) @ z                                         ours (egraph/ir/pattern_parser.py)
-    name: recip(x) * y => y / x if rank(x) == 2, floating(x); exact
-    x @ a, x @ b => slice(m, …), slice(n, …) if …                       multi-pattern rule: all sides must match at once
+    x @ (y @ z) <=> (x @ y) @ z                                         this project's (egraph/ir/pattern_parser.py)
+    name: recip(x) * y => y / x if rank(x) == 2, floating(x); exact x @ a, x @ b => slice(m, …), slice(n, …) if …
+    multi-pattern rule: all sides must match at once
 
-In our language the arrow is `=>` or `->` for a one-way rule and `<=>` or `<->` for a two-way rule. Optional parts: a
-name before a colon, guards after `if` or `when` (separated by commas or `and`), and `; exact`, which claims bitwise
-equality. With `pairs`, two consecutive lines of Tensat's language form one multi-pattern rule; rules in our language
-stay single.
+In this project's language the arrow is `=>` or `->` for a one-way rule and `<=>` or `<->` for a two-way rule. Optional
+parts: a name before a colon, guards after `if` or `when` (separated by commas or `and`), and `; exact`, which claims
+bitwise equality. With `pairs`, two consecutive lines of Tensat's language form one multi-pattern rule; rules in this
+project's language are not joined.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of all rules as Markdown: writes docs/rules.md.
+"""The table of all rules as Markdown, the page docs/rules.md.
 
     python -m tensor_graphs.rules.files.markdown --count > docs/rules.md
 

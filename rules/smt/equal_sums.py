@@ -227,7 +227,8 @@ class SumEquality(Unknowns):
         return list(found.values())
 
     def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
-        """The only value of the index `k` at which a body can be nonzero; None if z3 does not prove that there is one.
+        """The only value of the index `k` at which a body can be nonzero; None if z3 does not prove that there is at
+        most one.
 
         `holds`: whether z3 proves a formula.
         """

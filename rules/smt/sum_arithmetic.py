@@ -104,7 +104,8 @@ class Sums(SumEquality):
 
     def alike(self, a: Any, b: Any) -> tuple[Any, Any]:
         """(a, b) in a common representation: both as sets whose maximum or minimum is taken, or both as sums; an
-        operand that has no such form is unchanged."""
+        operand that cannot be represented so is unchanged.
+        """
         if isinstance(a, Extreme) or isinstance(b, Extreme):
             most = (a if isinstance(a, Extreme) else b).most
             return self.extreme(a, most) or a, self.extreme(b, most) or b

@@ -40,7 +40,7 @@ class TextApply:
     args: tuple[Term, ...]
 
     def param(self, name: str) -> Param | None:
-        """The value of a parameter, or None if the form used has none."""
+        """The value of a parameter; None if the operator, as it is written here, has no such parameter."""
         return next((v for n, v in self.params if n == name), None)
 
     def __str__(self) -> str:

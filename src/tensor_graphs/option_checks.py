@@ -68,7 +68,7 @@ def is_tolerance(name: str, value: Any) -> None:
 
 
 def is_limits(name: str, value: Any) -> None:
-    """Validator that accepts saturation limits or None."""
+    """Validator that accepts a `Limits` (limits of saturation) or None."""
     from .egraph.saturate.saturate import Limits
 
     of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)
@@ -111,7 +111,7 @@ def is_progress(name: str, value: Any) -> None:
 
 
 def is_quantization(name: str, value: Any) -> None:
-    """Validator that accepts the name of a form of quantized weights ("int8", for example) or None."""
+    """Validator that accepts the name of an encoding of quantized weights ("int8", for example) or None."""
     if value is not None:
         from .models.common.quantization import check_form
 

@@ -101,7 +101,7 @@ class CommonOptions:
     )
     quantize: str | None = option(
         None,
-        'Form of the weights of matrix products, quantized when they are loaded: "int8", "int4", "fp8" or "mxfp4".',
+        'Encoding of the weights of matrix products, quantized when they are loaded: "int8", "int4", "fp8" or "mxfp4".',
         is_quantization, decides=False,
     )  # fmt: skip
     rules: Sequence[Rule] = option(

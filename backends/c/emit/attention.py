@@ -5,9 +5,9 @@ The rows are the query heads that share keys and values, times the tokens of a s
 
     queries[rows][head]                                 once
     for (first = 0; first < end; first += BLOCK)        end: from a mask over a number in memory, say a cache's length
-        keys, values [BLOCK][..]                        as float32, whatever they are computed from
-        scores[rows][BLOCK]                             product with the queries, then what follows it: scale, cap, mask
-        weights, sums, results                          exponentials below the maximum so far (online softmax)
+        keys, values [BLOCK][..]                        as float32, whatever they are computed from scores[rows][BLOCK]
+        product with the queries, then scale, soft cap, mask weights, sums, results
+        exponentials below the maximum so far (online softmax)
 
 Rows of these arrays are padded with zeros to whole vectors; `backends/ir/c_attention.py` has the C functions of the
 products.
@@ -60,7 +60,7 @@ class FewRowAttention:
 
 
 def few_row_attention(kernel: Kernel, shape: Shape | None = None) -> FewRowAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows; None for other kernels.
+    """The parts of a kernel that is attention with at most `ROWS` query rows; None for other kernels.
 
     `shape`: the kernel's shape, by default computed here.
     """

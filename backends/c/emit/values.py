@@ -37,8 +37,9 @@ class CValues(LoopNest):
         return {"float": self.real, "int": "int64_t", "bool": "int"}[kind]
 
     def value(self, e: Expr, scope: LoopScope) -> str:
-        """Variable or text of an expression's value, valid in `scope`; its statements go to the outermost legal
-        scope."""
+        """Variable or text of an expression's value, valid in `scope`. The statements that compute it are written
+        into the outermost scope in which all its operands are known.
+        """
         if e.op == "const":
             return self.spelling.number(e.value) if e.kind == "float" else str(int(e.value))
         if e in self.lines:

@@ -14,7 +14,7 @@ DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swi
 
 @dataclass(frozen=True)
 class GemmSchedule(Schedule):
-    """Schedule of a warp-specialized GEMM."""
+    """Schedule (tuning parameters) of a warp-specialized GEMM: tile sizes, pipeline depth, cluster shape."""
 
     tag: ClassVar[str] = "roles"
     warp_specialized: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class GemmSchedule(Schedule):
 
     @property
     def beside(self) -> bool:
-        """Whether the consumer groups split a tile of 64 rows by columns."""
+        """Whether the two consumer warp groups share a tile of 64 rows, each computing half of its columns."""
         return self.turns == 1 and self.m == GROUP
 
     @property

@@ -32,8 +32,8 @@ def explain(
 ) -> tuple[dict[str, Any], str]:
     """A saved program (kernels, costs) or a model (operators, sizes, blocks), as (JSON document, text).
 
-    With `steps`: the rule applications that lead from each block to its chosen form, one by one, each checked by
-    replaying it.
+    With `steps`: for each block the rule applications that lead from its original term to the chosen one, each checked
+    by replaying it.
     """
     folder = Path(target)
     if (folder / "manifest.json").is_file():
@@ -103,7 +103,7 @@ def steps_of(
 def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
     """The steps of a saved program (`steps_of`), as (JSON document, text).
 
-    Also lists the values that kernels round when storing them, which no rule expresses. Forms that are not explained
+    Also lists the values that kernels round when storing them, which no rule expresses. Blocks that are not explained
     within `seconds` are listed without steps. `replay`: evaluate every step numerically; None: only for small blocks.
     """
     from ..egraph.explain.explain import spelled

@@ -45,7 +45,8 @@ WHOLE_FLOPS = 1e9  # total flops of all steps above which each step is replayed 
 
 @dataclass(frozen=True)
 class BlockRewrites:
-    """Rewriting of one unique block: per output the steps to the chosen term, and the result of replaying them.
+    """Rewriting of one unique block (repeated subgraph): for each output the steps to the chosen term (`explanations`),
+    and the result of replaying them (`checked`).
 
     None in place of a result if the block is too large for an automatic replay.
     """
@@ -135,7 +136,8 @@ def explain_rewrites(
     replay: bool | None = None,
     trust: bool = False,
 ) -> list[BlockRewrites]:
-    """Rewriting of a model: per unique block, the rule applications that lead to the form chosen at current prices.
+    """Rewriting of a model: per unique block, the rule applications that lead from its term to the one chosen at
+    current prices.
 
     Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
     Takes the sources of `optimize`, and its `trust`. `replay`: evaluate every step numerically; None: only for small
@@ -157,12 +159,13 @@ def explain_saved(
     replay: bool | None = None,
     seconds: float = math.inf,
 ) -> list[BlockRewrites]:
-    """Rewriting of a saved program: per unique block and distinct chosen form, the rule applications that lead to it.
+    """Rewriting of a saved program: per unique block and distinct chosen term, the rule applications that lead to that
+    term.
 
     Rules are the built-in ones and `rules`. The blocks are rewritten again within `limits`, with `effort` and `exact`
-    as the search had them. No form is started after `seconds`; an unexplained form says why. `replay`: evaluate every
-    step numerically; None: only for small blocks. Raises UsageError if the program has no provenance, BadModelError if
-    the rules no longer reach its terms.
+    as the search had them. After `seconds` no further term is explained; the result gives the reason for each that is
+    not. `replay`: evaluate every step numerically; None: only for small blocks. Raises UsageError if the program has no
+    provenance, BadModelError if the rules no longer reach its terms.
     """
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen
@@ -189,7 +192,7 @@ def _saved_blocks(
     blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
     rules: Sequence[Rule], replay: bool | None, until: float,
 ) -> Iterator[BlockRewrites]:  # fmt: skip
-    """Chosen forms of each block, cut out of the whole graph at the leaves and deduplicated over instances."""
+    """Chosen terms of each block, cut out of the whole graph at the leaves and deduplicated over instances."""
     for number, (block, view) in enumerate(zip(blocks.unique, views)):
         forms: dict[tuple[Tensor | None, ...], int] = {}
         for instance in blocks.instances:

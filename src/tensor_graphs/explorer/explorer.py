@@ -66,7 +66,7 @@ class Explorer(StaticPages):
             explorer.what_if(forbid=["np.matmul"])
             explorer.what_if(pin=["k17"], cost={"c.reduction": 3.0})
 
-        UsageError for an unknown selector, NoPlanError if no plan is left.
+        Raises UsageError for an unknown selector, NoPlanError if no plan is left.
         """
         is_named("cost", cost)
         is_budget("seconds", seconds)

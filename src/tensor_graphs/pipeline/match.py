@@ -62,16 +62,11 @@ def match_kernels(
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of the rewritten
-    graph in 16-bit storage; as many as time allows. If there is time for none, the hypergraph of the unrewritten graph
-    (`unrewritten`, if already made).
-    """
+    """Hypergraphs to search, the one with the most candidates last: of lower effort levels (smaller saturations), of
+    the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
+    none, the hypergraph of the unrewritten graph (`unrewritten`, if already made)."""
     graphs: list[Hypergraph] = []
-    backends, pressed = task.backends, session.interrupted()
-    kept = MATCHING * session.options.budget
-    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
-    timed = not session.options.deterministic
-    stop = lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
+    backends, stop = task.backends, matching_limit(session, task, unrewritten)
     enough = generation_limit(session, backends)
     try:
         for view in (*rewritten.smaller, rewritten.view):
@@ -92,6 +87,14 @@ def match_all(
         if unrewritten.stats.get("left_out"):
             session.omitted.append(SOME_LEFT_OUT)
     return [unrewritten]
+
+
+def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
+    """Predicate that ends matching: the argument `stop` of `hypergraph`. `unrewritten`: the hypergraph used then."""
+    pressed, kept = session.interrupted(), MATCHING * session.options.budget
+    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
+    timed = not session.options.deterministic
+    return lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
 
 
 def _least_matching(session: Session) -> float:
@@ -126,7 +129,8 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
 def stored_narrow(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
 ) -> Hypergraph | None:
-    """Hypergraph of a bfloat16 model with bfloat16 storage, on a CPU with bfloat16 multiplication; None otherwise.
+    """Hypergraph in which the values of a bfloat16 model are stored in bfloat16, on a CPU with bfloat16 multiplication;
+    else None.
 
     Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans.
     """
@@ -135,7 +139,7 @@ def stored_narrow(
     types = narrow_types(view)
     if all(t.dtype != "bfloat16" for t in types) or not any(b.name == "torch" for b in backends):
         return None
-    from ..backends.library.torch import multiplies_bfloat16
+    from ..backends.library.torch_rows import multiplies_bfloat16
 
     if not multiplies_bfloat16():
         return None
@@ -144,5 +148,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "only_generated",
-           "stored_narrow"]  # fmt: skip
+__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+           "only_generated", "stored_narrow"]  # fmt: skip

@@ -1,7 +1,8 @@
 """Seconds that a search on a GPU leaves for the stages after it, so that a call ends within its budget.
 
 After measuring come the last solves, the program, the finalists, the ways to launch kernels, verification, timing, and
-storing the plan. Small budgets keep their time for measuring instead: what they have no time for is omitted.
+storing the plan. With small budgets no time is reserved: measuring gets it, and stages for which no time is left are
+omitted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the pla
 
 
 def is_kept(session: Session) -> bool:
-    """Whether the budget is large enough to keep time for every stage."""
+    """Whether the budget is large enough that time is reserved for every stage after measuring."""
     return session.options.budget >= LEAST_BUDGET_S
 
 
@@ -28,8 +29,8 @@ def launching_s(session: Session) -> float:
 def after_launching_s(session: Session) -> float:
     """Seconds that comparing ways to launch kernels leaves: verification on one input, timing and the end of the call.
 
-    Verification on further inputs gets what is left: another way to launch saves up to a fifth of a program's time,
-    and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
+    Verification on further inputs gets the time that is left: another way to launch saves up to a fifth of a program's
+    time, and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
     """
     return session.verification_s + TIMING_S + ENDING_S if is_kept(session) else session.verification_s
 

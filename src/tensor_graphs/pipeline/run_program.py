@@ -12,14 +12,14 @@ from ..egraph.ir.graph import Graph
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """`work`, the optimized form of `graph`, with the names and the result structure of `graph`: the signature of a
-    program.
+    """`work`, the graph that `graph` was optimized to, with the names and the result structure of `graph` (the
+    signature of a program).
     """
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 
 
 def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """Outputs of a program on named inputs and states, then its updated states, as a flat list.
+    """Run a program on named inputs and states; returns its outputs, then its updated states, as a flat list.
 
     Returns tensors on the program's device if any of `values` is a tensor, else arrays.
     """

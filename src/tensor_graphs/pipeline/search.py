@@ -28,7 +28,7 @@ from ..verification.verify import planned_inputs
 from .accept import acceptance
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .choose import choose_cheapest
+from .choose import Carried, choose_cheapest
 from .choose_form import faster_unoptimized
 from .make_report import describe_plan, make_report
 from .match import match_all
@@ -40,6 +40,7 @@ from .provenance import attach
 from .reserves import ENDING_S, is_kept
 from .rewrite import Rewritten, rewrite
 from .session import Session, open_store
+from .short_search import match_short_form, short_search_s
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Accepted:
 
 
 def search(session: Session, task: Task) -> SearchResult:
-    """Result of a search: a size-polymorphic program if the graph has free dimensions and a plan that holds at every
-    size is found, else a program of fixed sizes."""
+    """Search for a program of a model; returns a size-polymorphic one if the graph has free dimensions and a plan that
+    holds at every size is found, else one of fixed sizes."""
     symbolic = for_every_size(session, task.source, task.model, task.backends)
     if symbolic is not None:
         try:
@@ -73,7 +74,7 @@ def search(session: Session, task: Task) -> SearchResult:
 
 
 def search_task(session: Session, task: Task) -> SearchResult:
-    """Result of searching, building, verifying and timing a program of a prepared graph."""
+    """Search, build, verify and time a program of a prepared graph; returns it with its report."""
     with threads_alternate() if task.on_gpu else nullcontext():  # so that measuring goes on beside matching and solving
         return _search_task(session, task)
 
@@ -91,13 +92,14 @@ def _search_task(session: Session, task: Task) -> SearchResult:
     try:
         rewritten = rewrite(session, task.work)
         graphs = _match(session, task, rewritten, tuning, weights)
+        carried: Carried = tuning.carried if tuning is not None else lambda graph: ()
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
-                graph, first = choose_cheapest(session, graphs, pricer, measurer)
+                graph, first = choose_cheapest(session, graphs, pricer, measurer, carried)
             graphs.clear()  # frees the memory of the rejected hypergraphs
             fired = rewritten.fired(session.rules)
-            loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end)
+            loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end, carried)
             if session.options.verify:
                 accepted = Accepted(*loop.run(graph))
             else:
@@ -126,15 +128,22 @@ def _ended(session: Session, store: Store, measurer: Measurer | None) -> None:
 def _match(
     session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None, weights: BackgroundWeights
 ) -> list[Hypergraph]:  # fmt: skip
-    """The hypergraphs to search, made after overlapped tuning has matched its own; ends the tuning."""
+    """The hypergraphs to search, made after overlapped tuning has matched its own; ends the tuning.
+
+    Meanwhile and a while longer, the short form of a deep model is searched.
+    """
     if tuning is not None:
         with session.stage("candidates"):
             tuning.matched()
+        if (short := match_short_form(session, task, rewritten)) is not None:
+            tuning.follow(short)
     graphs = match_all(session, task, rewritten, tuning.graph if tuning is not None else None)
     session.lowerings.close()  # frees the worker processes' memory
     _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("ahead"):
+            if tuning.short is not None:
+                tuning.settle(short_search_s(session))
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
     return graphs

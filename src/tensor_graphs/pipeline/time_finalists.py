@@ -41,7 +41,7 @@ def fastest_finalist(
     session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program],
     compiler: Compiler | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The finalist that is fastest as a whole program, with its program.
+    """Time the finalists (the few best plans) as whole programs; returns the fastest one with its program.
 
     That is `choice` with `program`, which are predicted to be the fastest, unless another finalist is faster by more
     than noise. `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to
@@ -56,7 +56,7 @@ def fastest_finalist(
         return choice, program
     try:
         with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
-            begin_compiling(session, choice, program, build, compiler)
+            begin_compiling(session, program, compiler)
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")
@@ -85,7 +85,7 @@ def _fastest(
     others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
     runnable = [(choice, program)]
     made = [(c, build(c)) for c in others]
-    forms = other_forms(session, choice, program, build, compiler, [p for _, p in made])
+    forms = other_forms(session, choice, program, build, compiler)
     until = session.now() + (1 - SOLVING) * seconds  # compilers have a time of their own
     ended = lambda: session.now() >= until or session.progress.stopped
     if others:

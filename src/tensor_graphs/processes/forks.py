@@ -42,7 +42,7 @@ def in_forked_child(renew: F) -> F:
 
 
 class Lock(_ThreadLock):  # type: ignore[misc]
-    """Reentrant lock that is free in a forked child, whoever held it in the parent."""
+    """Reentrant lock of threads that is free in a forked child, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         _locks.add(self)

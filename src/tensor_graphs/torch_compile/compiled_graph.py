@@ -25,7 +25,7 @@ _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> CompiledGraph:
     """Callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
 
-    Whatever cannot be traced or imported runs eagerly, with a warning; the report says why.
+    Operators that cannot be traced or imported run eagerly, with a warning; the report says why.
     """
     graph = CompiledGraph(module, options)
     graph.trace(example_inputs)
@@ -33,7 +33,7 @@ def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOp
 
 
 class CompiledGraph:
-    """One Dynamo graph with its eager form and the form that AOTAutograd traced, in which parts are programs."""
+    """One Dynamo graph: its eager module, and the graph that AOTAutograd traced, in which some parts are programs."""
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
         self.module, self.options = module, options
@@ -51,7 +51,7 @@ class CompiledGraph:
 
     # ------------------------------------------------------------ compilation
     def trace(self, example_inputs: Sequence[Any]) -> None:
-        """Trace the graph with AOTAutograd. Errors leave the graph eager."""
+        """Trace the graph with AOTAutograd for inputs like `example_inputs`. If that fails, the graph runs eagerly."""
         from torch._dynamo.backends.common import aot_autograd
         from torch._dynamo.exc import RestartAnalysis, SkipFrame
         from torch._functorch.aot_autograd import make_boxed_func
@@ -147,7 +147,7 @@ class CompiledGraph:
 
     @property
     def decided(self) -> bool:
-        """Whether it is known which form runs, for all weights and sizes that were met."""
+        """Whether programs or eager execution have been chosen for all weights and sizes of calls so far."""
         if self.report.runs == EAGER:
             return True
         return self.report.runs == PROGRAM and not any(t.fitting(SEARCHING) for t in self.traced[:1])
@@ -263,8 +263,8 @@ def _names(module: Any) -> list[str]:
 def wait(seconds: float | None = None) -> bool:
     """Wait until no search of this process runs.
 
-    Returns whether none does and the next call of each graph decides what runs it. False also for a graph with
-    gradients whose backward search begins at the next call.
+    Returns whether all have ended, so that the next call of each graph chooses between its programs and eager
+    execution. False also for a graph with gradients whose backward search begins at the next call.
     """
     until = None if seconds is None else time.monotonic() + seconds
     for graph in list(_graphs):
@@ -277,9 +277,9 @@ def wait(seconds: float | None = None) -> bool:
 
 
 def options_of(given: Mapping[str, Any]) -> CompileOptions:
-    """Options from the keywords that Dynamo passes on.
+    """Options from the keyword arguments that Dynamo passes to the backend: the mapping `options`.
 
-    Raises UsageError for others than `options`, and unknown options.
+    Raises UsageError for other keywords, and for unknown options.
     """
     rest = {n: v for n, v in given.items() if n != "options" and not (n == "mode" and v in (None, "default"))}
     if rest:

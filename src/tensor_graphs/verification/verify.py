@@ -77,8 +77,8 @@ def verify(
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
 ) -> Verification:
-    """Verdict on a program: `run` compared with the graph on random inputs; on one if the model is large, else on
-    three.
+    """Compare a program, `run`, with its graph on random inputs (one if the model is large, else three); returns the
+    verdict.
 
     `run`: maps inputs and states by name to outputs, then updated states. `seeds`: number of inputs. `flops`: of the
     graph. `references`: cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`:
@@ -86,9 +86,9 @@ def verify(
     caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
     is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
     possible (strips.py). `enough()`: polled before each seed but the first; the rest is then skipped and counted in
-    `left_out`. `poll()`: called before every operation of a reference run; Halted raised by it ends the verification,
-    and propagates if no seed is complete. TooLargeError before a reference on the host whose values exceed the
-    available memory (outputs that cannot be cut into strips, or tolerance "exact").
+    `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification ends, and
+    the exception propagates unless a seed is complete. Raises TooLargeError before a reference run on the host whose
+    values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)

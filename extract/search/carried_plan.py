@@ -1,0 +1,43 @@
+"""A plan of a model's short form (egraph/ir/short_form.py), carried over to the whole model.
+
+Both views are glued from copies of the same blocks, so that a value has the same place in a block wherever it occurs.
+A kernel of the short form's plan stands for the kernels at the same places in all copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from functools import cache
+
+from ..candidates.hypergraph import Hypergraph
+from ..fusion.repeated_blocks import RepeatedBlocks
+from ..model.kernel import Candidate
+
+
+def carried_plan(plan: Collection[int], short: Hypergraph, whole: Hypergraph) -> list[int]:
+    """The candidates of `whole` at the places of those of a `plan` of `short`.
+
+    They need not be a plan: copies of a block may have several kernels for a value, or none.
+    """
+    place = _places(short)
+    wanted = {place(short.candidates[i]) for i in plan}
+    place = _places(whole)
+    return [i for i, c in enumerate(whole.candidates) if place(c) in wanted]
+
+
+def _places(graph: Hypergraph) -> Callable[[Candidate], Hashable]:
+    """Function that returns a candidate's kernel with the places of its operands and results in their blocks."""
+    blocks = RepeatedBlocks.of(graph.view)
+
+    @cache
+    def in_blocks(cls: int) -> frozenset[tuple[int, int]]:
+        return frozenset((blocks.blocks[n], x) for n, x in blocks.owners.get(cls, ()))
+
+    def place(c: Candidate) -> Hashable:
+        read = tuple([(in_blocks(v.cls), v.strides) for _, v in c.inputs if v.cls not in graph.given])
+        return id(c.template), read, tuple([(in_blocks(v.cls), v.strides) for v in c.outputs])
+
+    return place
+
+
+__all__ = ["carried_plan"]
