@@ -119,7 +119,7 @@ class Index:
                 steps = Index(tuple((a, c // step) for a, c in rest.terms if c % step == 0), rest.const // step)
                 quotient, left = steps.split(by // step)
                 return whole + quotient, left * step + small
-        return whole + _division(rest, by, False), _division(rest, by, True)
+        return whole + _division(rest, by, remainder=False), _division(rest, by, remainder=True)
 
     @cached_property
     def range(self) -> tuple[int, int]:
@@ -222,7 +222,7 @@ def _made(terms: Mapping[Atom, int], const: int) -> Index:
     """The index of these terms in normal form, in which `x // n * n * c + x % n * c` is `x * c`."""
     for atom, c in terms.items():
         if c and isinstance(atom, Division) and atom.rest:
-            whole = Division(atom.index, atom.by, False)
+            whole = Division(atom.index, atom.by, rest=False)
             if terms.get(whole) == c * atom.by:
                 left = Index(tuple((a, k) for a, k in terms.items() if k and a not in (atom, whole)), const)
                 return left + atom.index * c

@@ -124,8 +124,8 @@ def index_bounds(e: Expr, *, hiding: bool = False) -> list[Bound]:
         return []
     lost = [x.op == "const" and x.value == -math.inf for x in e.args[1:]]
     if lost == [True, False] and hiding:
-        return _at_most(e.args[0], False)
-    return _at_most(e.args[0], True) if lost[1] else []
+        return _at_most(e.args[0], wanted=False)
+    return _at_most(e.args[0], wanted=True) if lost[1] else []
 
 
 def _at_most(c: Expr, wanted: bool) -> list[Bound]:
@@ -168,7 +168,7 @@ def body_masks(e: Expr, one: Expr) -> list[Allowed]:
     conditions = ((f, f.args[0]) for f in over if f.op == "cast" and f.args[0].kind == "bool")
     return [
         *(found for f in over for found in masks_of(f, 0.0)),
-        *((i, f, one, _compares(c)) for f, c in conditions for i in _true(c, True)),
+        *((i, f, one, _compares(c)) for f, c in conditions for i in _true(c, wanted=True)),
     ]
 
 

@@ -174,7 +174,9 @@ def _mean_code(call: Call) -> str:
     for axis in call.attrs["axes"]:
         count *= sizes(call.operands["x"])[axis]
     factor = f"1.0 / ({count})" if isinstance(count, DimExpr) else literal(1.0 / count if count else float("nan"))
-    return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
+    return (
+        f"{_reduce_code('add', wide=True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
+    )
 
 
 def _folds() -> Iterator[LibraryKernel]:

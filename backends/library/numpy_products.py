@@ -93,7 +93,7 @@ def _batched(call: Call) -> bool:
 
 
 def contractions() -> list[LibraryKernel]:
-    """All templates of these kernels."""
+    """All kernel templates of matrix products, convolutions, pooling, recurrent layers and attention."""
     more: dict[str, Any] = {"family": "contraction"}
     column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
     halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"
@@ -108,11 +108,11 @@ def contractions() -> list[LibraryKernel]:
         row("matmul_int", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=of_kind("int", "bool"), family="other",
             exact=True),
         row("matmul_half", "matmul(x, w)", halves, applies=has_halves, exact=True, **more),
-        row("matmul_flat", "matmul(x, w)", _gemm_code(False), dense=("x", "w"), applies=_batched, **more),
-        row("matmul_columns", "matmul(x, w)", _gemm_code(False), dense=("x",), prep=column_major,
+        row("matmul_flat", "matmul(x, w)", _gemm_code(bias=False), dense=("x", "w"), applies=_batched, **more),
+        row("matmul_columns", "matmul(x, w)", _gemm_code(bias=False), dense=("x",), prep=column_major,
             applies=every(wide_floats, _two_d), **more),
-        row("linear", "linear(x, w, b)", _gemm_code(True), dense=("x",), applies=wide_floats, **more),
-        row("linear_columns", "linear(x, w, b)", _gemm_code(True), dense=("x",), prep=column_major, applies=wide_floats, **more),
+        row("linear", "linear(x, w, b)", _gemm_code(bias=True), dense=("x",), applies=wide_floats, **more),
+        row("linear_columns", "linear(x, w, b)", _gemm_code(bias=True), dense=("x",), prep=column_major, applies=wide_floats, **more),
         row("linear_half", "linear(x, w, b)", halves.replace("np.matmul", "{b} + np.matmul"), applies=has_halves, **more),
         row("conv", f"conv(x, w, {geometry})", f"conv({{x}}, {{w}}, {values}, {{out}})", family="conv", setup=("conv",),
             applies=of_kind("float")),

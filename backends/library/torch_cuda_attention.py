@@ -102,8 +102,8 @@ def attentions() -> list[LibraryKernel]:
             more["rate"] = SINGLE_RATE if suffix == "_single" else 1.0
             shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
             found += [
-                row(f"sdpa{masked}{suffix}", pattern, _sdpa_code(kernel, False), setup=("attended",), applies=fits, **more),
-                row(f"sdpa{masked}{suffix}_rows", pattern, _sdpa_code(kernel, True), setup=("attended",), applies=shaped,
+                row(f"sdpa{masked}{suffix}", pattern, _sdpa_code(kernel, rows=False), setup=("attended",), applies=fits, **more),
+                row(f"sdpa{masked}{suffix}_rows", pattern, _sdpa_code(kernel, rows=True), setup=("attended",), applies=shaped,
                     layout=heads_inside, **more),
             ]  # fmt: skip
             found.append(row(f"sdpa{masked}_grouped{suffix}", pattern, _grouped_code(kernel), setup=("grouped",),

@@ -115,13 +115,17 @@ def convolutions() -> list[LibraryKernel]:
             found.append(row(f"conv{suffix}_last{how}", pattern, _conv_code(tuned, bias), **last))
             for order, style in (("", dense), ("_last", last)):
                 rounding = {**style, "applies": both(style["applies"], single), "loss": LIBRARY_TF32, "rate": TF32.rate}
-                found.append(row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, True), **rounding))
+                found.append(
+                    row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, tf32=True), **rounding)
+                )
         if bias:
             fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in dtypes.HALVES)}
-            found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(False), **fused))
+            found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(residual=False), **fused))
             for side, form in (("", f"{pattern} + r"), ("_left", f"r + ({pattern})")):
                 style = {**fused, "applies": both(fused["applies"], residual_fits_last)}
-                found.append(row(f"conv_bias_residual{side}_relu_last", f"relu({form})", _fused_conv(True), **style))
+                found.append(
+                    row(f"conv_bias_residual{side}_relu_last", f"relu({form})", _fused_conv(residual=True), **style)
+                )
     return found
 
 

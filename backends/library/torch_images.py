@@ -109,7 +109,7 @@ def convolutions() -> list[LibraryKernel]:
             style |= {} if copied else {"layout": channels_last}
             rows.append(
                 row(f"onednn_conv{suffix}{name}{'_rows' if copied else ''}", epilogue.format(pattern),
-                    _onednn_conv(bias, act, algorithm, False, copied), **style)
+                    _onednn_conv(bias, act, algorithm, residual=False, copied=copied), **style)
             )  # fmt: skip
         for (form, side), (act, outer) in product(
             ((f"{pattern} + r", ""), (f"r + {pattern}" if not bias else f"r + ({pattern})", "_left")),
@@ -121,7 +121,9 @@ def convolutions() -> list[LibraryKernel]:
                 "layout": channels_last,
             }
             name = f"onednn_conv{suffix}_residual{side}{'_relu' if act == 'relu' else ''}"
-            rows.append(row(name, outer.format(form), _onednn_conv(bias, act, "", True, False), **style))
+            rows.append(
+                row(name, outer.format(form), _onednn_conv(bias, act, "", residual=True, copied=False), **style)
+            )
     return rows
 
 

@@ -87,8 +87,8 @@ for _name, _symbol, _compute in (
     ("add", "+", lambda a, b: a + b), ("sub", "-", lambda a, b: a - b), ("mul", "*", lambda a, b: a * b),
     ("floordiv", "//", lambda a, b: a // b), ("mod", "%", lambda a, b: a % b),
 ):  # fmt: skip
-    setattr(TracedSize, f"__{_name}__", _operator(_symbol, False, _compute))
-    setattr(TracedSize, f"__r{_name}__", _operator(_symbol, True, _compute))
+    setattr(TracedSize, f"__{_name}__", _operator(_symbol, swapped=False, compute=_compute))
+    setattr(TracedSize, f"__r{_name}__", _operator(_symbol, swapped=True, compute=_compute))
 for _name, _symbol, _test in (
     ("lt", "<", lambda a, b: a < b), ("le", "<=", lambda a, b: a <= b), ("gt", ">", lambda a, b: a > b),
     ("ge", ">=", lambda a, b: a >= b), ("eq", "==", lambda a, b: a == b), ("ne", "!=", lambda a, b: a != b),

@@ -112,7 +112,7 @@ class NumpyMarshalling:
         return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """The input as a row-major NumPy array (`Marshalling.accept`)."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if x.__class__ is not np.ndarray:
@@ -170,7 +170,7 @@ class TensorMarshalling:
         return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """The input as a Torch tensor without gradients (`Marshalling.accept`)."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))

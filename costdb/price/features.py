@@ -198,7 +198,7 @@ _LOGGED = ("stages", "split", "k1", "ahead", "group", "v0", "u0", "um", "tn", "t
 
 @lru_cache(maxsize=1 << 14)
 def schedule_of(text: str) -> Mapping[str, int]:
-    """The schedule of a column's text; empty for any other content."""
+    """The schedule that a table column holds as JSON text; empty for other text."""
     try:
         found = dict(json.loads(text)) if text else {}
     except (ValueError, TypeError):

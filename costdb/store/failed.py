@@ -32,7 +32,7 @@ class Failed(StoreReport):
     message: str
 
     def lines(self) -> list[tuple[str, str]]:
-        """(title, text) of one line."""
+        """One pair (title, text): the kernel's name; counts, status, stage, schedule and message."""
         what = f"{self.keys} of {self.of} ({self.keys / self.of:.1%}) {self.status} in {self.stage}"
         return [(shown(self.name), f"{what}, as {shown(self.schedule)}: {shown(self.message[:120])}")]
 

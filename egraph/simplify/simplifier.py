@@ -31,7 +31,7 @@ class Simplifier:
     spelling: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def visit(self, root: Tensor) -> Tensor:
-        """The simplified form of a term."""
+        """The simplified term that equals `root`."""
         for node in topological([root]):
             if node not in self.done:
                 args = tuple(self.done[a] for a in node.args)
@@ -40,7 +40,7 @@ class Simplifier:
         return self.done[root]
 
     def build(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any] | None = None, data: Any = None) -> Tensor:
-        """`make` followed by simplification; the operands must already be simplified."""
+        """Make a node (`make`) and simplify it; the operands must already be simplified."""
         args, attrs = tuple(args), attrs or {}
         plain = make(op, args, attrs, data=data)
         if plain in self.done:

@@ -1,4 +1,4 @@
-"""A plan in free sizes at given sizes."""
+"""Plans in free sizes, bound to given sizes."""
 
 from __future__ import annotations
 

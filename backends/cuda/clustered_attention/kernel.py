@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -39,10 +39,11 @@ POWERS = {"exp": "Exp", "exp2": "Exp2"}
 def emit_clusters(
     kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, name: str, constant: frozenset[str] = frozenset()
 ) -> CudaLaunch:
-    """The launch of attention of few rows with a schedule; `name`: name of the emitted function; `constant`: operands
-    that are read before the wait for the previous kernel (`Call.constant`).
+    """Emit the CUDA source of attention of few rows with the schedule `s`; returns its launch.
 
-    Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
+    `name`: of the emitted function. `shape`: roles of the kernel's axes. `constant`: operands that no earlier kernel of
+    the program writes, which are therefore read before the wait for the previous kernel (programmatic dependent launch;
+    `Call.constant`). Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
     """
     found = attention_of(kernel, shape)
     if found is None:
@@ -51,9 +52,8 @@ def emit_clusters(
 
 
 class ChunkFrame(ThreadFrame):
-    """Frame of the scores of one chunk of positions: a block loops over the axis of positions, and bounds are checked
-    along that axis only.
-    """
+    """Emitter state for the scores of one chunk of positions, which a block computes in each iteration of its loop over
+    the axis of positions. Bounds are checked along that axis only."""
 
     def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, positions: Axis) -> None:
         super().__init__(kernel, layout, name, shape)
@@ -61,8 +61,22 @@ class ChunkFrame(ThreadFrame):
         self.top.bound.discard(positions)
 
     def ragged(self, dim: str) -> bool:
-        """Whether bounds are checked along a dimension: only along those that a block loops over."""
+        """Whether the emitted code checks bounds along `dim`, a dimension of the thread layout ("m", "n" or a reduction
+        axis): it does along dimensions that a block loops over, and where the last block is partial."""
         return dim in self.walked or super().ragged(dim)
+
+
+@dataclass(frozen=True)
+class ScoreLines:
+    """CUDA lines that compute the softmax weights of a chunk of positions.
+
+    `before`: before the loop over chunks, the loads that scores need besides keys. `masks`: what does not depend on
+    the products of queries and keys. `weights`: from the products to the weights.
+    """
+
+    before: list[str]
+    masks: list[str]
+    weights: list[str]
 
 
 class ClusteredAttentionEmitter:
@@ -86,10 +100,11 @@ class ClusteredAttentionEmitter:
     def frame(
         self, layout: ThreadLayout, constant: frozenset[str] = frozenset(), store: OutputStore | None = None
     ) -> SimtEmitter:
-        """The emitter of a part of the kernel in a thread layout of its own.
+        """New emitter for one part of the kernel, whose threads are arranged as `layout` says.
 
-        `constant`: operands that it reads before the wait for the previous kernel. `store`: if given, the emitter
-        sees this result only, so that it does not compute reductions of other results in the same loops.
+        `constant`: operands that the emitted code may read before it waits for the previous kernel (programmatic
+        dependent launch), since that kernel does not write them. `store`: if given, the only output for which code is
+        emitted, so that loops contain no reductions of other outputs.
         """
         kernel = self.kernel if store is None else replace(self.kernel, stores=(store,))
         frame = ThreadFrame(kernel, layout, self.name, self.shape, constant)
@@ -103,7 +118,8 @@ class ClusteredAttentionEmitter:
         return DimensionThreads(threads, 1, self.rows // threads)
 
     def launch(self) -> CudaLaunch:
-        """The launch: the function's text and its grid."""
+        """Emit the whole kernel; returns its launch: CUDA source, grid (one cluster of blocks for each set of keys and
+        values) and shared memory."""
         s, found = self.s, self.found
         batch = prod(a.size for a in self.shape.batch)
         begin = self._batch()
@@ -313,18 +329,42 @@ class ClusteredAttentionEmitter:
     def _chunks(self) -> tuple[list[str], list[str]]:
         """(lines with the loads that scores need besides keys, lines of the loop over the block's chunks of
         positions)."""
-        s, found = self.s, self.found
-        dim = found.positions.name
-        each = -(-s.chunk // 32)
+        s, found, scores = self.s, self.found, self._scores()
+        chunks = -(-self.slice // s.chunk)
+        more = chunks > 1
+        following = f"chunk + {s.chunk}"
+        step = [
+            *(scores.masks if more else []),
+            *self._replaced("keys"),
+            "attention.write_scores();",
+            *([self._load("keys", found.keys, found.head, following)] if more else []),
+            "__syncthreads();",
+            *scores.weights,
+            "__syncthreads();",
+            *(["attention.rescale();"] if more else []),
+            *self._replaced("values"),
+            "attention.add_values();",
+            *([self._load("values", found.values, found.column, following)] if more else []),
+        ]
+        # with `seen`, all blocks of a cluster have equal shares
+        end = "share" if s.seen else f"{chunks * s.chunk}"
+        loop = f"for (int chunk = first; chunk < first + {end}; chunk += {s.chunk}) {{"
+        meet = ["attention.await_blocks();", "__syncthreads();"]
+        body = (
+            [*meet, loop, *_indented(step), "}"] if more else ["const int chunk = first;", *scores.masks, *meet, *step]
+        )
+        after = ["attention.write_results();", "attention.send_results();"]
+        return _with_own_row(scores.before), _with_own_row([*body, *after])
+
+    def _scores(self) -> ScoreLines:
+        """The lines by which the last warps compute the weights of a chunk; the first warps compute queries."""
+        s, found, dim = self.s, self.found, self.found.positions.name
         rows = self._row_threads(32)
-        skipped = (
-            s.threads // 32 - rows.threads
-        )  # the last warps compute weights, because the first ones compute queries
-        layout = ThreadLayout({dim: DimensionThreads(32, 1, each), "m": rows}, s.early, least=s.threads)
+        skipped = s.threads // 32 - rows.threads
+        layout = ThreadLayout({dim: DimensionThreads(32, 1, -(-s.chunk // 32)), "m": rows}, s.early, least=s.threads)
         frame = ChunkFrame(self.kernel, layout, self.name, self.shape, found.positions)
         frame.counter = self.counter
         emitter = SimtEmitter(frame)
-        body = found.maximum.args[0]
         head = CudaScope(1, set())
         with frame.inside(head):
             if rows.threads > 1:
@@ -335,72 +375,55 @@ class ClusteredAttentionEmitter:
             emitter.loads.need(e)
         inner = CudaScope(1, frame.top.bound | {found.positions}, outside=frame.top)
         with frame.inside(inner):
+            body = found.maximum.args[0]
             for e in nest_of(body):
                 if e.op == "load":
                     emitter.loads.need(e)
             for e in self._unscored(body):
                 frame.scope.known[e] = emitter.loads.kept(e)
             masks, inner.lines = inner.lines, []
-            names = ("m", dim) if self.rows > 1 else (dim,)
-            count = frame.count(names)
-            dots = Local(frame.fresh("dots"), names, "float32")
-            frame.line(f"float {dots.name}[{count}];")
-            nest = ThreadNest(frame, names)
-            row = nest.coordinate("m") if self.rows > 1 else "0"
-            nest.line(f"{nest.at(dots)} = attention.score({row}, {nest.coordinate(dim)} - chunk);")
-            nest.close()
-            frame.scope.known[found.scores] = dots
-            if any(x.op == "reduce" and frame.scope.find(x) is None for x in nest_of(body)):
-                raise Unfusable("a reduction beside the scores")
-            scores = Local(frame.fresh("scores"), names, "float32")
-            frame.line(f"float {scores.name}[{count}];")
-            nest = ThreadNest(frame, names)
-            text = nest.scalar(body, nest.deepest)
-            at = nest.coordinate(dim)
-            there = [f"{at} < end", *([f"{at} - chunk < {s.chunk}"] if s.chunk % 32 else [])]
-            nest.line(f"{nest.at(scores)} = {all_of(there)} ? {enclosed(text)} : -infinity();")
-            nest.close()
-            power = POWERS[exponential_of(self.kernel, found.maximum)]
-            first = "m_0" if rows.threads > 1 else "0"
-            frame.line(f"attention.weights<{power}, {rows.threads}, {each}>(tops, {scores.name}, {first});")
+            self._weights(frame, rows)
         self.counter = frame.counter
-        chunks = -(-self.slice // s.chunk)
-        more = chunks > 1
-        loop = [f"for (int chunk = first; chunk < first + {chunks * s.chunk}; chunk += {s.chunk}) {{"]
-        if s.seen and more:  # all blocks of a cluster have equal shares
-            loop = [f"for (int chunk = first; chunk < first + share; chunk += {s.chunk}) {{"]
-        following = f"chunk + {s.chunk}"
         warps = f"if (thread >= {32 * skipped}) {{" if skipped else "{"
         declared = [line for line in masks if re.fullmatch(r"\s*[\w<>, ]+ \w+(\[\d+\])?;", line)]
         masks = [line for line in masks if line not in declared]
-        masks = [
-            f"const int {dim}_0 = chunk + attention.lane;",
-            *_trimmed(declared),
-            *([warps, *masks, "}"] if masks else []),
-        ]
-        step = [
-            *(masks if more else []),
-            *self._replaced("keys"),
-            "attention.write_scores();",
-            *([self._load("keys", found.keys, found.head, following)] if more else []),
-            "__syncthreads();",
-            warps,
-            *inner.lines,
-            "}",
-            "__syncthreads();",
-            *(["attention.rescale();"] if more else []),
-            *self._replaced("values"),
-            "attention.add_values();",
-            *([self._load("values", found.values, found.column, following)] if more else []),
-        ]
-        meet = ["attention.await_blocks();", "__syncthreads();"]
-        if more:
-            body_lines = [*meet, *loop, *_indented(step), "}"]
-        else:
-            body_lines = ["const int chunk = first;", *masks, *meet, *step]
-        after = ["attention.write_results();", "attention.send_results();"]
-        lines = [re.sub(r"\bm_0\b", "m_1", line) for line in (*body_lines, *after)]
-        return [re.sub(r"\bm_0\b", "m_1", line) for line in _trimmed([*head.lines, *frame.top.lines])], lines
+        return ScoreLines(
+            before=_trimmed([*head.lines, *frame.top.lines]),
+            masks=[
+                f"const int {dim}_0 = chunk + attention.lane;", *_trimmed(declared), *([warps, *masks, "}"] if masks else [])
+            ],
+            weights=[warps, *inner.lines, "}"],
+        )  # fmt: skip
+
+    def _weights(self, frame: ChunkFrame, rows: DimensionThreads) -> None:
+        """Write the lines that read the products of queries and keys, compute scores and turn them into weights.
+
+        Raises Unfusable if the scores contain another reduction.
+        """
+        s, found, dim = self.s, self.found, self.found.positions.name
+        body = found.maximum.args[0]
+        names = ("m", dim) if self.rows > 1 else (dim,)
+        count = frame.count(names)
+        dots = Local(frame.fresh("dots"), names, "float32")
+        frame.line(f"float {dots.name}[{count}];")
+        nest = ThreadNest(frame, names)
+        row = nest.coordinate("m") if self.rows > 1 else "0"
+        nest.line(f"{nest.at(dots)} = attention.score({row}, {nest.coordinate(dim)} - chunk);")
+        nest.close()
+        frame.scope.known[found.scores] = dots
+        if any(x.op == "reduce" and frame.scope.find(x) is None for x in nest_of(body)):
+            raise Unfusable("a reduction beside the scores")
+        scores = Local(frame.fresh("scores"), names, "float32")
+        frame.line(f"float {scores.name}[{count}];")
+        nest = ThreadNest(frame, names)
+        text = nest.scalar(body, nest.deepest)
+        at = nest.coordinate(dim)
+        there = [f"{at} < end", *([f"{at} - chunk < {s.chunk}"] if s.chunk % 32 else [])]
+        nest.line(f"{nest.at(scores)} = {all_of(there)} ? {enclosed(text)} : -infinity();")
+        nest.close()
+        power = POWERS[exponential_of(self.kernel, found.maximum)]
+        first, each = "m_0" if rows.threads > 1 else "0", -(-s.chunk // 32)
+        frame.line(f"attention.weights<{power}, {rows.threads}, {each}>(tops, {scores.name}, {first});")
 
     def _beside_scores(self) -> list[Expr]:
         """The loads that scores need besides queries and keys, which are issued first."""
@@ -471,6 +494,11 @@ class ClusteredAttentionEmitter:
 def _trimmed(lines: list[str]) -> list[str]:
     """Lines without the indentation of a function's body."""
     return [line.removeprefix("    ") for line in lines]
+
+
+def _with_own_row(lines: Sequence[str]) -> list[str]:
+    """Lines whose variable `m_0` is renamed to `m_1`, since queries have one of that name."""
+    return [re.sub(r"\bm_0\b", "m_1", line) for line in lines]
 
 
 def _indented(lines: Sequence[str]) -> list[str]:

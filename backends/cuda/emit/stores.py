@@ -22,7 +22,11 @@ class ThreadStores(CudaPart):
     loads: ThreadLoads
 
     def write(self, store: OutputStore) -> None:
-        """Emit the loads, reductions and the store of one result, vectorized where its elements are contiguous."""
+        """Emit the loads and reductions that one result needs, and its store, vectorized where its elements are
+        contiguous.
+
+        Raises Unfusable if the result varies along an axis that its position does not depend on.
+        """
         frame = self.frame
         value, buffer = store.value, self.kernel.buffers[store.buffer]
         for e in store.exprs:
@@ -37,7 +41,7 @@ class ThreadStores(CudaPart):
             and all(step % frame.along[d].vector == 0 for _, step in store.parts)), "")  # fmt: skip
         nest = ThreadNest(frame, dims, lanes, inner=lanes)
         ctype, target = CTYPES[buffer.dtype], frame.param[store.buffer]
-        place = nest.position(store.at, store.parts, store.at.range[1], True)
+        place = nest.position(store.at, store.parts, store.at.range[1], start=True)
         masks = [*nest.masks(dims), *(nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards)]
         masks += [
             f"{enclosed(frame.lane(d))} == 0"

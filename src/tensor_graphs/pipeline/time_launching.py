@@ -42,7 +42,8 @@ def begin_compiling(session: Session, program: Program, compiler: Compiler | Non
 def other_forms(
     session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
-    """The choice with a program for each way to launch its kernels that differs from the way of `program`.
+    """For each way to launch the kernels of `choice` other than that of `program`: the choice with that way, and its
+    program.
 
     `build` makes a program of a choice. `compiler` compiles these programs' kernels in advance. Empty without a
     compiler, and if there is no time; the session's list of omitted work then says so.
@@ -102,7 +103,7 @@ def fastest_launching(
         return choice, program
     samples = sample([p for _, p in runnable])
     best = fastest(samples)
-    before = session.finalists or [_report(choice, samples[0], True)]
+    before = session.finalists or [_report(choice, samples[0], chosen=True)]
     session.finalists = [replace(f, chosen=f.chosen and not best) for f in before]
     session.finalists += [_report(c, samples[n], n == best) for n, (c, _) in enumerate(runnable) if n]
     for n, (_, other) in enumerate(runnable):

@@ -94,7 +94,7 @@ def _compare_other_sizes(
                 continue
             values = sample_inputs(list(there.inputs), np.random.default_rng((seed, 78)), index_bounds(there))
             with random_state_kept():
-                _compare_on(function, examples, there, values, True, time)
+                _compare_on(function, examples, there, values, in_float64=True, time=time)
             done += 1
     return f", and at {done} other sizes" + time.said
 
