@@ -83,7 +83,8 @@ def victims(
     """Row indices of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the
     cheapest of their op.
 
-    Parameters as for `row_costs`. Ties are broken by op name, then by row index.
+    `arrays`, `names`: e-nodes as `Engine.view` returns them; `dims`: size vectors by id; `pricing`: costs of ops. Ties
+    are broken by op name, then by row index.
     """
     cost = row_costs(arrays, names, dims, pricing)
     ops, cls = arrays["op"].tolist(), arrays["cls"].tolist()

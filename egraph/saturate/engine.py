@@ -88,7 +88,8 @@ class _Numbered(dict[Any, int]):
 
 
 class Engine:
-    """One e-graph: `start` loads a block, `step` runs one round and returns its view, `prune` drops its e-nodes."""
+    """One e-graph in egglog: `start` loads a subgraph (block), `step` runs one round of rules and returns the e-nodes
+    as arrays, `prune` drops its e-nodes."""
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
@@ -96,7 +97,8 @@ class Engine:
         self.declared, self.kept = set[str](), set[str]()  # rulesets that exist, and those that `pop` keeps
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Load a block (see `program.EgglogProgram.job`) into the declared program; returns ({"seconds": time taken},
+        """Load one subgraph (block) into the e-graph, whose sorts and rules `declare` has declared; an earlier block is
+        dropped. `job`: its nodes as tables, and limits, made by `EgglogProgram.job`. Returns ({"seconds": time taken},
         no arrays)."""
         begin = time.perf_counter()
         if self.loaded:  # `push` and `pop` restore the e-graph to the state after `declare`
@@ -246,7 +248,8 @@ class Engine:
     def view(self) -> tuple[dict[str, Any], Arrays]:
         """Live and protected e-nodes as arrays; e-classes are numbered in order of first appearance.
 
-        Returns ({"names": ops by index, "new_dims": size vectors that got an id}, arrays of e-nodes and facts).
+        Returns ({"names": ops by index, "new_dims": size vectors that got an id}, arrays of e-nodes and of properties
+        of e-classes).
         """
         functions = self.egraph.freeze().functions
         number, new_dims = _Numbered(), list[list[int]]()

@@ -136,7 +136,7 @@ RUN = 4
 # ---------------------------------------------------------------- declarations
 def base_declarations(*, guarded: bool) -> list[str]:
     """Egglog declarations that every program needs: sorts, rulesets, e-class functions, leaves, and the rules that load
-    leaves and facts from input tables.
+    leaves and the types and costs of nodes from input tables.
 
     `guarded`: e-nodes are pruned, which needs the least cost of each e-class as well.
     """
@@ -181,8 +181,8 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Egglog commands that declare facts for each rank: vectors of ones, transpositions, the identity permutation,
-    element counts, the broadcast rule."""
+    """Egglog commands that define for each rank the values that rules use: vectors of ones, transpositions, the
+    identity permutation, element counts, the broadcast rule."""
     for r in ranks:
         ones = vec_of(["1"] * r)
         yield f"(Ones {ones})"
@@ -199,8 +199,8 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Egglog declarations of an op: constructor, input tables with the rules that make e-nodes from them, and type laws
-    for values of the given ranks.
+    """Egglog declarations of an op: constructor, input tables with the rules that make e-nodes from them, and the rules
+    for result types (type laws) at operands of the given ranks.
 
     `guarded`: e-nodes are pruned, which needs the op's tables of statuses and of dominated e-nodes as well.
     """

@@ -3,8 +3,8 @@
 Saturation needs concrete numbers. A graph with symbolic dimensions is bound to *generic* sizes: primes that are neither
 numbers of the model nor factors of them. A number in the saturated e-graph then reveals its origin and is written as an
 expression again: with T = 131, 131 is T, 100608 is 768·T, and 65 is T // 2 if the model has that size. An e-node is
-lifted if the type laws, applied to the lifted operands and attributes, give the lifted type of its e-class; other
-e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
+lifted if shape and dtype inference, applied to the lifted operands and attributes, gives the lifted type of its
+e-class; other e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
 (`src/tensor_graphs/pipeline/any_size.py`).
 """
 

@@ -65,7 +65,8 @@ class EgglogProgram:
 
     @staticmethod
     def job(lowered: LoweredGraph, nodes: int) -> dict[str, Any]:
-        """Payload of the engine's `start` request for one block (JSON). `nodes` limits the number of live e-nodes."""
+        """JSON payload of the request `Engine.start`, which loads the subgraph `lowered` into the worker's e-graph.
+        `nodes`: limit on the number of live e-nodes."""
         return {
             "tables": lowered.tables(),
             "dims": [list(d) for d in lowered.dims],

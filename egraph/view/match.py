@@ -88,8 +88,8 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """Convert a binding to an environment for attribute expressions: e-classes become facts (type, weight),
-        attribute names lose their "@"."""
+        """Convert a binding to an environment for attribute expressions: each e-class becomes its type and whether it
+        depends on weights only, attribute names lose their "@"."""
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
 
