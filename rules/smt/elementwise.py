@@ -42,7 +42,7 @@ class Elements(Sums):
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """The result of an elementwise op on symbolic values: sizes broadcast, dtypes must agree.
 
-        Conditions are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
+        Conditions for being well typed are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
         """
         z = self.z
         if len({len(a.shape) for a in args}) != 1:

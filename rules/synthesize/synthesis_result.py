@@ -12,10 +12,11 @@ from ..check.check import Verdict
 
 @dataclass(frozen=True)
 class SynthesizedRule:
-    """A synthesized rule with its verdict and origin.
+    """A synthesized rule, the result of its soundness check (`verdict`) and its origin.
 
     `known`: whether existing rules derive it (None: not compared). `size`: size of terms at which it was found.
-    `world`, `free`: as for `RuleCandidate`.
+    `world`: name of the set of typed variables and ops in which it was found. `free`: whether it holds with elementwise
+    functions uninterpreted.
     """
 
     rule: Rule
@@ -30,9 +31,9 @@ class SynthesizedRule:
 class Synthesis:
     """The result of a synthesis run.
 
-    The arguments of the run are `ops` to `broadcast` (as for `synthesize`). `found`: the rules. `counts` counts terms,
-    equalities, candidates and their outcomes; `reached` is the size completed per world. `stopped`: "complete",
-    "interrupted" or "out of time".
+    The arguments of the run are `ops` to `broadcast`. `found`: the rules. `counts` counts terms, equalities, candidates
+    and their outcomes; `reached` is the size completed in each world (set of typed variables and ops). `stopped`:
+    "complete", "interrupted" or "out of time".
     """
 
     ops: tuple[str, ...]
