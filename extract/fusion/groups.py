@@ -108,8 +108,9 @@ class FusionGroups:
 
     @cached_property
     def repeats(self) -> RepeatedSubgraphs:
-        """E-classes of the view grouped by equal surroundings (colours), compared by the properties that fusion growth
-        considers."""
+        """The repeated subgraphs of the e-graph `view`: e-classes grouped by colour refinement. Two e-classes are in
+        one group if they and their neighbours agree in every property on which the fusion groups there depend (type,
+        roots, weight-only values, e-classes in memory and others)."""
         view, roots = self.view, {*self.view.roots}
         marks = [
             (

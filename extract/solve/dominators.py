@@ -61,8 +61,9 @@ def always_on(
 ) -> set[int]:
     """Classes in every acyclic derivation of some root: the union of the roots' must sets.
 
-    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: as for `must_sets`. If `expired`
-    (polled) returns True, the result has only the classes found so far, roots included.
+    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: strongly connected components as
+    lists of classes, children first. If `expired` (polled) returns True, the result has only the classes found so far,
+    roots included.
     """
     roots = [c for c in roots if items[c]]
     found = set(roots)

@@ -112,9 +112,10 @@ def solve_limited(
 ) -> Extraction:
     """The cheapest extraction found that satisfies the problem's limits. `unlimited` is the answer without limits.
 
-    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. Other
-    arguments as for `solve`.
-    Raises ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
+    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. `seconds`:
+    time limit. `gap`: relative difference of cost and bound that counts as optimal. `workers`: CP-SAT workers.
+    `deterministic`: equal inputs give equal answers. `hint`: choice array to start from. `stop`: polled; True ends the
+    search. Raises ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
     """
     began = time.perf_counter()
     if within_limits(problem, unlimited.choice):

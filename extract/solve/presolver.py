@@ -1,8 +1,11 @@
 """Reductions of an extraction problem that keep an optimal extraction, for costs >= 0.
 
-The *must set* of a class is the set of classes in every acyclic derivation of it (its dominators). Classes in the must
-set of a root are always on: reading them is free, so such reads are dropped (outside cycles) and the problem
-decomposes. Solutions map back because every remaining row is one row of the input: see `PresolvedRows.restore`."""
+The *must set* of a class is the set of classes in every acyclic derivation of it (its dominators). A class in the must
+set of a root is computed in every solution, so a choice that has it as an operand costs nothing more by that: the
+operand is dropped, except on cycles, and the problem falls into independent parts. A row is one way to compute a class:
+a cost and the operand classes. Every row that remains is one of the input's, so a solution maps back
+(`PresolvedRows.restore`).
+"""
 
 from __future__ import annotations
 
