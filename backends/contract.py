@@ -155,5 +155,6 @@ class BackendBase:
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """None: by default, generated kernels are for one choice of sizes only."""
+        """The kernel for every size made from a generated kernel (`Target.any_size`): none (None) by default, since
+        generated kernels are for one choice of sizes."""
         return None

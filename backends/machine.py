@@ -127,7 +127,8 @@ def of_key(device: str) -> Machine:
 
 
 def of_facts(facts: Mapping[str, Any]) -> Machine:
-    """The machine described by facts of the driver (`costdb.keys.device.gpu_facts`)."""
+    """The machine with the properties of a GPU that its driver reports (number of SMs, memory sizes and others), as
+    `costdb.keys.device.gpu_facts` returns them."""
     measured = facts["name"] == REFERENCE.name
     return Machine(
         facts["name"], facts["capability"], facts["multiprocessors"], facts["shared_per_block"],

@@ -79,7 +79,8 @@ class AdmissionVerdict:
 
 
 class Refused(Exception):
-    """Raised by a failed check; `status`, `error` and `index` as in `AdmissionVerdict`."""
+    """Raised by a failed check of a user kernel. `status`: name of the check; `error`: largest error; `index`: index of
+    the first wrong element."""
 
     def __init__(self, status: str, message: str, error: float | None = None, index: tuple[int, ...] = ()) -> None:
         super().__init__(message)

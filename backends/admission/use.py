@@ -51,8 +51,8 @@ def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Admissio
 
 
 def admitted(sources: Sequence[Any]) -> list[UserKernel]:
-    """Check the kernels of `sources` and return their templates, for one search only. Sources and errors as for
-    `use_kernels`."""
+    """Check the kernels of `sources` (paths of Python files, which are executed; kernels; or modules that declare them)
+    and return their templates, for one search only. Raises KernelError and KernelRefusedError like `use_kernels`."""
     found = [t for file, names in _files(sources).items() for t in _admitted(file, names, lambda message: None)[0]]
     add_kernels(found)
     return found

@@ -85,8 +85,8 @@ class SizedKernel(KernelBase):
         return f"any_size[{self.origin.identity}]"
 
     def alike(self, call: Call) -> None:
-        """None: this kernel shares no tuning results (`GeneratedKernel.alike`), because only the kernel at the generic
-        sizes is tuned."""
+        """Key of the calls with which this kernel shares tuning results (`GeneratedKernel.alike`): none (None), because
+        only the kernel at the generic sizes (primes that stand for free sizes) is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
         """Empty, because tuning jobs (kernels to be measured elsewhere) are written for `origin`, the kernel at generic

@@ -110,12 +110,13 @@ class Emitter(Protocol):
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; other
-        arguments and result as for `space`."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; best
+        guess first. `shape`: roles of the kernel's axes. `splits`: whether split reduction (split-K) is legal."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether `schedule` (parameter name -> integer) is legal for `kernel`. `splits`: as for `space`."""
+        """Whether `schedule` (parameter name -> integer) is legal for `kernel`. `splits`: whether split reduction
+        (split-K) is legal."""
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:
@@ -178,7 +179,8 @@ class EmitterBase:
         return self.version
 
     def masked(self, schedule: Numbers) -> bool:
-        """False: the emitted text may be wrong for extents smaller than a tile (`Emitter.masked`)."""
+        """Whether the emitted text is also right for extents smaller than a tile (`Emitter.masked`): never by default.
+        """
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -192,7 +194,8 @@ class EmitterBase:
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """None, because this emitter has no kernels with size parameters (`Emitter.with_sizes`)."""
+        """Add size parameters to a kernel function (`Emitter.with_sizes`): by default returns None, since this emitter
+        has no kernels with size parameters."""
         return None
 
     carries: bool = False

@@ -70,7 +70,8 @@ class KernelGenerator(BackendBase):
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """Yields (template, output e-classes, operand e-classes) of the kernels for the fusion groups (terms that one
-        kernel computes) of `view`, from a new `Lowering` each time; parameters as for `Lowering.generated`."""
+        kernel computes) of `view`, from a new `Lowering` each time. `given`: e-classes in memory before any kernel
+        runs. `types`: type of each e-class. Once `enough` returns true, no more groups are formed."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:

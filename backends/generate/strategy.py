@@ -161,13 +161,13 @@ class StrategyEmitter(EmitterBase):
 
     # ------------------------------------------------------------ Emitter
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[dict[str, int]]:
-        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first; parameters as for
-        `Emitter.space`."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first; `shape`: roles of its axes.
+        `splits`: whether split reduction (split-K) is legal."""
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; other
-        parameters as for `Emitter.space`."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; best
+        guess first. `shape`: roles of the kernel's axes. `splits`: whether split reduction (split-K) is legal."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:

@@ -172,8 +172,8 @@ WATCHES: dict[str, Stopwatch] = {WALL: wall, BUSY: busy}
 
 
 class DisturbanceProbe:
-    """Detector of timing samples that other processes disturbed: it times a small fixed kernel and counts involuntary
-    context switches."""
+    """Detector of timing samples that other processes disturbed: it times a small kernel of its own, always the same,
+    and counts involuntary context switches."""
 
     def __init__(self) -> None:
         self.a, self.b = np.ones(1 << 14, np.float32), np.empty(1 << 14, np.float32)
@@ -188,7 +188,8 @@ class DisturbanceProbe:
         return took, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def usual(self) -> float:
-        """The usual time of the fixed kernel so far (lower quartile), in ns."""
+        """Lower quartile, in ns, of the last 400 times of the probe's own small kernel; a longer time shows a disturbed
+        machine."""
         return float(np.quantile(self.seen[-400:], 0.25))
 
 

@@ -49,7 +49,8 @@ class RowList(SinkBase):
 class FleetWorker:
     """Object of a Ray actor, which measures one job after another on the actor's machine.
 
-    Parameters as for `measure_jobs`.
+    `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter. `workers`: compiler processes. `schedules`:
+    number of schedules per kernel.
     """
 
     def __init__(self, device: str, workers: int | None, schedules: int) -> None:
@@ -100,8 +101,10 @@ def measure_on_fleet(
 
     `address`: that of a running cluster ("auto": the cluster of this machine), or "local" for a cluster of this
     machine's cores and GPUs that ends with the call. tensor_graphs must be importable on the cluster's machines.
-    `device`, `workers`, `schedules`, `say`, `stop`: as for `measure_jobs`. Rows are checked before they are written.
-    Raises DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
+    `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter. `workers`: compiler processes per actor.
+    `schedules`: number of schedules per kernel. `say` gets progress messages. `stop` is polled; True ends the run. Rows
+    are checked before they are written. Raises DeviceUnavailableError if Ray is missing, the cluster cannot be reached,
+    or it has no GPU for GPU jobs.
     """
     have = known(Path(root))
     pending, old, bad = deque[tuple[int, Job, bool]](), 0, dict[int, str]()

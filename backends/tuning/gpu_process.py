@@ -89,7 +89,8 @@ class GpuProcess:
 
     def measure(self, opening: Reply, index: int, text: KernelText | None) -> Reply:
         """Let the process measure a tried schedule in full (all samples, cold and hot, and another check); returns its
-        reply. Parameters as for `attempt`."""
+        reply. `opening`: the message that opens the kernel in the process; `index`: number of the trial; `text`: source
+        of the kernel in that schedule."""
         with self.clock.running("time"):
             return self._in_context(opening, {"job": "time", "index": index}, text)
 

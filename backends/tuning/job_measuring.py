@@ -127,7 +127,8 @@ def measure_jobs(
 
 class LocalMeasurers:
     """Context manager of one machine's measuring processes for CPU and GPU jobs, which start when first needed and end
-    on exit. `sink` gets the rows; other parameters as for `measure_jobs`."""
+    on exit. `sink` gets the rows. `device`: "cuda", or "cpu" for tests. `workers`: compiler processes. `schedules`:
+    number of schedules per kernel. `say` gets progress messages."""
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,

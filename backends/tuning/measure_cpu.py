@@ -100,7 +100,7 @@ class SinkBase:
         return None
 
     def calibrated(self, device: str) -> bool:
-        """True: the limits of a device need not be measured (`Sink.calibrated`)."""
+        """Whether the limits of a device need not be measured (`Sink.calibrated`): always by default."""
         return True
 
 
@@ -298,9 +298,10 @@ class CpuMeasurer:
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call and store timing, accuracy and failures; returns when the rows are on disk.
 
-        Parameters as for `Measurer.measure`; `progress` is called with the number of finished candidates. A kernel that
-        still runs `GRACE_S` after time is up is abandoned without a row. Always returns (), because no measurement
-        stays in flight.
+        `progress` is called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
+        which it is not measured further. The other parameters are those of `Measurer.measure`. A kernel that still runs
+        `GRACE_S` after time is up is abandoned without a row. Always returns (), because no measurement stays in
+        flight.
         """
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)
@@ -316,11 +317,13 @@ class CpuMeasurer:
         return ()
 
     def unfinished(self, candidate: Candidate) -> bool:
-        """False: CPU kernels have no schedules to continue with."""
+        """Whether `candidate` has untried schedules that are worth measuring (`Measurer.unfinished`): never, since CPU
+        kernels have no schedules."""
         return False
 
     def further(self, candidate: Candidate) -> bool:
-        """False: CPU kernels have no schedules to continue with."""
+        """Whether the schedule search of `candidate` may continue with more schedules (`Measurer.further`): never,
+        since CPU kernels have no schedules."""
         return False
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
@@ -363,7 +366,8 @@ class CpuMeasurer:
         self.worker.close()
 
     def rest(self) -> None:
-        """No-op: no measurement stays in flight between calls (`Measurer.rest`)."""
+        """End the measurements in flight (`Measurer.rest`): there are none between calls, so this only ends the worker
+        process."""
         self.pause()
 
     def close(self) -> None:

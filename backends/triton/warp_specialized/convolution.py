@@ -177,7 +177,8 @@ class EpilogueFrame(TileFrame):
     filters."""
 
     def ragged(self, dim: str) -> bool:
-        """False, since tiles divide the output and need no masks."""
+        """Whether the last tile along `dim` reaches beyond its end, so that masks are needed: never, since tiles divide
+        the output."""
         return False
 
 
