@@ -180,8 +180,7 @@ class EGraphFile:
 
     def view(self, record: Mapping[str, Any]) -> tuple[EGraphView, Graph]:
         """The e-graph of the file's `tensor_graphs` record and its model, which have the same roots, as (EGraphView,
-        Graph). Errors as for `program`.
-        """
+        Graph). Raises the errors of `program`."""
         return self._view(record, self._model(record))
 
     def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:

@@ -54,8 +54,9 @@ def within_loss(backend: Backend, limit: float) -> FilteredBackend:
 
 
 def exact_only(backend: Backend) -> FilteredBackend:
-    """Backend restricted to bitwise-exact kernels; ops without an exact kernel keep all their kernels of a single
-    atomic op.
+    """Backend restricted to kernels whose results have the same bits as those of the unoptimized graph. An op without
+    such a kernel keeps all kernels that compute that op alone, unless it is a composite (an op defined by a
+    decomposition).
 
     Fused and generated kernels are excluded: they keep intermediates in wider dtypes than the graph, or use fused
     multiply-add.

@@ -133,7 +133,7 @@ def sampled(
 
 
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
-    """Median time of each call in µs; keywords as for `sampled`."""
+    """Median time of each call in µs; `how`: keyword arguments of `sampled`, such as `seconds`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
 
 
