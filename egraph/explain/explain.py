@@ -204,8 +204,8 @@ class _Slices:
 
 # ---------------------------------------------------------------- equations
 def matches(matcher: Matcher, rule: Rule) -> list[Binding]:
-    """All bindings of the left sides of a one-directional rule on the matcher's view; several left sides are joined on
-    shared variables."""
+    """All bindings of the left sides of a one-directional rule on the e-graph of `matcher`; several left sides are
+    joined on shared variables."""
     if len(rule.lefts) == 1:
         return [b for _, b in matcher.find(rule.lefts[0], rule.guards)]
     found: list[Binding] = [{}]

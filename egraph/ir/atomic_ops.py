@@ -1,7 +1,8 @@
-"""The atomic ops: leaves, elementwise, reductions, contractions, views, layout, indexing.
+"""The atomic ops (ops without a decomposition into others): leaves, elementwise, reductions, contractions, views,
+layout, indexing.
 
 `numpy(attrs, *arrays)` (functions of `atomic_numpy`) defines the semantics. It accepts every dtype that the op is
-defined for and returns the dtype of the type law; low-precision floats may be computed in their own dtype.
+defined for and returns the dtype that type inference gives; low-precision floats may be computed in their own dtype.
 """
 
 from __future__ import annotations

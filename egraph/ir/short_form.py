@@ -1,9 +1,9 @@
-"""The short form of a deep model: the same blocks, each kind of neighbours once.
+"""The short form of a deep model: the same blocks (repeated subgraphs), each kind of neighbours once.
 
 A deep model is a chain of instances of few blocks. Its short form leaves out instances between two of the same block,
 as long as every block still follows each block that it follows in the model: readers behind the second one read the
-outputs of the first. It computes something else than the model, but of the same parts, so that the kernels that are
-the fastest in it are the fastest in the model, and a search over it takes a fraction of the time.
+outputs of the first. It computes something else than the model, but of the same parts, so that the kernels that are the
+fastest in it are the fastest in the model, and a search over it takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST_SHARE = 0.6  # largest share of a model's instances that its short form 
 
 
 def short_form(blocks: Blocks) -> Blocks | None:
-    """The short form of a model given by its blocks, with the outputs that are left.
+    """The short form of a model given by its blocks (repeated subgraphs), with the outputs that are left.
 
     None for a model without enough repeats, or whose repeats depend on each other otherwise than as a chain.
     """

@@ -33,7 +33,7 @@ SNAP = 2.0**-21  # relative distance within which a graph's constant is identifi
 def number_key(value: float) -> Any:
     """Key of a numeric attribute value: equal for values that are the same constant.
 
-    The bits as a double, or the int if a double is not exact.
+    The bits as a double, or the int if no double equals it.
     """
     wide = float(value)
     return struct.pack("<d", wide) if wide == value or wide != wide else int(value)
@@ -82,7 +82,7 @@ class Interner:
     def alias(self, value: float, target: int) -> None:
         """Give the number `value` the existing id `target`.
 
-        A model's constant, rounded to its dtype, then equals the rule's exact constant.
+        A model's constant, rounded to its dtype, then equals the constant of the rule, which is not rounded.
         """
         self._float_ids.setdefault(number_key(value), target)
 

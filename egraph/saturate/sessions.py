@@ -50,7 +50,7 @@ class InProcess:
 
 
 class Sessions(Protocol):
-    """Protocol of session sources: a worker `Pool`, or one session for all blocks."""
+    """Protocol of session sources: a worker `Pool`, or one session for all blocks (repeated subgraphs)."""
 
     @property
     def size(self) -> int:

@@ -47,7 +47,7 @@ def union(views: Sequence[EGraphView]) -> EGraphView:
 def congruent(view: EGraphView) -> EGraphView:
     """The view after congruence closure: e-nodes of one op over equal e-classes are merged.
 
-    Needed after `view.glue`, because each copy of a block brings its own constants.
+    Needed after `view.glue`, because each copy of a block (repeated subgraph) brings its own constants.
     """
     return _Union([view]).view()
 
@@ -60,7 +60,7 @@ def saturate_in_stages(
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
     """Saturate graphs by `rules` at increasing effort, up to `limits` and `effort` (0: no rewriting); returns for each
-    stage one view per graph.
+    stage one saturated e-graph per graph.
 
     Each stage is the union of everything found so far. The last stage is the result; earlier stages are the results
     that smaller settings would give. `exact`: use only rules that change no bit. After `deadline` seconds, or when

@@ -19,7 +19,8 @@ Binding = dict[str, Any]  # tensor variable -> e-class, '@' + attribute variable
 
 
 class Matcher:
-    """Finds all matches of patterns in a view. Its indexes are built once and shared by all patterns."""
+    """Finds all matches of patterns in an e-graph, given as arrays (EGraphView). Its indexes are built once and shared
+    by all patterns."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view = view

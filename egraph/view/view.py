@@ -146,7 +146,7 @@ class EGraphView:
         return {"nodes": nodes, "root_eclasses": [f"c{r}" for r in self.roots], "class_data": data}
 
     def dumps(self, cost: Sequence[float] | None = None) -> str:
-        """The view in the egraph-serialize format, as JSON text."""
+        """The e-graph in the egraph-serialize format, as JSON text."""
         return json.dumps(self.to_json(cost), indent=1)
 
     def html(self, page: int = 0, per_page: int = 50) -> str:
