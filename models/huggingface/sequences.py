@@ -199,9 +199,10 @@ class Cached:
         return self.tokens == 1 and self.start is not None
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """Attention heads of x [B, T, groups * max(each, 1) * size].
+        """Split x [B, T, groups * max(each, 1) * size] into attention heads: `groups` key-value heads with `each` query
+        heads (0: no such axis).
 
-        See `TokenAccess.split`. With one token: [B, groups, each or 1, size].
+        With one token: [B, groups, each or 1, size].
         """
         return t.reshape(x, (self.batch, groups, max(each, 1), size)) if self._as_rows else heads(x, groups, each, size)
 

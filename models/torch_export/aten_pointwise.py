@@ -334,7 +334,7 @@ IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 # ---------------------------------------------------------------- activations
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU, exact or by the tanh approximation."""
+    """GELU: by erf, or by tanh if `approximate` is "tanh"."""
     return c.gelu_tanh(x) if approximate == "tanh" else c.gelu(x)
 
 
