@@ -205,7 +205,7 @@ class Elements(Sums):
         return found
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, dtype: Any) -> Any:
-        """z3 term of a composite op on elements, decomposed into atomic ops.
+        """z3 term of a composite op on elements, decomposed into ops without a decomposition of their own.
 
         An unknown attribute is replaced by two different numbers (`STAND_INS`) in two expansions: wherever these
         numbers occur, the attribute is inserted, and nothing else may differ. Raises OutOfScope otherwise.

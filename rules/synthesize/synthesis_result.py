@@ -1,4 +1,5 @@
-"""Result of a rule synthesis: rules with verdict and origin, as JSON, text and rule lines."""
+"""Result of a rule synthesis: rules with verdict (proved, tested, refuted or unknown) and origin, as JSON, text and
+rule lines."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class Synthesis:
                 "stopped": self.stopped, "seconds": self.seconds}  # fmt: skip
 
     def text(self) -> str:
-        """The rules in the rule language, with verdicts and origin in comments; `rules check` reads this format."""
+        """The rules in the rule language, with verdicts (proved, tested, refuted or unknown) and origin in comments;
+        `rules check` reads this format."""
         reached = ", ".join(f"{w} up to size {s}" for w, s in self.reached.items())
         lines = [f"# {self.command}", f"# {len(self.found)} rules; {reached}; {self.stopped}",
                  "# " + ", ".join(f"{n} {k}" for k, n in self.counts.items())]  # fmt: skip
