@@ -43,13 +43,14 @@ def candidate_hypergraph(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
 ) -> Hypergraph:  # fmt: skip
-    """Hypergraph of all kernels of the given backends that match a view and may be part of a plan for some root.
+    """Hypergraph of all kernels of the given backends that match the e-graph `view` and may be part of a plan for some
+    root.
 
     `view_strides`: function that returns the strides of a view op (reshape, slice, ...) of an operand; None if it needs
     a copy. `types`: storage types of the e-classes (model/storage_dtypes.py); a cast between e-classes of equal storage
     type is a view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover
     the roots. `enough`: when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does,
-    generated kernels are bound in no further layouts; `stats["left_out"]` is then 1.
+    generated kernels are bound in no further layouts. In either case `stats["left_out"]` of the result is 1.
     """
     backends, whole = [b.opened() for b in backends], view
     try:

@@ -1,4 +1,4 @@
-"""Layouts in which the values of a view may be stored, found while candidates are matched."""
+"""Layouts in which the values of an e-graph may be stored, found while candidate kernels are matched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Instances of repeated blocks with equal surroundings: kernels found in one of them hold in the others.
+"""Instances of repeated blocks (repeated subgraphs) with equal surroundings: kernels found in one of them hold in the
+others.
 
 A glued view (egraph/view/glue.py) has the e-classes of a block once per instance. Two instances have equal contexts if
 `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the
@@ -36,7 +37,7 @@ class RepeatedBlocks:
 
     @classmethod
     def of(cls, view: EGraphView) -> RepeatedBlocks:
-        """Constructor: the instances of the blocks of `view`; computed once per view."""
+        """Constructor: the instances of the blocks (repeated subgraphs) of `view`; computed once per view."""
         found = view.__dict__.get(ATTRIBUTE)
         if found is None:
             places = [classes.tolist() for _, classes in view.instances]

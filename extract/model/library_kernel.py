@@ -71,7 +71,7 @@ class KernelBase:
     def measured_as(self, call: Call) -> tuple[Template, Call]:
         """The kernel and call under which the cost store has the time of a call at concrete sizes.
 
-        See `Template.measured_as`.
+        By default they are this kernel and `call` themselves.
         """
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 

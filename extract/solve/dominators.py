@@ -39,7 +39,7 @@ def items_of(rows: ProblemRows) -> Items:
 
 
 def class_graph(items: Items) -> list[set[int]]:
-    """For each class its child classes, over all its rows."""
+    """For each class its child classes, over all its rows (ways to compute a class)."""
     return [set().union(*[i.kids for i in row]) if row else set() for row in items]
 
 
@@ -174,7 +174,8 @@ def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
 
 
 def rows_by_child(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
-    """(class c, child class k) -> indices of the rows of c that have the child k, for every pair that occurs."""
+    """(class c, child class k) -> indices of the rows (ways to compute a class) of c that have the child k, for every
+    pair that occurs."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
         for k in kids:
