@@ -110,7 +110,7 @@ class BackendBase:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """No templates; a library overrides this."""
+        """No templates (kernels' patterns and code); a library overrides this."""
         return ()
 
     def unavailable(self) -> str:

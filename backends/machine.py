@@ -115,8 +115,8 @@ def _target(key: str) -> Machine:
 def of_key(device: str) -> Machine:
     """Machine of a device key, such as "gpu:NVIDIA H200:sm90:multiprocessors=132".
 
-    Facts that the key lacks are taken from a table by compute capability, else from `REFERENCE`, which is also the
-    machine of a key that does not consist of such facts.
+    Properties that the key lacks are taken from a table by compute capability, else from `REFERENCE`, which is also the
+    machine of a key of another format.
     """
     found = re.fullmatch(r"gpu:(.*):sm(\d+):multiprocessors=(\d+)", device)
     if found is None:

@@ -105,13 +105,14 @@ class Emitter(Protocol):
         ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
-        """Candidate schedules (parameter name -> integer) of `kernel`, whose axes have the roles `shape`, best guess
-        first. `splits`: whether split reduction (split-K) is legal."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, whose axes have the roles `shape` (row, column,
+        batch, reduction), best guess first. `splits`: whether split reduction (split-K) is legal."""
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
         """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; best
-        guess first. `shape`: roles of the kernel's axes. `splits`: whether split reduction (split-K) is legal."""
+        guess first. `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether split
+        reduction (split-K) is legal."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
@@ -208,8 +209,8 @@ class EmitterBase:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (`shape`), and its candidate
-    schedules (`space`: parameter name -> integer, best guess first).
+    """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (row, column, batch, reduction)
+    (`shape`), and its candidate schedules (`space`: parameter name -> integer, best guess first).
 
     `constant`: operands that may be read before the previous kernel has ended. `made`, `cut`: caches of launches by
     name and of split kernels by number of parts.
@@ -238,14 +239,14 @@ class Lowered:
 
 
 def split_axis(shape: Shape) -> Axis:
-    """The axis that split-K divides among blocks: of a kernel whose axes have the roles `shape`, the longest reduction
-    axis that is not inside another reduction."""
+    """The axis that split-K divides among blocks: of a kernel whose axes have the roles `shape` (row, column, batch,
+    reduction), the longest reduction axis that is not inside another reduction."""
     return max(shape.outer, key=lambda a: a.size)
 
 
 def can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether split-K is legal for `kernel`, whose axes have the roles `shape`: its longest reduction axis has even
-    extent and can be split."""
+    """Whether split-K is legal for `kernel`, whose axes have the roles `shape` (row, column, batch, reduction): its
+    longest reduction axis has even extent and can be split."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
     return if_fusable(split, kernel, axis, 2) is not None

@@ -75,8 +75,8 @@ class KernelGenerator(BackendBase):
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower the pairs `asked` of template and call in worker processes, before they are needed; yields after each
-        template.
+        """Lower the pairs `asked` of template (a kernel's pattern and code) and call in worker processes, before they
+        are needed; yields after each template.
 
         The lowered kernels go to a new `Lowering` (`Lowering.prepare`).
         """

@@ -31,8 +31,8 @@ class LoweringRequest(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """Key under which the answer to this request is cached: everything that the group's templates depend on within
-        one optimization."""
+        """Key under which the answer to this request is cached: everything that the group's templates (kernels'
+        patterns and code) depend on within one optimization."""
         return self.group.terms, layout_key(self.call), self.weights, self.images
 
 

@@ -54,7 +54,8 @@ def packed(lowered: Any) -> bytes:
 
 
 def main() -> None:
-    """Run a worker process: answer lists of jobs until the input ends or `IDLE_S` seconds pass without input.
+    """Run a worker process: answer lists of jobs (terms to lower to kernels) until the input ends or `IDLE_S` seconds
+    pass without input.
 
     SIGINT is left to the parent.
     """

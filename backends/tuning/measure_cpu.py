@@ -107,7 +107,7 @@ class SinkBase:
 class CpuWorkerProcess:
     """A worker process that runs `module`; starts on first use and restarts after it has died.
 
-    `timeout`: seconds for a job. `environment`: further environment variables of the process.
+    `timeout`: seconds for a job (request to the worker). `environment`: further environment variables of the process.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class CpuWorkerProcess:
         self._count = 0
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The reply to a job. A dead or silent worker gives a reply with status crash or timeout.
+        """The reply to a job (request to the worker). A dead or silent worker gives a reply with status crash or
+        timeout.
 
         `timeout`: seconds for this job; None means the default.
         """
@@ -197,7 +198,7 @@ class CpuWorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker runs, so that the next job does not wait for its start."""
+        """Whether the worker runs, so that the next job (request to the worker) does not wait for its start."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

@@ -74,7 +74,7 @@ def in_layout(array: Array, operand: Operand) -> Array:
 
 
 def run_template(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """Run a kernel on operands and return its first output; see `run_outputs`."""
+    """Run a kernel on operands in any layout and float dtype; returns its first output as a new array."""
     return run_outputs(template, call, operands)[0]
 
 

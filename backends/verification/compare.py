@@ -77,9 +77,9 @@ def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unsta
 class MeasuredErrors:
     """Errors of a result `y` against its float64 reference `exact` of equal shape, overall and per slice.
 
-    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each
-    element; elements whose error is smaller than that count as exact. Elements where `y` or the reference is not
-    finite are left out of all norms.
+    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each element;
+    the error of an element counts as 0 if it is smaller than that. Elements where `y` or the reference is not finite
+    are left out of all norms.
     """
 
     def __init__(self, y: Any, exact: Any, own: Any | None, unstable: Any | None = None) -> None:
