@@ -93,9 +93,8 @@ class Programs:
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
         """Program of a prefill step of `tokens` tokens a row (`step_graph`). Inputs: `input_ids`; the first position
-        `start` of each row unless `fresh` (all rows begin at position 0); the index `last` of each row's last token if
-        `tokens` > 1.
-        """
+        `start` of each row (sequence of the batch) unless `fresh` (all rows begin at position 0); the index `last` of
+        each row's last token if `tokens` > 1."""
         name = f"prefill-{tokens}" + ("" if fresh else "-further")
         return self._program(name, lambda: self.step(tokens, fresh=fresh), PREFILL)
 

@@ -69,19 +69,22 @@ class OverlappedTuning:
         self._matched.wait()
 
     def follow(self, graph: Hypergraph) -> None:
-        """End the search under way, and search the hypergraph of the model's short form."""
+        """End the search under way, and search the hypergraph of the model's short form (the model with few of its
+        repeated layers)."""
         self._matching.join()
         self._stop()
         self.short = graph
         self._start(graph, self.search_short or self.search)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the search of the short form ends, for at most `seconds`."""
+        """Wait until the search of the short form (the model with few of its repeated layers) ends, for at most
+        `seconds`."""
         if self.short is not None:
             self._searching.join(max(0.0, seconds))
 
     def carried(self, whole: Hypergraph) -> list[int]:
-        """The candidates of a hypergraph of the whole model that the plan of its short form has; after `end`."""
+        """The candidates of a hypergraph of the whole model that the plan of its short form (the model with few of its
+        repeated layers) has; after `end`."""
         if self.short is None or self.result is None:
             return []
         return carried_plan(self.result.chosen, self.short, whole)
@@ -140,7 +143,7 @@ class OverlappedTuning:
 
 def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer) -> OverlappedTuning:
     """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels unless the model
-    has a short form to follow."""
+    has a short form (the model with few of its repeated layers) to follow."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("ahead", clock))

@@ -1,4 +1,4 @@
-"""Search of a deep model's short form, before that of the whole model."""
+"""Search of a deep model's short form (the model with few of its repeated layers), before that of the whole model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ SHARE = 0.6  # share of the time for measuring that is left when the whole model
 
 
 def wants_short_form(session: Session, task: Task) -> bool:
-    """Whether a model's short form is to be searched first: with fixed sizes and time for all stages, if it has one."""
+    """Whether a model's short form (the model with few of its repeated layers) is to be searched first: with fixed
+    sizes and time for all stages, if it has one."""
     return task.symbolic is None and is_kept(session) and short_form(find_blocks(task.work)) is not None
 
 
 def match_short_form(session: Session, task: Task, rewritten: Rewritten) -> Hypergraph | None:
-    """The hypergraph of the model's rewritten short form; None if it is not wanted, or there is no time for it."""
+    """The hypergraph of the model's rewritten short form (the model with few of its repeated layers); None if it is not
+    wanted, or there is no time for it."""
     short = short_form(rewritten.blocks) if task.symbolic is None and is_kept(session) else None
     if short is None:
         return None
@@ -36,7 +38,8 @@ def match_short_form(session: Session, task: Task, rewritten: Rewritten) -> Hype
 
 
 def short_search_s(session: Session) -> float:
-    """Seconds that the search of the short form may go on when the whole model is matched."""
+    """Seconds that the search of the short form (the model with few of its repeated layers) may go on when the whole
+    model is matched."""
     return SHARE * (session.left - after_search_s(session))
 
 

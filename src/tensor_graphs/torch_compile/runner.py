@@ -1,5 +1,5 @@
-"""Call of a saved program as a submodule of a traced graph, verified at its first call, with the eager subgraph beside
-it."""
+"""Torch module that runs a saved program in place of a subgraph of a traced graph; its first call is compared with the
+eager subgraph, which also runs wherever the program cannot."""
 
 from __future__ import annotations
 

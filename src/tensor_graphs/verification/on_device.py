@@ -130,9 +130,9 @@ def reference_tensors(
     """Draw inputs on a device and run the graph there; returns (inputs, outputs in float64, outputs in the graph's own
     dtypes).
 
-    Raises torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`.
-    `turn`: index of the input set within one verification, from 0. `poll` is called before each operation and may
-    raise.
+    Raises torch.OutOfMemoryError if memory runs out. `kept`: weights already on the device, by name; newly copied ones
+    are added. `turn`: index of the input set within one verification, from 0. `poll` is called before each operation
+    and may raise.
     """
     inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
