@@ -180,7 +180,7 @@ class EmitterBase:
         return self.version
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether the emitted text is also right for extents smaller than a tile (`Emitter.masked`): never by default.
+        """Whether the emitted text is also right for extents smaller than a tile (`Emitter.masked`): by default never.
         """
         return False
 

@@ -1,5 +1,4 @@
-"""Type laws (rules for a result's shape and dtype, given the operands') of matrix products, convolutions and pooling.
-"""
+"""Type laws (rules for a result's shape and dtype) of matrix products, convolutions and pooling."""
 
 from __future__ import annotations
 

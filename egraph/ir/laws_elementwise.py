@@ -153,8 +153,7 @@ def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def along_index_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Yields the type law `along_index` as egglog text: one case, the operand's shape and int64. `ranks` is not used.
-    """
+    """Yields the type law `along_index` as egglog text: one case, the operand's shape, int64. `ranks` is not used."""
     yield LawCase(S0, str(DTYPE_ID["int64"]))
 
 

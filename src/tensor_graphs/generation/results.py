@@ -1,5 +1,4 @@
-"""Results of a generation: pieces as they come, the whole result, and the progress of each row (sequence of the batch).
-"""
+"""Results of a generation: pieces as they come, the whole, and the progress of each row (sequence of the batch)."""
 
 from __future__ import annotations
 
