@@ -154,9 +154,9 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """E-classes of all subterms of the terms `roots` that the view contains.
+    """E-classes of all subterms of the terms `roots` that the e-graph `view` contains.
 
-    A slice that the view has as a slice of a slice is found, too.
+    A slice that it has as a slice of a slice is found, too.
     """
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):

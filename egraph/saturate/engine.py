@@ -163,7 +163,7 @@ class Engine:
     def step(self) -> tuple[dict[str, Any], Arrays]:
         """Run one round: all rules once, then shapes, costs and pruning.
 
-        Returns (statistics, arrays of the view); there are no arrays if more e-nodes are live than the limit.
+        Returns (statistics, arrays of the e-graph); there are no arrays if more e-nodes are live than the limit.
         """
         begin = time.perf_counter()
         report = self.run(f"(run-schedule (run {self.ready()}))")[0].report
@@ -231,7 +231,7 @@ class Engine:
 
     def collect(self) -> None:
         """Garbage collection after a round: delete e-nodes of the round that only pruned e-nodes use; mark its other
-        e-nodes as seen (they stay in all later views)."""
+        e-nodes as seen (so that later calls of `view` return them, too)."""
         self.round += 1
         self.run(f"(set (now) {self.round})")
         for root in self.roots:
@@ -333,8 +333,8 @@ class Engine:
 
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
-        """Subsume the e-nodes `victims`, rows of the last view: egglog matches them no more, but they stay in later
-        views.
+        """Subsume the e-nodes `victims`, given as indices into the arrays of the last `view`: egglog matches them no
+        more, but later views contain them.
 
         Returns ({"pruned": number of subsumed e-nodes}, no arrays).
         """

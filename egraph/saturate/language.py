@@ -1,7 +1,8 @@
-"""The op table in egglog: sorts, one constructor per op, and the shape, dtype and weight laws as rules.
+"""The op table in egglog: sorts, one constructor per op, and, as rules, how shape, dtype and dependence on weights of a
+result follow from the operands.
 
 Tensors have sort `T`, attribute vectors `Dims` (Vec i64), integer attributes i64. Floats, bools, strings and dtypes are
-ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their facts come
+ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their types come
 from Python. Three functions hold the e-class analysis: `shape`, `dt` (merging two different values is an error, which
 exposes unsound rules) and `wk`, which is 0 for a value that depends on weights alone and 1 if it depends on an input.
 

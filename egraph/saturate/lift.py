@@ -239,7 +239,7 @@ class Lifted:
 
 
 def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
-    """The view in symbolic sizes, without the e-nodes whose types differ at other sizes."""
+    """The e-graph `view` in symbolic sizes, without the e-nodes whose types differ at other sizes."""
     leaves = {(n.op, n.attr("name")): n for n in (*numbers.graph.nodes(), *numbers.graph.inputs) if _named(n)}
     types = [numbers.type(t) for t in view.types]
     known: dict[Any, bool] = {}

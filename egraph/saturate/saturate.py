@@ -296,8 +296,8 @@ def saturate_blocks(
     seen: Sequence[list[EGraphView]] = (),
     stop: Stop = never,
 ) -> list[EGraphView]:
-    """Run `saturate_block` for every graph, in parallel up to the pool size; returns the views in the order of the
-    graphs.
+    """Run `saturate_block` for every graph, in parallel up to the pool size; returns the saturated e-graphs (views) in
+    the order of the graphs.
 
     `exact`: use only rules that change no bit. `guard`: prune expensive e-nodes (by `slack`, in nanoseconds, and the
     beam of the limits). `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the

@@ -36,16 +36,16 @@ def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
 
 
 def union(views: Sequence[EGraphView]) -> EGraphView:
-    """The view that contains every e-node of some views of one graph, with congruent e-nodes merged.
+    """The e-graph that contains every e-node of some e-graphs (views) of one graph, with congruent e-nodes merged.
 
-    E-classes of an earlier view keep their age (the round in which they appeared); ages of a later view are offset by
-    the rounds of the views before it.
+    E-classes of an earlier e-graph keep their age (the round in which they appeared); ages of a later one are offset by
+    the rounds of those before it.
     """
     return _Union(views).view() if len(views) > 1 else views[0]
 
 
 def congruent(view: EGraphView) -> EGraphView:
-    """The view after congruence closure: e-nodes of one op over equal e-classes are merged.
+    """The e-graph `view` after congruence closure: e-nodes of one op over equal e-classes are merged.
 
     Needed after `view.glue`, because each copy of a block (repeated subgraph) brings its own constants.
     """
