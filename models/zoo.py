@@ -43,9 +43,10 @@ class Net:
     def conv(
         self, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, bias: bool = False, gain: float = 1.0
     ) -> Tensor:
-        """2-D convolution of x[N, C, H, W] with "same" padding (for odd window sizes), as `Net.dense`.
+        """2-D convolution of x[N, C, H, W] with "same" padding (for odd window sizes) to [N, outputs, ...]; `name` is
+        the prefix of its parameters.
 
-        `size`: window size in both directions.
+        `size`: window size in both directions. `gain`: factor on the scale of its weights.
         """
         inputs = _int(x.shape[1])
         w = self.param(f"{name}.weight", (outputs, inputs, size, size), gain / sqrt(inputs * size * size))
