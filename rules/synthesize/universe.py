@@ -49,8 +49,8 @@ class World:
 
     @property
     def home(self) -> int:
-        """Rank of the variables if random instances rarely have it, so that rules are also tested at that rank; else 0.
-        """
+        """Rank of the variables if random instances rarely have it, so that rules are tested at that rank,
+        too; else 0."""
         rank = max(t.rank for t in self.types.values())
         return rank if rank > 2 else 0
 
