@@ -64,7 +64,7 @@ def candidate_hypergraph(
 
 
 def given_classes(view: EGraphView) -> frozenset[int]:
-    """The e-classes of a view that are in memory before any kernel runs: inputs, states, and values computed from
+    """The e-classes of an e-graph that are in memory before any kernel runs: inputs, states, and values computed from
     weights only."""
     leaves = {int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "state", "param", "constant")}
     return frozenset(leaves | {cls for cls, weight in enumerate(view.weight) if weight})

@@ -129,7 +129,8 @@ class Hypergraph:
 
     @cached_property
     def calls(self) -> tuple[list[int], list[int]]:
-        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a view).
+        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a
+        candidate that only makes a view).
 
         Repeated layers make the same call many times.
         """

@@ -103,7 +103,7 @@ class FusionGroups:
 
     @cached_property
     def facts(self) -> ViewFacts:
-        """Properties of the view's e-nodes and classes that do not depend on prices."""
+        """Properties of the e-graph's e-nodes and e-classes that do not depend on prices."""
         return ViewFacts(self.view, self.given)
 
     @cached_property

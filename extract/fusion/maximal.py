@@ -402,7 +402,7 @@ class MaximalFusion:
 
 
 def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
-    """The view without rewritten e-nodes in the e-classes that large parts of maximal fusion compute.
+    """The e-graph `view` without rewritten e-nodes in the e-classes that large parts of maximal fusion compute.
 
     `given`: e-classes in memory before any kernel runs. E-classes in large parts keep their cheapest e-node and those
     of the original graph. This saves time: rewriting finds tens of thousands of forms of hundreds of additions and

@@ -25,10 +25,10 @@ Owner = tuple[int, int]  # (instance, index of the class in the block's view)
 
 @dataclass(frozen=True, eq=False)
 class RepeatedBlocks:
-    """Occurrences (instances) in a view of the subgraphs that its model repeats (blocks).
+    """Occurrences (instances) in an e-graph of the subgraphs that its model repeats (blocks).
 
-    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the view).
-    `roots`: the view's root e-classes.
+    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the e-graph).
+    `roots`: the e-graph's root e-classes.
     """
 
     blocks: Sequence[int]

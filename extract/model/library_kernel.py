@@ -76,11 +76,12 @@ class KernelBase:
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 
     def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """Empty: a library kernel has one source for all sizes (`Template.bounds_of`)."""
+        """Ranges of sizes for which a call has separate sources (`Template.bounds_of`): none, since a library kernel
+        has one source for all sizes."""
         return ()
 
     def conditions_of(self, call: Call) -> Sequence[str]:
-        """Empty: the kernel sets no conditions on sizes (`Template.conditions_of`)."""
+        """Conditions on free sizes under which a call is valid (`Template.conditions_of`): none by default."""
         return ()
 
     def reused_by(self, output: int) -> tuple[str, ...]:
@@ -151,7 +152,8 @@ class LibraryKernel(KernelBase):
 
     @property
     def roots(self) -> Sequence[Tensor]:
-        """Empty: a library kernel is found by its name, not by the terms it computes (`Template.roots`)."""
+        """The terms that a generated kernel computes (`Template.roots`): none, as a library kernel is found by its
+        name."""
         return ()
 
     @property
@@ -186,7 +188,8 @@ class LibraryKernel(KernelBase):
         return self.identity, id(call)
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty: a tuning job (a request to measure in another process) finds a library kernel by its name."""
+        """JSON fields of a tuning job (a request to measure in another process) that regenerate the kernel: none, as a
+        library kernel is found by its name."""
         return {}
 
 
