@@ -114,7 +114,7 @@ class BackendBase:
         return ()
 
     def unavailable(self) -> str:
-        """Empty reason: the backend is usable everywhere."""
+        """Reason why the backend cannot be used here: "" by default, for backends that are usable everywhere."""
         return ""
 
     def machine(self) -> MachineKey:

@@ -109,7 +109,7 @@ def device_error(error: RuntimeError, what: str) -> DeviceUnavailableError | Non
 
 
 def facts() -> dict[str, str]:
-    """Facts of the GPUs for a bug report, label -> text: names, memory, CUDA version.
+    """Texts about this machine's GPUs for a bug report, by label: names, memory, CUDA version.
 
     Without a usable GPU the only label is "gpu", and its text says why.
     """

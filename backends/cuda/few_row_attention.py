@@ -65,8 +65,8 @@ class FewRowAttentionSchedule(Schedule):
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of the result that a block computes: all rows and columns of a kernel whose axes have the
-        roles `shape`."""
+        """(rows, columns) of the result that a block computes: all rows and columns of a kernel with the axes that
+        `shape` describes."""
         return shape.m, shape.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:

@@ -90,8 +90,8 @@ class SizedKernel(KernelBase):
         only the kernel at the generic sizes (primes that stand for free sizes) is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty, because tuning jobs (kernels to be measured elsewhere) are written for `origin`, the kernel at generic
-        sizes."""
+        """JSON fields of a tuning job (a request to measure in another process): none, as jobs are written for
+        `origin`, the kernel at generic sizes (primes that stand for free sizes)."""
         return {}
 
     # ------------------------------------------------------------ code

@@ -180,8 +180,8 @@ class EmitterBase:
         return self.version
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether the emitted text is also right for extents smaller than a tile (`Emitter.masked`): by default never.
-        """
+        """Whether the emitted text is also right for extents smaller than a tile (`Emitter.masked`): never
+        by default."""
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:

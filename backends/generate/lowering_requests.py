@@ -51,7 +51,7 @@ def request_of(
 
 def with_slices_given(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
     """Fusion groups that read sequence slices (single positions of a sequence) as inputs, so that every step of a
-    recurrence has the same kernel; `groups` itself if the view has no such slices. `types`: type of each e-class."""
+    recurrence has the same kernel; `groups` itself if the e-graph has no such slices. `types`: type of each e-class."""
     places = sequence_slice_classes(groups.view, groups.given, types)
     if not places:
         return groups

@@ -49,7 +49,8 @@ def answer(job: Job) -> Reply:
 
 
 def packed(lowered: Any) -> bytes:
-    """A lowered kernel pickled as (kernel, roles of its axes, candidate schedules)."""
+    """A lowered kernel pickled as (kernel; roles of its axes, such as row, column, batch, reduction; candidate
+    schedules)."""
     return pickle.dumps((lowered.kernel, lowered.shape, lowered.space), pickle.HIGHEST_PROTOCOL)
 
 

@@ -82,8 +82,8 @@ class Lowering:
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Yields (template, output e-classes, operand e-classes) for every fusion group (terms for one kernel) of
-        `view` that one kernel can compute.
+        """Yields (template, output e-classes, operand e-classes) for every fusion group (terms for one kernel) of the
+        e-graph `view` that one kernel can compute.
 
         Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
         found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
