@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def caches_of(batch: int, capacity: int) -> Caches:
-    """Sizes of key-value caches: `batch` rows of `capacity` tokens, with room for the largest prefill step
+    """Sizes of key-value caches: `batch` rows (sequences) of `capacity` tokens, with room for the largest prefill step
     (BUCKETS)."""
     return Caches(batch, capacity, min(BUCKETS[-1], capacity))
 

@@ -139,7 +139,7 @@ def fits_device(device: str, nbytes: int) -> bool:
 
 
 def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:
-    """Empty cache of weights on a Torch device, if they fit into its memory; else None."""
+    """A new, empty cache for a graph's weights on a Torch device if they fit into its memory; else None."""
     if not device:
         return None
     from .on_device import room_for_weights
