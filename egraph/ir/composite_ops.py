@@ -25,7 +25,7 @@ def composite(
     defaults: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Decorator that registers a decomposition as a composite op and returns the builder of that op.
+    """Decorator that registers a decomposition as a composite op and returns the function that builds nodes of that op.
 
     The first line of the decomposition's docstring documents the op. The arguments, and `more`, are fields of `Op`.
     """

@@ -147,10 +147,11 @@ def evaluate(
 ) -> list[Array]:
     """Values of the roots (outputs, then state updates).
 
-    `values` maps input and state names to arrays. `float64`: all floats are float64 whatever the nodes' dtypes.
-    `whole`: compute every matmul in one call instead of chunks. `poll` is called before each operation; an exception
-    from it ends the run. `around(node, operands, compute)`, if given, computes each operation in place of `apply`.
-    Raises UsageError for leaves without data.
+    `values` maps input and state names to arrays; `params`: data of weights by name, which take precedence over the
+    graph's. `float64`: all floats are float64 whatever the nodes' dtypes. `whole`: compute every matmul in one call
+    instead of chunks. `poll` is called before each operation; an exception from it ends the run. `around(node,
+    operands, compute)`, if given, computes each operation in place of `apply`. Raises UsageError for leaves without
+    data.
     """
     data: dict[str, Data] = dict(graph.params) if isinstance(graph, Graph) else {}
     data |= dict(params or {})
