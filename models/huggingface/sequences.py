@@ -104,7 +104,8 @@ class WholeSequence:
         return t.slice_axis(x, 0, 0, self.length)
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
+        """A table [.., T, n] by position, with axes of size 1 so that it broadcasts with the heads that `split`
+        returns. `grouped`: they have an axis for the query heads of a group."""
         return t.with_rank(x, 5 if grouped else 4)
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
@@ -112,7 +113,8 @@ class WholeSequence:
         return heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of heads, merged: [B, T, features] (`TokenAccess.attend`)."""
+        """Causal attention of the heads q, k, v as `split` returns them; the result has merged heads, [B, T, features].
+        `layer` is not used, since there are no caches."""
         s = scoring
         if s.sinks is None:
             return joined(c.attention(q, k, v, scale=s.scale, causal=True, window=s.window, softcap=s.softcap))
@@ -189,7 +191,8 @@ class Cached:
         return t.gather(x, t.squeeze(self.positions(), 2))
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
+        """A table [.., T, n] by position, with axes of size 1 so that it broadcasts with the heads that `split`
+        returns. `grouped`: they have an axis for the query heads of a group."""
         between = (1, 1) if grouped and not self._as_rows else (1,)
         return t.reshape(x, (x.shape[0], *between, self.tokens, x.shape[-1]))
 
@@ -235,7 +238,8 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def kept_positions(self, window: int) -> int:
-        """Number of positions that a layer keeps in its cache (`cache_positions`)."""
+        """Number of positions that a layer with attention windows of `window` positions (0: no limit) keeps in its
+        cache."""
         return cache_positions(window, self.capacity, self.most)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:
