@@ -214,7 +214,8 @@ def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str
 
 
 def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Call], str]]:
-    """Decorator form of `identify`."""
+    """Decorator that attaches the text `identity`, which represents the decorated function in stored keys, to it
+    (`identify`)."""
     return lambda code: identify(code, identity)
 
 
