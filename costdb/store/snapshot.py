@@ -135,11 +135,13 @@ class Snapshot:
         return self._tuned.get(kernel, {})
 
     def has(self, digest: str, kind: str = "timing") -> bool:
-        """Whether a key (a kernel at one shape, layout, schedule and machine) has rows of this kind."""
+        """Whether the key with this digest (a kernel at one shape, layout, schedule and machine) has rows of the given
+        kind."""
         return digest in self._index[kind]
 
     def first_row(self, digest: str, names: Sequence[str] = LOADED["timing"]) -> dict[str, Any]:
-        """Columns of one timing row of a key, for its labels and work; independent of arrival order."""
+        """Columns `names` of one timing row of the key (kernel at one shape, layout, schedule and machine) with this
+        digest; which row it is does not depend on the order of arrival."""
         rows, columns = self._index["timing"][digest], self._columns["timing"]
         row = rows[0] if len(rows) == 1 else self._canonical(rows)
         return {name: columns[name][row] for name in names}
@@ -161,7 +163,8 @@ class Snapshot:
         return np.array([self._learnt_of[digest] for digest in digests])
 
     def measurement(self, digest: str, regime: str) -> Measurement | None:
-        """The robust summary of a key's timings in one regime; None if there are none."""
+        """The robust summary of the timings, in one regime ("hot" or "cold" caches), of the key (kernel at one shape,
+        layout, schedule and machine) with this digest; None if there are none."""
         memo = (digest, regime)
         if memo not in self._memo:
             self._memo[memo] = self._summarise(digest, regime)
@@ -202,7 +205,8 @@ class Snapshot:
         return own if not 1 / _CONTRADICTION <= here / everywhere <= _CONTRADICTION else rows
 
     def failures(self, digest: str) -> list[FailureRecord]:
-        """A key's failures, oldest first."""
+        """The failures, oldest first, of the key (kernel at one shape, layout, schedule and machine) with
+        this digest."""
         found = [
             FailureRecord(row["status"], row["stage"], row["message"], row["run"], int(row["time_us"]))
             for row in self._rows("failure", digest)
@@ -210,7 +214,8 @@ class Snapshot:
         return sorted(found, key=lambda record: (record.time_us, record.run, record.status))
 
     def accuracies(self, digest: str) -> list[AccuracyRecord]:
-        """A key's accuracy rows, oldest first."""
+        """The measured errors, oldest first, of the key (kernel at one shape, layout, schedule and machine) with this
+        digest."""
         found = [
             AccuracyRecord(
                 rel_fro=float(row["rel_fro"]),
