@@ -110,7 +110,7 @@ class BackendBase:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """No templates (kernels' patterns and code); a library overrides this."""
+        """The library kernels that the backend offers (`Backend.templates`): none by default."""
         return ()
 
     def unavailable(self) -> str:
@@ -138,17 +138,19 @@ class BackendBase:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """No generated kernels."""
+        """The kernels that the backend generates for an e-graph (`Backend.generated`): none by default."""
         return iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Do nothing: library kernels are not lowered."""
+        """Lower calls of generated kernels in advance (`Backend.prepare`): nothing to do by default, for library
+        kernels."""
         return iter(())
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """Raises UsageError, because a library generates no kernels."""
+        """The generated kernel of terms (`Target.template`): by default raises UsageError, as a library generates no
+        kernels."""
         raise UsageError(f"the backend {self.name} generates no kernels")
 
     def any_size(

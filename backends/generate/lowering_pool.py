@@ -190,7 +190,7 @@ class LowerPool:
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
     def number(self) -> int:
-        """A new job number, unique in the pool."""
+        """A new number for a job (terms to lower to kernels), unique in the pool."""
         self._count += 1
         return self._count
 

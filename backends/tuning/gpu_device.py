@@ -166,7 +166,7 @@ class HostDevice:
         return None
 
     def clock_mhz(self) -> float:
-        """NaN, because a host has no GPU clock."""
+        """Current SM clock (`MeasuringDevice.clock_mhz`): NaN, because a host has no GPU clock."""
         return float("nan")
 
 

@@ -359,7 +359,8 @@ class CpuMeasurer:
         self.worker.start()
 
     def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> bool:
-        """Do nothing, since programs compile C kernels when they are made; returns True (`Measurer.compile`)."""
+        """Compile kernels before they are needed (`Measurer.compile`): does nothing and returns True, since programs
+        compile C kernels when they are made."""
         return True
 
     def pause(self) -> None:
