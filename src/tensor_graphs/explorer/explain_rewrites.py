@@ -69,7 +69,7 @@ class BlockRewrites:
 
     @property
     def verdict(self) -> str:
-        """Summary of the steps' checks as text."""
+        """Text that says how many steps could not be reconstructed, and what replaying the others showed."""
         if self.given_up:
             return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)

@@ -62,7 +62,7 @@ class PlainDecoding:
     drafting = ""  # (`Decoding.drafting`)
 
     def ready(self, longest: int, limit: int) -> None:
-        """Make the sampler and the decode step now (`Decoding.ready`)."""
+        """Make the programs for sampling and for a decode step now, whatever the lengths (`Decoding.ready`)."""
         self.model.programs.sample(self.kind)
         if limit > 1:
             self.model.programs.decode()
@@ -73,7 +73,8 @@ class PlainDecoding:
         set_sampler(self.model, sampling)
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
-        """Compute and return further tokens of each row (sequence of the batch), equally many (`Decoding.round`)."""
+        """Compute and return further tokens of each row (sequence of the batch), equally many and at most `most`
+        (`Decoding.round`)."""
         programs = self.model.programs
         sample = programs.sample(self.kind)
         count = POLL if sample.tensors.startswith(GPU_KIND) else 1

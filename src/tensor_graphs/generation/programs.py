@@ -135,12 +135,12 @@ class Programs:
         return self._program(f"verify-{count}", graph, 1.0)
 
     def propose(self, kind: Kind, count: int) -> Program:
-        """Program that chooses a draft model's proposals (`proposer`)."""
+        """Program that chooses the next token that a draft model proposes, of `count` in a round (`proposer`)."""
         graph = lambda: proposer(kind, self.caches.batch, self.vocabulary, count)
         return self._program(f"propose-{kind}-{count}", graph, SAMPLE)
 
     def accept(self, kind: Kind, count: int) -> Program:
-        """Program that accepts proposals and chooses a further token (`acceptor`)."""
+        """Program that accepts the first of `count` proposed tokens and chooses a further token (`acceptor`)."""
         graph = lambda: acceptor(kind, self.caches.batch, self.vocabulary, count)
         return self._program(f"accept-{kind}-{count}", graph, SAMPLE)
 

@@ -39,7 +39,8 @@ class FilteredBackend:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """The kernels that the backend generates for fusion groups of a view (`Backend.generated`)."""
+        """The kernels that the backend generates for fusion groups (terms for one kernel) of an e-graph, unless they
+        are excluded (`Backend.generated`)."""
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
