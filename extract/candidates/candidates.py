@@ -31,6 +31,7 @@ from ..model.kernel import (
     contiguous,
 )
 from .bindings import KernelMatch, MatchBinder
+from .carried import CarriedKernels
 from .hypergraph import Hypergraph, ViewStrides, in_value_order, reachable
 from .layouts import MAX_LAYOUTS, ClassLayouts, canonical_strides
 
@@ -42,6 +43,7 @@ FIRST_BATCH_MATCHES, MAX_BATCH_MATCHES = 64, 2000
 def candidate_hypergraph(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
+    carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
     """Hypergraph of all kernels of the given backends that match a view and may be part of a plan for some root.
 
@@ -49,14 +51,15 @@ def candidate_hypergraph(
     a copy. `types`: storage types of the e-classes (model/storage_dtypes.py); a cast between e-classes of equal storage
     type is a view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover
     the roots. `enough`: when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does,
-    generated kernels are bound in no further layouts; `stats["left_out"]` is then 1.
+    generated kernels are bound in no further layouts; `stats["left_out"]` is then 1. `carried`: only these kernels,
+    without any generation.
     """
     backends, whole = [b.opened() for b in backends], view
     try:
-        if any(b.generates and b.several for b in backends):
+        if carried is None and any(b.generates and b.several for b in backends):
             view = without_rewrites_in_large_parts(whole, given_classes(whole))
         with gc_paused():
-            return _HypergraphBuilder(view, backends, view_strides, types, stop, enough).build()
+            return _HypergraphBuilder(view, backends, view_strides, types, stop, enough, carried).build()
     finally:
         for one in (whole, view):
             one.__dict__.pop(GROUPS_CACHE_ATTRIBUTE, None)
@@ -73,6 +76,7 @@ class _HypergraphBuilder:
     def __init__(
         self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None,
         stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
+        carried: CarriedKernels | None = None,
     ) -> None:  # fmt: skip
         self.view, self.view_strides, self.stop = view, view_strides, stop
         self.enough, self.left_out = enough, False
@@ -82,6 +86,9 @@ class _HypergraphBuilder:
         self.views: dict[str, Template] = {t.name.rpartition(".")[2]: t for t in templates if t.family == "view"}
         self.copies = [t for t in templates if t.family == "copy" and isinstance(t.term, Var)]
         self.kernels = [t for t in templates if t.family != "view" and not isinstance(t.term, Var)]
+        self.carried = carried
+        if carried is not None:
+            self.kernels = [t for t in self.kernels if id(t) in carried.templates]
         self.layouts = ClassLayouts(view, view.types if types is None else types, given_classes(view))
         preparing = {b.name: b.prepare for b in backends if b.generates}
         self.binder = MatchBinder(self.layouts, preparing, self._until_binding_ends)
@@ -168,6 +175,10 @@ class _HypergraphBuilder:
         Generators choose fusion groups relative to the whole e-graph, so those of the original graph come first:
         rewriting then removes none of them.
         """
+        if self.carried is not None:
+            matched = {id(t) for t in self.kernels}
+            yield from (m for m in self.carried.matches if id(m.template) not in matched)
+            return
         seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
         own = self.view.own
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
