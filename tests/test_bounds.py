@@ -47,6 +47,7 @@ from tensor_graphs.extract.solve import frontier_dp, presolve
 from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
+from tensor_graphs.models.files import limits
 from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.options import Options
@@ -167,7 +168,7 @@ WAITS: dict[str, Callable[[], Any]] = {
 def test_tracing_ends_at_the_time_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two operations, or, if none is traced any more, by an interruption."""
     as_graph(*looped(1))  # loads torch.export
-    monkeypatch.setattr(export_bounds, "LEAST", 0.5)
+    monkeypatch.setattr(limits, "LEAST", 0.5)
     module, args = looped(10**9, WAITS[name])
     began = time.monotonic()
     with pytest.raises(ExportTimeError, match=r"more than 0\.5 s") as error:
@@ -197,9 +198,34 @@ def test_the_bounds_of_one_export_leave_other_threads_alone() -> None:
 
 
 def test_the_time_limit_of_an_export_follows_the_budget() -> None:
-    assert [export_bounds.seconds_of(b) for b in (1, 100, None)] == [60, 400, 600]
+    assert [limits.seconds_of(b) for b in (1, 100, None)] == [60, 400, 600]
     with settings.override(export_seconds=7):
-        assert export_bounds.seconds_of(100) == 7
+        assert limits.seconds_of(100) == 7
+
+
+def test_tracing_a_numpy_function_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over single operations, by the clock and by the number of arrays."""
+
+    def looped(x: np.ndarray) -> np.ndarray:
+        while True:
+            x = x + 1
+
+    x = np.ones(4, np.float32)
+    monkeypatch.setattr(limits, "LEAST", 0.5)
+    with pytest.raises(ExportTimeError, match=r"more than 0\.5 s"):
+        as_graph(looped, (x,), budget=0.1)
+    with settings.override(max_nodes=100), pytest.raises(TooLargeError, match="401 operations"):
+        as_graph(looped, (x,))
+
+
+def test_views_of_one_array_are_traced_in_linear_time() -> None:
+    def seconds(count: int) -> float:
+        began = time.process_time()
+        as_graph(lambda x: [x[i:] for i in range(count)].pop(), (np.ones(count, np.float32),))
+        return time.process_time() - began
+
+    seconds(500)
+    assert seconds(12000) < 12 * seconds(3000) + 0.5  # 4 times as many; quadratic: 16 times
 
 
 def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +237,31 @@ def test_large_settings_may_come_from_the_environment(monkeypatch: pytest.Monkey
         settings.current()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["H200", "a|b|c", "gpu:x:sm90:multiprocessors=132", "gpu:x:sm90:multiprocessors=0|a|b", "gpu:x:sm90|a|b", "|||"],
+)
+def test_a_gpu_of_another_form_is_refused_at_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for an H200, and before anything is searched."""
+    began: list[str] = []
+    with pytest.raises(UsageError, match="the setting gpu is"), settings.override(gpu=text):
+        pass
+    monkeypatch.setenv("TENSOR_GRAPHS_GPU", text)
+    progress = Progress(lambda stage, message: began.append(stage))
+    for backend_name in ("numpy", "gpu"):
+        with pytest.raises(UsageError, match=r"(?s)the setting gpu is .*multiprocessors=132"):
+            tg.optimize(tg.input("x", (4,)) + 1.0, backend=backend_name, progress=progress)
+    assert began == []
+
+
 # ---------------------------------------------------------------- worker processes
 def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "host_bytes", lambda: 100 << 30)
     monkeypatch.setattr(host, "available_bytes", lambda: 80 << 30)
     assert [host.worker_bytes(n) >> 30 for n in (1, 4, 1000)] == [60, 15, 4]
-    for available, limits in ((20, [20, 15, 4]), (2, [2, 2, 2]), (0, [1, 1, 1])):
+    for available, most in ((20, [20, 15, 4]), (2, [2, 2, 2]), (0, [1, 1, 1])):
         monkeypatch.setattr(host, "available_bytes", lambda available=available: available << 30)
-        assert [host.worker_bytes(n) >> 30 for n in (1, 4, 1000)] == limits
+        assert [host.worker_bytes(n) >> 30 for n in (1, 4, 1000)] == most
     with settings.override(worker_memory=5):
         assert host.worker_bytes(4) == 5
 

@@ -22,7 +22,7 @@ from tensor_graphs.egraph.saturate import saturate
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import accept as accept_stage
-from tensor_graphs.pipeline import exclusions, measuring
+from tensor_graphs.pipeline import exclusions, measuring, verify_or_retry
 from tensor_graphs.pipeline import plan_cache as remember
 from tensor_graphs.pipeline.accept import acceptance
 from tensor_graphs.pipeline.match import generation_limit
@@ -109,9 +109,9 @@ def test_ctrl_c_uses_up_the_time() -> None:
     """Whatever is left of the budget, and also where no clock decides."""
     for deterministic in (False, True):
         session = Session(Options(budget=600.0, deterministic=deterministic), Progress())
-        assert not session.over and not session.late
+        assert not session.over and not session.late(0.0)
         session.progress.stopped = True
-        assert session.over and session.late
+        assert session.over and session.late(0.0)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -232,6 +232,42 @@ def test_without_time_a_plan_without_rewritten_values_is_next(monkeypatch: pytes
         assert found["failed"][0]["excluded"] == dropped and found["failed"][0]["error"] > found["failed"][0]["allowed"]
         assert "other plans within tolerance" in made.report.omitted
         assert "np.exp_tanh" in {k.name for k in made.report.kernels}
+
+
+@pytest.mark.parametrize(
+    ("begins", "dropped"), [(0.0, ["rough_0", "rough_1", "rough_2"]), (500.0, ["rough_0"]), (560.0, [])]
+)
+def test_another_plan_is_sought_only_if_its_verification_ends_in_time(
+    begins: float, dropped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each verification takes 100 s; the budget is 600 s, and other plans may take a quarter more."""
+    numpy = backend("numpy")
+    rough = [
+        LibraryKernel(f"rough_{i}", "numpy", "exp(x)", f"np.multiply(np.exp({{x}}), np.float32({1.0005 + i / 10000}), out={{out}})")
+        for i in range(3)
+    ]  # fmt: skip
+    monkeypatch.setattr(measuring, "select", lambda choice: [numpy.with_templates((*rough, *numpy.templates))])
+    cheap = {k: 0.01 * (i + 1) for i, k in enumerate(rough)}
+    monkeypatch.setattr(CpuMeasurer, "time", lambda self, t, c: Measured((cheap.get(t, 9.0),) * 5, {"rel_fro": 0.0}))
+    clock, began, verify = Clock("build", begins), list[float](), verify_or_retry.verify
+
+    def slow(*args: Any, **named: Any) -> Any:
+        began.append(clock.time)
+        clock.time, clock.seconds = clock.time + 100.0, 0.0
+        return verify(*args, **named)
+
+    monkeypatch.setattr(verify_or_retry, "verify", slow)
+    made = optimize_graph(
+        Session(Options(backend="numpy", budget=600.0, again=True), Progress(clock.say), now=clock),
+        Graph.of(tg.exp(tg.input("x", (8, 16)))),
+    )
+    found = made.report.verification
+    before = (
+        found["dropped"][: found["dropped"].index("all rewrites")]
+        if "all rewrites" in found["dropped"]
+        else found["dropped"]
+    )
+    assert found["passed"] and before == dropped, (began, found)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -339,6 +339,14 @@ def test_differences_that_rounding_decides_are_accepted():
     assert "itself, on 3 inputs" in compared(centred, X)
 
 
+def test_an_infinity_is_no_rounding_of_another_value():
+    """Neither alone nor where other elements are at their limits."""
+    for value, other in ((np.inf, 3.0), (-np.inf, np.inf), (np.nan, np.inf), (np.inf, np.nan)):
+        wrong = lambda a, v=value, w=other: a * 0 + (np.float32(v) if type(a) is np.ndarray else np.float32(w))
+        with pytest.raises(TraceError, match="differs from that of its graph"):
+            compared(wrong, X)
+
+
 @pytest.mark.parametrize("function", [lambda x: x.stride(0) + x, lambda x: x * 2 if x.is_contiguous() else x * 3])
 def test_torch_functions_that_depend_on_the_memory_layout_are_refused(function):
     """torch.export has the strides of the examples; a program takes tensors of every layout."""

@@ -15,7 +15,8 @@ FRAME, REGISTERS = 0x11, 0x2F  # ids of the attributes that are read
 
 
 def resources(binary: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack spills) per thread, the maximum over all functions.
+    """(registers per thread, bytes of stack spills per thread) of the compiled kernel `binary` (a cubin file), each the
+    maximum over all of its functions.
 
     Raises ValueError if `binary` is not a cubin.
     """

@@ -30,11 +30,12 @@ from .term_text import pattern_text
 # ---------------------------------------------------------------- the template
 @dataclass(frozen=True, eq=False)
 class SizedKernel(KernelBase):
-    """A generated GPU kernel for every size.
+    """A generated GPU kernel whose source serves every size.
 
-    `origin`, `origin_call`: the kernel and its call at generic sizes, under which it is measured. `free`,
-    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size; `generic`: the
-    generic sizes. Schedule and sizes are those of a call (sizes are attributes).
+    `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes during the
+    search), under which it is measured. `free`, `free_call`: terms and call in free sizes. `ranges`: least and largest
+    value of each free size; `generic`: the generic sizes. Schedule and sizes are those of a call (sizes are
+    attributes).
     """
 
     origin: GeneratedKernel
@@ -62,9 +63,8 @@ class SizedKernel(KernelBase):
 
     @property
     def layout(self) -> Layout | None:
-        """Function from a call to the strides of a channels-last output; None for a row-major output. Taken from the
-        kernel at the generic sizes (`origin`).
-        """
+        """Function from a call to the strides of its channels-last output; None for a row-major output. It is that of
+        the kernel at the generic sizes (`origin`)."""
         return self.origin.layout
 
     @property
@@ -73,16 +73,19 @@ class SizedKernel(KernelBase):
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """(kernel at the generic sizes, call at these sizes with the call's schedule)."""
+        """What is measured in place of `call`: (kernel at the generic sizes, call at these sizes with the schedule of
+        `call`)."""
         return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property
     def code_identity(self) -> str:
-        """Declared identity of the kernel at the generic sizes."""
+        """Text that stands for the kernel's code in stored keys, made from the identity of the kernel at the generic
+        sizes."""
         return f"any_size[{self.origin.identity}]"
 
     def alike(self, call: Call) -> None:
-        """None, no key for tuning (`GeneratedKernel.alike`): only the kernel at the generic sizes is tuned."""
+        """None: this kernel shares no tuning results (`GeneratedKernel.alike`), because only the kernel at the generic
+        sizes is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
         """Empty, because tuning jobs are written for the kernel at the generic sizes, `origin`."""
@@ -90,7 +93,8 @@ class SizedKernel(KernelBase):
 
     # ------------------------------------------------------------ code
     def write(self, call: Call) -> str:
-        """Statements of a call; at run time they choose the first form within whose bounds the sizes are."""
+        """Python statements of a call; at run time they choose the first form (source with its range of sizes) whose
+        range contains the sizes."""
         names = {n: literal(call.attrs[n]) for n in self.ranges}
         found = self.all_forms(call)
         if len(found) == 1:
@@ -113,11 +117,12 @@ class SizedKernel(KernelBase):
         return text
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (`Template.writes_out`)."""
+        """Whether the statements of `call` store the result in a buffer that the program passes, instead of returning a
+        new tensor (`Template.writes_out`)."""
         return mentions_out(self.write, self.operands, call)
 
     def source(self, call: Call) -> dict[str, str]:
-        """Definitions that the statements of a call need, by name."""
+        """Python definitions that the statements of a call need: name -> source."""
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
@@ -137,23 +142,26 @@ class SizedKernel(KernelBase):
         )
 
     def all_forms(self, call: Call) -> tuple[SizedForm, ...]:
-        """Forms of a call's schedule, in the order in which they are tried. Raises ShapeError if there is none."""
+        """Forms (sources, each with its range of sizes) of a call's schedule, in the order in which they are tried.
+        Raises ShapeError if there is none."""
         found = self.forms_of(call)
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
         return found
 
     def bounds_of(self, call: Call) -> list[Bounds]:
-        """Bounds of the sizes of each form of a call's schedule."""
+        """For each form of a call's schedule, the range of sizes for which it is correct: size -> (least, largest)."""
         return [form.bounds for form in self.all_forms(call)]
 
     def conditions_of(self, call: Call) -> list[str]:
-        """Python expressions over the sizes that must be true for a call, because addresses have 32 bits."""
+        """Python expressions over the sizes that must be true for the kernel to serve `call`, because it computes
+        addresses in 32 bits; empty if they always are."""
         elements = [volume(o.type.shape) for o in call.places.values()]
         return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
 
     def forms_of(self, call: Call) -> tuple[SizedForm, ...] | str:
-        """Forms of a call's schedule, or the reason why there are none."""
+        """Forms (sources, each with its range of sizes) of a call's schedule, or the reason why there are none.
+        Searched once per schedule."""
         chosen = dict(call.schedule) or dict(self.origin.space(self.origin_call)[0])
         key = tuple(sorted(chosen.items()))
         if key not in self.forms:
@@ -167,8 +175,8 @@ class SizedKernel(KernelBase):
 def sized_kernel(
     template: GeneratedKernel, call: Call, numbers: Numbers, others: Sequence[Emitter] = ()
 ) -> SizedCall | None:
-    """The kernel for every size (a `SizedKernel` and its call) that corresponds to a kernel generated at generic
-    sizes; None if its terms hold at these sizes only.
+    """The kernel for every size, with its call, that corresponds to `template` and `call` at generic sizes; None if its
+    terms hold at these sizes only.
 
     Whether its source can be generalized is only found out by `SizedKernel.forms_of`. `numbers`: generic size -> size
     expression. `others`: emitters whose schedules may be used at sizes at which the chosen schedule has no form.

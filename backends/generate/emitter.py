@@ -19,27 +19,27 @@ from .schedule import Move, Numbers, Schedule
 
 
 class Launch(Protocol):
-    """One kernel launch: the name that `source` defines, and the statement that launches the kernel."""
+    """One launch of an emitted kernel: the kernel's source, and the statement that launches it."""
 
     @property
     def name(self) -> str:
-        """Name of the kernel."""
+        """Name of the kernel, which `source` defines."""
         ...
 
     @property
     def source(self) -> str:
-        """Source of the kernel's definition."""
+        """Python statement that defines the kernel, with its source."""
         ...
 
     @property
     def definitions(self) -> Mapping[str, str]:
-        """Python definitions that the launch needs: name -> source."""
+        """Python definitions that the launch needs, the kernel's included: name -> source."""
         ...
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The launch statement; `names` maps buffers to variables.
+        """The Python statement that launches the kernel; `names` maps its buffers to Python variables.
 
-        Emitters of functional kernels return an expression that does not mention the output.
+        Emitters of functional kernels return an expression of the result, which does not mention the output.
         """
         ...
 
@@ -52,7 +52,7 @@ class LaunchBase:
 
     @property
     def definitions(self) -> Mapping[str, str]:
-        """Definitions that the launch needs: the kernel's own."""
+        """Python definitions that the launch needs (name -> source): only the kernel's own."""
         return {self.name: self.source}
 
 
@@ -69,7 +69,7 @@ class Emitter(Protocol):
     def version(self) -> str: ...
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the emitted source of kernels for the terms `roots`, a part of the keys of stored times."""
+        """Version of the text of the kernels that compute the terms `roots`, part of stored keys."""
         ...
 
     @property
@@ -104,61 +104,65 @@ class Emitter(Protocol):
         ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
-        """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is
-        legal."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, whose axes have the roles `shape`, best guess
+        first. `splits`: whether split reduction (split-K) is legal."""
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to an input precision; arguments
-        and result as for `space`."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; other
+        arguments and result as for `space`."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal. `splits`: as for `space`."""
+        """Whether `schedule` (parameter name -> integer) is legal for `kernel`. `splits`: as for `space`."""
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed schedule of a stored one. Raises UsageError for a schedule with other parameters."""
+        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if it has parameters that no
+        strategy of the emitter has."""
         ...
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
-        """Moves of the schedule search from a stored schedule, legal or not."""
+        """Yields the changes of one parameter that the schedule search tries from `schedule`, whether or not the
+        results are legal."""
         ...
 
     def warp_specialized(self, schedule: Numbers) -> bool:
-        """Whether a stored schedule is warp specialized."""
+        """Whether warps have different roles (producers, consumers) in a kernel with this schedule."""
         ...
 
     def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
-        """The launches of a lowered kernel in a schedule, in execution order; names of their kernels begin with `name`.
+        """Emit the lowered kernel `found` in a schedule; returns its launches in execution order. Names of their
+        kernels begin with `name`.
 
         Raises Unfusable if the kernel cannot be emitted.
         """
         ...
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether the text that a stored schedule emits for extents larger than a tile, and not divisible by it, is
-        also right for extents smaller than the tile (generate/form_search.py)."""
+        """Whether the text emitted with `schedule` for extents larger than a tile, and not divisible by it, is also
+        right for extents smaller than the tile (generate/form_search.py)."""
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """(launch statement, definitions of the launch) for free sizes, from those for one choice of sizes.
+        """Change the launch `statement` and the `definitions` (name -> source) of a kernel made for one choice of sizes
+        so that they serve all sizes; returns both.
 
-        The grid is an argument of the statement, since it may depend on sizes; `SIZES_<launch name>` is a
+        The grid becomes an argument of the statement, since it may depend on sizes; `SIZES_<launch name>` is a
         placeholder for the size arguments.
         """
         ...
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the launch arguments that pass the values of the sizes `names`, which replaces the placeholder of
-        `sized_launch`."""
+        """Python text of the launch arguments that pass the values of the sizes `names`, which replaces the placeholder
+        of `sized_launch`."""
         ...
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Kernel text with an integer parameter for each free size that occurs in it, and the names of these sizes.
+        """Add an integer parameter, called `prefix` + size, to the kernel function `name` for each of `sizes` that
+        occurs in `text`, a `size_text.Text`. Returns (kernel text, the sizes that occur).
 
-        A parameter is called `prefix` + size; `text` is a `size_text.Text`. None if a size occurs where the compiler
-        needs a constant.
+        None if a size occurs where the compiler needs a constant.
         """
         ...
 
@@ -169,21 +173,21 @@ class EmitterBase:
     version: str
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """The emitter's version (`Emitter.version_of`)."""
+        """The emitter's version, which is the same for all terms (`Emitter.version_of`)."""
         return self.version
 
     def masked(self, schedule: Numbers) -> bool:
-        """False: the text may be wrong for extents smaller than a tile (`Emitter.masked`)."""
+        """False: the emitted text may be wrong for extents smaller than a tile (`Emitter.masked`)."""
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes
+        """`statement` and `definitions` unchanged, since kernels of this emitter take no sizes
         (`Emitter.sized_launch`)."""
         return statement, definitions
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the launch arguments that pass the values of free sizes; "" without sizes
-        (`Emitter.size_arguments`)."""
+        """Python text of the launch arguments that pass the values of the sizes `names`, such as ", T, B"; "" without
+        sizes (`Emitter.size_arguments`)."""
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
@@ -200,7 +204,8 @@ class EmitterBase:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Result of lowering a call: the kernel in the IR, its shape (extents of its axes), and its candidate schedules."""
+    """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (`shape`), and its candidate
+    schedules (`space`)."""
 
     kernel: Kernel
     shape: Shape
@@ -213,7 +218,7 @@ class Lowered:
 
     @cached_property
     def cuts(self) -> bool:
-        """Whether the longest reduction of the kernel can be split (split-K)."""
+        """Whether the kernel's longest reduction can be split into parts that are combined afterwards (split-K)."""
         return can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
@@ -224,12 +229,14 @@ class Lowered:
 
 
 def split_axis(shape: Shape) -> Axis:
-    """The longest reduction axis that is not nested in another reduction: the axis of split-K."""
+    """The axis that split-K divides among blocks: of a kernel whose axes have the roles `shape`, the longest reduction
+    axis that is not inside another reduction."""
     return max(shape.outer, key=lambda a: a.size)
 
 
 def can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether split reduction is legal: the longest reduction axis has even extent and can be split."""
+    """Whether split-K is legal for `kernel`, whose axes have the roles `shape`: its longest reduction axis has even
+    extent and can be split."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
     return if_fusable(split, kernel, axis, 2) is not None

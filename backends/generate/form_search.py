@@ -45,11 +45,11 @@ PREFIX = "size_"  # of size parameters of kernels
 
 @dataclass(frozen=True, eq=False)
 class FormSearch:
-    """Search for forms of one kernel.
+    """Search for the forms (sources, each with the range of sizes for which it is correct) of one kernel.
 
-    `origin`, `origin_call`: the kernel and its call at generic sizes. `free`, `free_call`: terms and call in free
-    sizes. `ranges`: least and largest value of each free size. `generic`: the generic sizes. `others`: emitters of
-    kernels for sizes that the chosen schedule leaves.
+    `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes). `free`,
+    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size. `generic`: the
+    generic sizes. `others`: emitters whose kernels may serve sizes for which the chosen schedule has no form.
     """
 
     origin: GeneratedKernel
@@ -62,7 +62,8 @@ class FormSearch:
     _known: dict[Any, EmittedTexts | str] = field(default_factory=dict)
 
     def forms(self, chosen: Mapping[str, int]) -> Iterator[SizedForm]:
-        """The chosen schedule's form (or that of the next best schedule with one), then forms for the other sizes.
+        """Yields the form of the schedule `chosen` (or that of the next best schedule with one), then forms for the
+        sizes that it does not serve.
 
         Raises NoForm if some sizes have no form.
         """
@@ -118,10 +119,10 @@ class FormSearch:
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> SizedForm:
-        """Form of one schedule for sizes within bounds, or for a part of these sizes (`SizedForm.bounds`).
+        """The form of one schedule for the sizes in the range `within`, or for a part of them (`SizedForm.bounds`).
 
-        `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the schedule's texts have
-        no common form.
+        `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the texts that the
+        schedule emits at several sizes cannot be generalized to one.
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
@@ -280,7 +281,7 @@ class FormSearch:
                 raise NoForm(f"the emitted source at {dict(sizes)} differs from the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> EmittedTexts | str:
-        """Texts that a schedule of `emitter` emits at some sizes, or the reason why there are none. Cached."""
+        """What `emitter` writes with a schedule at some sizes, or the reason why it cannot. Cached."""
         key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
         if key not in self._known:
             try:

@@ -44,7 +44,8 @@ def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
 
 
 def free_call(call: Call, numbers: Numbers) -> Call:
-    """Call at generic sizes rewritten in free sizes, without its schedule; `numbers` as for `free_terms`."""
+    """`call`, which is at generic sizes, rewritten in free sizes and without its schedule; `numbers` as for
+    `free_terms`."""
 
     def operand(o: Operand) -> Operand:
         kind = numbers.type(o.type)

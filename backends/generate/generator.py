@@ -1,4 +1,4 @@
-"""Backends that generate kernels for an e-graph view, and kernels of theirs for every size.
+"""Backends that generate kernels for the fusion groups of an e-graph view, and kernels of theirs for every size.
 
 A `KernelGenerator` describes a backend and is immutable; its `Lowering` (lowerings.py) belongs to one optimization.
 """
@@ -30,8 +30,10 @@ from .template import GeneratedKernel, template_of
 class KernelGenerator(BackendBase):
     """A backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable `Lowering`.
 
-    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows of a product that counts as
-    skinny GEMM (bound by reading weights), for which transposed weight layouts are tried too.
+    `emitter`: writes the kernels' source; `helpers`: definitions that the source may need, by name; `templates`:
+    library kernels offered besides. `several`: whether to generate multi-output kernels. `vectors`: maximum number of
+    rows of a product that counts as skinny GEMM (bound by reading weights), for which transposed weight layouts are
+    tried too.
     """
 
     emitter: Emitter
@@ -51,11 +53,12 @@ class KernelGenerator(BackendBase):
         return missing_module(self.emitter.needs) or super().unavailable()
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """The fusion policies to grow fusion groups with, for a view."""
+        """What fusion groups of `view` may contain: the policies with which they are grown, one after the other."""
         return FUSION_POLICIES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
-        """The `Lowering` of this backend in `lowerings`; a new, unshared `Lowering` for None."""
+        """The kernels that one optimization generates with this backend: the `Lowering` that `lowerings` holds for it,
+        or a new one that nothing else shares."""
         return (Lowerings() if lowerings is None else lowerings).of(self)
 
     def generated(
@@ -65,25 +68,31 @@ class KernelGenerator(BackendBase):
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Kernels for the fusion groups of a view, as `Lowering.generated` yields them, from a new `Lowering` each
-        time."""
+        """Yields (template, output classes, operand classes) for the fusion groups of a view, as `Lowering.generated`
+        does, from a new `Lowering` each time."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of templates in worker processes, before they are needed; yields after each template.
+        """Lower the pairs `asked` of template and call in worker processes, before they are needed; yields after each
+        template.
 
-        See `Lowering.prepare`; the `Lowering` is a new one.
+        The lowered kernels go to a new `Lowering` (`Lowering.prepare`).
         """
         return self.opened().prepare(asked)
 
     def lowering(self, lowerings: Lowerings) -> Lowering:
-        """A new `Lowering` of this backend."""
+        """A new `Lowering` (generated kernels of one optimization) of this backend, which shares the worker processes
+        of `lowerings`."""
         return Lowering(self, lowerings)
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel of terms over inputs (`Target.template`). Raises UsageError for an unknown precision."""
+        """The generated kernel that computes the terms `roots` over inputs (`Target.template`).
+
+        `transposed`: names of weights that are transposed at load time; `last`: whether the output is channels-last;
+        `precision`: name of the input precision of float32 products. Raises UsageError for an unknown precision.
+        """
         found = next((p for p in PRECISIONS if p.name == precision), None)
         if found is None:
             raise UsageError(f"there is no precision {precision!r}", hint=f"one of {[p.name for p in PRECISIONS]}")
@@ -91,15 +100,15 @@ class KernelGenerator(BackendBase):
 
 
 class GpuGenerator(KernelGenerator, GpuBackend):
-    """Defaults of generators of kernels for an NVIDIA GPU."""
+    """Base of backends that generate kernels for an NVIDIA GPU."""
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """The kernel for every size that corresponds to a generated kernel (`Target.any_size`). It is priced at the
-        generic sizes.
-        """
+        """The kernel for every size that corresponds to a generated kernel and its call at generic sizes
+        (`Target.any_size`), with `numbers`: generic size -> size expression. None if its terms hold at these sizes
+        only. It is priced at the generic sizes."""
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         emitters = [b.emitter for b in others if isinstance(b, KernelGenerator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)

@@ -23,7 +23,7 @@ OUT = "out_"  # output argument, a name that kernel code does not use; further o
 
 
 def out_argument(name: str) -> str:
-    """Name of the argument of `run` for an output (out, out1, …)."""
+    """Name of the argument of `run` for the output `name`: out_ for out, out1_ for out1, and so on."""
     return f"{name}_"
 
 
@@ -54,7 +54,8 @@ class KernelText:
 
 
 def kernel_text(template: Template, call: Call) -> KernelText:
-    """The kernel text of a call of a template whose code works on Torch tensors."""
+    """The module text of one kernel: `template`, whose code works on Torch tensors, in the layouts and schedule of
+    `call`."""
     from ..program.helper_functions import helper_source
 
     names = tuple(template.operands)
@@ -82,7 +83,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """The module of a kernel text, executed."""
+    """Execute a kernel's text as a Python module; returns the module."""
     module = ModuleType(f"kernel_{found.digest}")
     execute(found.text, f"<{module.__name__}>", vars(module))
     return module
@@ -90,17 +91,17 @@ def module_of(found: KernelText) -> ModuleType:
 
 # ---------------------------------------------------------------- calls as JSON
 def operand_json(o: Operand) -> list[Any]:
-    """An operand as the JSON list [shape, dtype, strides]."""
+    """An operand as the JSON list [shape, dtype, strides in elements]."""
     return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
 
 
 def operand_of_json(data: list[Any]) -> Operand:
-    """An operand from the JSON list [shape, dtype, strides]."""
+    """The operand that `operand_json` has written as a list."""
     return Operand(Type(tuple(data[0]), data[1]), tuple(data[2]))
 
 
 def call_json(call: Call) -> dict[str, Any]:
-    """A call as JSON values: operands, outputs, attributes, schedule."""
+    """A call (one use of a kernel) as JSON values: operands, outputs, attributes, schedule."""
     more = {"more": [operand_json(o) for o in call.more]} if call.more else {}
     return {
         "operands": {name: operand_json(o) for name, o in call.operands.items()},

@@ -24,12 +24,11 @@ HEAD = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Job:
-    """Message to a lowering worker.
+    """Message to a lowering worker: terms that it is to lower to kernels.
 
-    The terms of a fusion group and its call, to be lowered by the generators `names`; or, with `form`, calls of one
-    template of a kernel.
-
-    `limit`: permitted relative error. `images`: names of operands and results that are images.
+    Without `form`: a fusion group's terms and its call, to be lowered by each of the generators (backends) `names`.
+    With `form`: calls of one template of a kernel. `limit`: relative error that kernels may add by rounding operands.
+    `weights`, `images`: names of operands, and of results, that are weights or images.
     """
 
     names: tuple[str, ...]
@@ -66,7 +65,7 @@ def rebuilt_terms(found: Flat) -> tuple[Tensor, ...]:
 
 
 def read(stream: IO[bytes]) -> Any:
-    """The next message of a stream. Raises EOFError at the end of input."""
+    """The next message of `stream`, unpickled. Raises EOFError at the end of input."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         raise EOFError
@@ -74,6 +73,6 @@ def read(stream: IO[bytes]) -> Any:
 
 
 def framed(data: object) -> bytes:
-    """A message: pickled data with a length prefix."""
+    """`data` as a message for a stream: pickled, after its length."""
     body = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
     return HEAD.pack(len(body)) + body

@@ -89,7 +89,7 @@ class _Process:
 
 @dataclass(eq=False)
 class Batch:
-    """Queue of lowering jobs that the caller takes in order, each once.
+    """Queue of lowering jobs that the caller takes in order, each once, while workers do jobs ahead of the caller.
 
     Job numbers are unique within the pool, which may have several batches in flight.
     """
@@ -106,7 +106,7 @@ class Batch:
         self.taken = self.early = self.given = 0
 
     def add(self, job: Callable[[], Job]) -> None:
-        """Add a job; workers may start on it at once."""
+        """Append a job, given as a function that builds it; workers may start on it at once."""
         self._put(job)
         if len(self.jobs) == WORTH:
             self.pool.begin()
@@ -118,17 +118,18 @@ class Batch:
         self.numbers.append(self.pool.number())
 
     def close(self) -> None:
-        """Mark the batch as complete."""
+        """Mark the batch as complete: no more jobs are added."""
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
     def take_arrived(self) -> Reply:
-        """The worker's reply to the next job if it has arrived, else an empty reply. Does not wait."""
+        """Take the next job: a worker's reply to it if that has arrived, else an empty reply, and the caller must do
+        the job. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
-        """The worker's reply to the next job; empty if the caller must do the job.
+        """Take the next job: a worker's reply to it, or an empty reply if the caller must do the job.
 
         Waits if a worker has the job in progress.
         """
@@ -146,7 +147,7 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Up to `PART` jobs for a worker, as (number, job).
+        """Up to `PART` jobs to send to a worker, as (number, job); they count as given out.
 
         They are taken from the end of a complete batch, except the job that the caller does next; from the beginning of
         a batch that still grows, or of any batch if at least WIDE workers have started (then fewer at a time, so that
@@ -227,7 +228,7 @@ class LowerPool:
         return found
 
     def growing(self) -> Batch:
-        """An empty batch that jobs are added to one by one."""
+        """A new, empty batch to which jobs are added one by one."""
         return Batch(self)
 
     @property

@@ -45,7 +45,8 @@ BODIES = 2  # kept templates per output class and set of operands: alternative c
 
 
 class Lowering:
-    """Kernels that one optimization generates with one backend, and its cache of lowered fusion groups.
+    """The kernels that one optimization generates with one backend, and its cache of fusion groups lowered to kernel
+    IR.
 
     A `Backend` for one optimization, made by `KernelGenerator.opened`. Not thread-safe.
     """
@@ -64,11 +65,11 @@ class Lowering:
         self.answered: dict[Hashable, Sequence[Answer]] = {}  # key of a request -> templates that compute it
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
-        """The lowering itself, which is already open."""
+        """This object, which already belongs to an optimization (`KernelGenerator.opened`)."""
         return self
 
     def with_templates(self, templates: Sequence[Template]) -> Lowering:
-        """A lowering with the same state and other library kernels."""
+        """A `Lowering` that shares this one's state, but offers the library kernels `templates`."""
         found = copy(self)
         found.templates = templates
         return found
@@ -80,12 +81,13 @@ class Lowering:
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Yield (template, output classes, operand classes) for every fusion group that one kernel can compute.
+        """Yields (template, output classes, operand classes) for every fusion group of `view` that one kernel can
+        compute.
 
         Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
         found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
         templates with the fewest flops, then the smallest kernels, are kept. Maximal groups come first, multi-output
-        groups last. `given`: classes in memory before any kernel runs. `types`: type of each class. Once `enough`
+        groups last. `given`: e-classes in memory before any kernel runs. `types`: type of each e-class. Once `enough`
         returns true, no more groups are grown; kernels of groups grown before are still yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
@@ -202,7 +204,7 @@ class Lowering:
         return target() if self.device.on_gpu else None
 
     def answers(self, asked: LoweringRequest) -> Sequence[Answer]:
-        """(template, flops, number of expressions) of each template that computes a fusion group.
+        """(template, flops, number of expressions) of each template that computes the fusion group of a request.
 
         Cached, because repeated layers give equal requests.
         """
@@ -215,10 +217,8 @@ class Lowering:
         return found
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower the calls of `asked`, (template, call) pairs, in worker processes, which begin at once.
-
-        The result yields after each template.
-        """
+        """Lower the pairs `asked` of template and call in worker processes, which begin at once. The result is an
+        iterator that takes the replies in and yields after each template."""
         by_template: dict[GeneratedKernel, list[Call]] = {}
         for template, call in asked:
             assert isinstance(template, GeneratedKernel)  # a lowering's own
@@ -249,7 +249,7 @@ class Lowering:
         """Lower a `Job` in a worker process: a fusion group by every template that computes it, or given calls of one
         template.
 
-        Returns the answers for a group, [] for calls of one template (which keeps the lowered kernels).
+        Returns what `answers` says for a group; [] for calls of one template, which keeps the lowered kernels.
         """
         if job.form is None:
             return self.answers(
@@ -362,13 +362,14 @@ class Lowerings:
         self.open: dict[str, Lowering] = {}  # by backend name
 
     def of(self, generator: KernelGenerator) -> Lowering:
-        """The `Lowering` of a backend, created on first use."""
+        """The `Lowering` (generated kernels) of the backend `generator`, created on first use."""
         if generator.name not in self.open:
             self.open[generator.name] = generator.lowering(self)
         return self.open[generator.name]
 
     def opened(self, backend: Backend) -> Backend:
-        """A backend with the state of this optimization."""
+        """`backend` with the state that belongs to this optimization: the `Lowering` of a backend that generates
+        kernels, the backend itself if it has no such state."""
         return backend.opened(self)
 
     def close(self) -> None:

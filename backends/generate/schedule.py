@@ -22,8 +22,8 @@ Kind = Literal["number", "flag", "depths", "sides"]
 
 
 class Move(NamedTuple):
-    """One move of the schedule search: the parameter that changes, whether it grows (1) or shrinks (-1), and the stored
-    form of the resulting schedule."""
+    """One step of the schedule search from a schedule to a neighbour: the parameter that changes, whether it grows (1)
+    or shrinks (-1), and the new schedule (parameter name -> integer)."""
 
     parameter: str
     direction: int
@@ -52,7 +52,8 @@ class Domain:
         return not self.powers or value & (value - 1) == 0
 
     def neighbours(self, value: int) -> tuple[int, ...]:
-        """Values one move away, the larger one first; they may be outside of the domain."""
+        """The values that one move of the schedule search leads to from `value`, the larger one first; they may be
+        outside of the domain."""
         if self.steps == "none":
             return ()
         return (value + 1, value - 1) if self.steps == "step" else (2 * value, value // 2)
@@ -149,9 +150,8 @@ class Schedule:
 
     @classmethod
     def parse(cls, numbers: Numbers) -> Self | None:
-        """Schedule of this class from its stored form (name -> integer); None if a name is not a parameter of this
-        class, or a required parameter is missing. Values need not be in their domains (`valid`).
-        """
+        """The schedule of this class with the stored parameters `numbers` (name -> integer); None if a name is not a
+        parameter of this class, or a required parameter is missing. Values need not be in their domains (`valid`)."""
         known = declared(cls)
         if cls.tag and numbers.get(cls.tag) != 1:
             return None
@@ -182,12 +182,12 @@ class Schedule:
         return cls(**found)
 
     def numbers(self) -> dict[str, int]:
-        """Stored form of the schedule: names and integers, sorted by name."""
+        """The schedule as it is stored: parameter name -> integer, sorted by name."""
         return dict(self.key)
 
     @property
     def key(self) -> Key:
-        """Stored form of the schedule as a hashable tuple."""
+        """The schedule as it is stored, as a hashable tuple of (parameter name, integer)."""
         own, found = self.__dict__, [(self.tag, 1)] if self.tag else []
         for name, stored, kind in _layout(cast(Any, type(self))):
             value = own[name]
@@ -202,7 +202,8 @@ class Schedule:
         return tuple(sorted(found))
 
     def but(self, **changes: Any) -> Self:
-        """The schedule with some fields changed; `dataclasses.replace` without its checks, for ranking models."""
+        """A copy of the schedule with some fields changed; `dataclasses.replace` without its checks, since ranking
+        models make many."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **changes)
         return made
@@ -227,7 +228,8 @@ class Schedule:
         return 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile in a kernel of this shape, from which recomputation is estimated.
+        """(rows, columns) of a program's tile in a kernel whose axes have the roles `shape`, from which recomputation
+        is estimated.
 
         By default the fields `m` and `n`, or 1 where the schedule has no such field.
         """
@@ -243,7 +245,7 @@ class Schedule:
 
     # ------------------------------------------------------------ moves of the search
     def moves(self) -> Iterator[Move]:
-        """All schedules one move away, legal or not.
+        """Yields all schedules one move of the schedule search away, legal or not.
 
         Flags first, because their gain carries over to most other schedules; then each number; then equal depths of
         loops together; then parameters that are absent.
@@ -299,7 +301,8 @@ def _suffix(p: Parameter, text: str) -> bool:
 
 
 def declared(schedule: type[Schedule]) -> dict[str, Parameter]:
-    """Parameters of a schedule class by stored name (families by their prefix), in the order of the fields."""
+    """The parameters that the class `schedule` declares, by stored name (several parameters of one field by their
+    prefix), in the order of the fields."""
     return _declared(cast(Any, schedule))
 
 

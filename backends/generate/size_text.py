@@ -34,18 +34,17 @@ class Text:
     values: tuple[Fitted, ...]
 
     def spelled(self, spell: Callable[[Fitted], str]) -> str:
-        """The text with `spell(value)` in place of each hole."""
+        """The text with each hole filled with `spell(value)`, where `value` is the hole's function of the sizes."""
         return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
 
     def at(self, sizes: Sizes) -> str:
-        """The text at given sizes."""
+        """The text with each hole filled with the number that it has at the given sizes."""
         return self.spelled(lambda value: str(value_at(value, sizes)))
 
     @staticmethod
     def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
-        """Generalization of texts emitted at several points (choices of sizes). Raises NoForm if they differ in more
-        than integers that are functions of the sizes.
-        """
+        """Generalize `texts`, emitted at the choices of sizes `points`, to one text with holes. Raises NoForm if they
+        differ in more than integers that are functions of the sizes."""
         pieces = tuple(_NUMBER.split(texts[0])[::2])
         rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
         values = []
@@ -58,12 +57,13 @@ class Text:
 
 
 def skeleton(text: str) -> str:
-    """Text with its integers blanked out; texts that can be generalized to one have equal skeletons."""
+    """`text` with its integers replaced by `#`; only texts with equal skeletons can be generalized to one."""
     return _NUMBER.sub("#", text)
 
 
 def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
-    """Python expression of a fitted function of sizes; `names`: size -> expression."""
+    """Python expression of `value`, a function of sizes that `fit` has found; `names`: size -> Python expression of its
+    value (by default its name)."""
     if isinstance(value, LimitedFit):
         return f"{value.op}({python(value.value, names)}, {value.limit})"
     if not isinstance(value, DimExpr):
@@ -73,8 +73,8 @@ def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class EmittedTexts:
-    """Texts that one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands
-    and kernels (`kernel0_`, …), bytes of scratch memory, and (name, text) of definitions."""
+    """What one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands and
+    kernels (`kernel0_`, …), bytes of scratch memory, and definitions as (name, source)."""
 
     statement: str
     scratch: int
@@ -82,7 +82,8 @@ class EmittedTexts:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts, in an order that does not depend on the sizes."""
+        """Statement, bytes of scratch memory (as text) and sources of definitions, in an order that does not depend on
+        the sizes."""
         return (self.statement, str(self.scratch), *(text for _, text in self.definitions))
 
 

@@ -71,11 +71,22 @@ def pointer(x):
             pass
     return address(x)''',
     "table": '''def table(*given):
-    """The addresses of C kernel arguments as an array of pointers, which keeps the arguments alive."""
-    places = [x.value if isinstance(x, ctypes.c_void_p) else ctypes.addressof(x) for x in given]
+    """The addresses of C kernel arguments as an array of pointers, which keeps the arguments alive; None: written later."""
+    places = [getattr(x, "value", None) if x is None or isinstance(x, ctypes.c_void_p) else ctypes.addressof(x) for x in given]
     found = (ctypes.c_void_p * len(given))(*places)
     found.given = given
     return found''',
+    "start_of": '''def start_of(x):
+    """Memory address of an array or tensor, as a number."""
+    if x.__class__ is not np.ndarray:
+        return x.data_ptr()
+    try:
+        return ctypes.addressof(start(x))
+    except (TypeError, ValueError):  # read-only, bfloat16, not contiguous
+        return x.__array_interface__["data"][0]''',
+    "starts_of": '''def starts_of(*given):
+    """Memory addresses of arrays or tensors, as numbers."""
+    return [start_of(x) if x.__class__ is np.ndarray else x.data_ptr() for x in given]''',
     "argument": '''def argument(x):
     """Memory address of an array or tensor as an argument of a C kernel; the caller keeps x alive until the kernel ends."""
     return pointer(x) if x.__class__ is np.ndarray else ctypes.c_void_p(x.data_ptr())''',

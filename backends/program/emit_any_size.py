@@ -149,6 +149,7 @@ def free(value: Any) -> bool:
 class SizedEmitter(ProgramEmitter):
     """Emitter of programs for CPU plans with free sizes."""
 
+    one_size = False
     computed: dict[Tensor, str] = field(default_factory=dict)  # values computed from weights and sizes -> variable
     loads: dict[Tensor, bool] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)  # variables of arrays that `at` computes

@@ -71,6 +71,7 @@ class ProgramEmitter:
     definitions: dict[str, str] = field(default_factory=dict)  # generated kernels: name -> source
     in_c: dict[str, str] = field(default_factory=dict)  # generated C kernels: name -> source
     made_once: dict[str, str] = field(default_factory=dict)  # line of `run` -> the call whose addresses never change
+    movable: set[str] = field(default_factory=set)  # lines of `run` that make arrays, views and addresses
     setups: set[tuple[str, str]] = field(default_factory=set)
     # result that a kernel allocates -> its variables
     loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class ProgramEmitter:
     taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
 
     alignment = memory.ALIGNMENT
+    one_size = True  # whether the program runs at one size
 
     def emit(self) -> EmittedProgram:
         """Source of the plan's program, with the requirements collected while emitting."""
@@ -165,7 +167,12 @@ class ProgramEmitter:
         base = self._base_name(value)
         suffix = "" if (value, self._home(value)) not in self.names and kind == self._home(value) else f"_{kind[0]}"
         name = identifier(base + suffix, self.taken)
-        (self.each if self._dynamic(value) else self.once).append(f"{name} = {text}")
+        line = f"{name} = {text}"
+        if self._dynamic(value):
+            self.each.append(line)
+            self.movable.add(line)
+        else:
+            self.once.append(line)
         self._named(value, kind, name)
         if not self._dynamic(value):
             self.shared[text] = name
@@ -181,6 +188,8 @@ class ProgramEmitter:
         v, home = self.plan.values[value], self._home(value)
         if v.origin == "view" and kind == home:
             return self._view(value, kind)
+        if v.origin == "view" and kind != home and (text := self._view_of_same(value, kind)):
+            return text
         if kind != home:
             source = self.ref(value, home)
             passing = kind == "address" and self._dynamic(value)  # what `run` refers to until it returns
@@ -191,6 +200,19 @@ class ProgramEmitter:
         if v.origin == "kernel":
             return self._buffer(v)
         raise AssertionError(f"value {value} ({v.origin}) has no definition")
+
+    def _view_of_same(self, value: int, kind: str) -> str:
+        """Definition of a view of what a call gives or makes, from its operand in the same kind: the same address for a
+        reshape, Torch's view. "" if there is none."""
+        step = self.makers[value]
+        ((operand, source),) = step.inputs
+        if not self._dynamic(value):
+            return ""
+        if kind == "address":
+            return self.ref(source, kind) if step.template.name == "view.reshape" else ""
+        if kind == "torch" and has_torch_view(step.template):
+            return torch_view(step.template, replace(step.call, names={operand: self.ref(source, kind)})) or ""
+        return ""
 
     def _view(self, value: int, kind: str) -> str:
         step = self.makers[value]
@@ -380,22 +402,25 @@ class ProgramEmitter:
     def _finish(self) -> None:
         given: set[int] = set()
         results = []
-        takes_tensors = self._takes_tensors()
+        self.takes_tensors = self._takes_tensors()
         for v in self.plan.outputs:
             r = self.root[v]
             handed = r in self.fresh or r in self.fresh_outputs
             own = (handed and r not in given) or (self.reuse_outputs and self.plan.values[r].origin == "kernel")
             given.add(r)
             if own:
-                results.append(self._tensor_or_array(v) if takes_tensors else self._result(v))
+                results.append(self._tensor_or_array(v) if self.takes_tensors else self._result(v))
             else:
                 name = self._result(v)
                 results.append(identifier(f"result{v}", self.taken))
                 self.each.append(f"{results[-1]} = {self._copy(name)}")
         self._update_states()
         self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
-        if self._takes_tensors():
+        self.takes_tensors = self._takes_tensors()  # results have further uses of inputs
+        if self.takes_tensors:
             self._offer_results()
+            as_array = "{0} = {0} if {0}.__class__ is np.ndarray else {0}.numpy()"
+            self.each[:0] = map(as_array.format, self.arrays)
 
     def _offer_results(self) -> None:
         """Make outputs that kernels write optional parameters of `run`, so that callers can give their memory.
@@ -408,6 +433,7 @@ class ProgramEmitter:
             lines = [n for n, line in enumerate(self.each) if line.startswith(made)]
             if v in self.fresh_outputs and len(lines) == 1 and self._uses_in_other_ways(name) == 1:
                 self.each[lines[0]] += f" if {name} is None else {name}"
+                self.movable.add(self.each[lines[0]])
                 self.offered[i] = name
 
     def _tensor_or_array(self, value: int) -> str:
@@ -419,7 +445,8 @@ class ProgramEmitter:
         if tensor is None:
             return name
         array = f"{self._use('array')}({tensor})" if home == "torch" else name
-        return f"{tensor} if {next(iter(self.inputs.values()))}.__class__ is torch.Tensor else {array}"
+        given = next(name for name in self.inputs.values() if name not in self.arrays)
+        return f"{tensor} if {given}.__class__ is torch.Tensor else {array}"
 
     def _update_states(self) -> None:
         states = {v.name: v.id for v in self.plan.values if v.origin == "state"}
@@ -470,7 +497,7 @@ class ProgramEmitter:
             self._join_calls()
             self.helpers |= {"c_library", "c_function", "c_kept"}
         function = self._function()
-        if self._takes_tensors():
+        if self.takes_tensors:
             offered = tuple(self.offered)
             said = [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
             function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
@@ -495,21 +522,27 @@ class ProgramEmitter:
     def _join_calls(self) -> None:
         """Replace consecutive calls of C kernels at fixed addresses by one call of a C function."""
         before = {*self.each}
-        join = JoinedCalls(self.made_once, self.in_c, lambda base: identifier(base, self.taken), self._once)
+        movable = self.movable if self.one_size else ()
+        join = JoinedCalls(self.made_once, movable, self.in_c, lambda base: identifier(base, self.taken))
         self.each = join.joined(self.each)
         gone = before - {*self.each}
-        if gone & self.made_once.keys():
-            self._use("table")
+        if join.made:
+            self.helpers |= {"table", "start_of", "starts_of"}
             single = {
                 f"{n.removesuffix('()')} = partial({c.replace('(', ', ', 1)}"
                 for n, c in self.made_once.items()
                 if n in gone
             }
-            self.once = [line for line in self.once if line not in single]
+            self.once = [*(line for line in self.once if line not in single), *join.once]
 
     def _takes_tensors(self) -> bool:
-        """Whether `run` uses inputs only as addresses or tensors, so that callers may pass arrays or tensors."""
-        return bool(self.inputs) and not any(map(self._uses_in_other_ways, self.inputs.values()))
+        """Whether callers may pass arrays or tensors: `run` uses inputs as addresses or tensors. At one size it may
+        use some of them as arrays (`arrays`), if these can be made of tensors by NumPy alone."""
+        self.arrays = [name for name in self.inputs.values() if self._uses_in_other_ways(name)]
+        types = {self.inputs[v.name]: v.type.dtype for v in self.plan.values if v.origin == "input"}
+        if self.one_size and all(types.get(name) != "bfloat16" for name in self.arrays):
+            return len(self.arrays) < len(self.inputs)
+        return bool(self.inputs) and not self.arrays
 
     def _uses_in_other_ways(self, name: str) -> int:
         """Number of uses of a variable in `run` other than as an address, as a tensor or as a result."""

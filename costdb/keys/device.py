@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ... import settings
-from ...errors import UsageError
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # version file of NVIDIA's kernel module
 _ISA_LEVELS = (
@@ -95,7 +94,7 @@ def gpu_machine() -> MachineKey:
     """Machine key of the GPU that plans target.
 
     The setting `gpu` (three fields joined by "|", for a machine elsewhere), otherwise the first local GPU, otherwise
-    this CPU as an interpreter of GPU kernels. Raises UsageError if the setting does not consist of three such fields.
+    this CPU as an interpreter of GPU kernels.
     """
     return _gpu_machine(settings.current().gpu)
 
@@ -108,12 +107,7 @@ def machine_here() -> MachineKey:
 @lru_cache(maxsize=8)
 def _gpu_machine(chosen: str) -> MachineKey:
     if chosen:
-        fields = chosen.split("|")
-        if len(fields) != 3 or not all(fields):
-            raise UsageError(
-                f"the setting gpu is {chosen!r}", where="TENSOR_GRAPHS_GPU", hint="device|driver|toolchain"
-            )
-        return MachineKey(*fields)
+        return MachineKey(*chosen.split("|"))
     facts = gpu_facts()
     versions = f"torch={_version('torch')};cuda={facts.get('cuda', 'none')};triton={_version('triton')}"
     if not facts:

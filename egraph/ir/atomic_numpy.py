@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 def extreme(f: Callable[..., Array], empty: Callable[[str], float | int]) -> Callable[..., Array]:
-    """NumPy's max or min, with the identity `empty(dtype)` for a reduction over 0 elements."""
+    """Reduction for the op max or min: NumPy's function `f`, which gives the identity `empty(dtype)` for 0 elements."""
 
     def reduce(x: Array, axis: Any, keepdims: bool) -> Array:
         if x.size:
@@ -120,13 +120,15 @@ def from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
 
 
 def along(index: Array, axis: int) -> tuple[Array, ...]:
-    """NumPy index arrays for entries along one axis; all other axes are indexed by their own position."""
+    """NumPy index arrays that select, for every position of `index`, the element of an array at `index` along `axis`
+    and at the same position along all other axes."""
     grid = np.ogrid[tuple(slice(n) for n in index.shape)]
     return tuple(index if d == axis else g for d, g in enumerate(grid))
 
 
 def inside(index: Array, size: int) -> Array:
-    """Indices made valid: negative ones count from the end, out-of-range ones are clamped."""
+    """Indices into an axis of `size` elements made valid: negative ones count from the end, out-of-range ones are
+    clamped."""
     index = index.astype(np.int64, copy=False)  # a narrow index dtype may not be able to hold the size
     return np.clip(np.where(index < 0, index + size, index), 0, size - 1)
 
@@ -162,7 +164,7 @@ def div(x: Array, y: Array) -> Array:
 
 
 def power(x: Array, y: Array) -> Array:
-    """pow with a materialized exponent for every element.
+    """pow of `x` and `y`, computed with an exponent stored for every element.
 
     For an exponent broadcast with stride 0 NumPy uses squares, roots and quotients, which differ in bits and, for -0
     and -inf, in value.
@@ -173,7 +175,7 @@ def power(x: Array, y: Array) -> Array:
 
 
 def quiet(f: Callable[..., Array]) -> Callable[..., Array]:
-    """`f` without NumPy's warnings, its result in the dtype of the first array."""
+    """A function that calls `f` without NumPy's warnings and converts its result to the dtype of the first array."""
 
     def run(*arrays: Array) -> Array:
         with np.errstate(all="ignore"):

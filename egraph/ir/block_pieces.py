@@ -1,4 +1,4 @@
-"""Intervals of the ordered compute nodes, cut where few values are live, and merged where their kinds occur
+"""Cutting of ordered compute nodes into intervals where few values are live, and merging of intervals whose kinds occur
 together."""
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MATCHED = 16
 
 
 def cut(listing: NodeOrder, max_nodes: int) -> list[tuple[int, int]]:
-    """The listing as consecutive intervals (start, end) of at most `max_nodes` nodes."""
+    """Cut the listing into consecutive intervals (start, end) of at most `max_nodes` nodes, at places where few values
+    are live."""
     widths, seams = _widths(listing, max_nodes // 2)
     n = len(listing.order)
     near = {j for i in seams for j in range(i - WINDOW, i + WINDOW + 1)}
@@ -72,7 +73,7 @@ def _widths(listing: NodeOrder, reach: int) -> tuple[list[int], list[int]]:
 
 @dataclass
 class BlockPiece:
-    """The nodes of a listing from index `start` up to `end` (exclusive).
+    """The nodes of an ordered list (`NodeOrder`) from index `start` up to `end` (exclusive).
 
     `kind` is equal for pieces of equal structure. `inputs` and `weights` are the values that the piece reads from
     outside, `outputs` those of its values that are used after it or are roots.

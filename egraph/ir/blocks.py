@@ -33,7 +33,7 @@ CONSTANT_BYTES = 1024
 
 @dataclass(frozen=True)
 class Block:
-    """A unique region. Its graph names inputs in0, in1, …, params w0, …, states s0, … and outputs o0, …."""
+    """A unique region of a model. Its graph names inputs in0, in1, …, params w0, …, states s0, … and outputs o0, …."""
 
     graph: Graph
 

@@ -95,7 +95,8 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def as_operand(value: Any) -> Any:
-    """Tensors and (weakly typed) numbers unchanged; arrays and lists as constants."""
+    """An operand of an elementwise op: tensors and Python numbers (weakly typed) unchanged, arrays and lists as
+    constant tensors."""
     weak = type(value) in (bool, int, float) or (
         isinstance(value, Tensor | bool | int | float | np.generic) and not hasattr(type(value), "__tensor__")
     )
@@ -104,7 +105,7 @@ def as_operand(value: Any) -> Any:
 
 # ---------------------------------------------------------------- operand alignment
 def axis_of(axis: int, rank: int) -> int:
-    """A non-negative axis; negative axes count from the end. Raises ShapeError if out of range."""
+    """The axis as a non-negative number; negative axes count from the end. Raises ShapeError if it is out of range."""
     if not -rank <= axis < builtins.max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0

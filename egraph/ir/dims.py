@@ -288,7 +288,7 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
 
 
 def concrete(shape: Shape) -> tuple[int, ...]:
-    """The shape as ints. Raises ShapeError if dimensions are symbolic."""
+    """The shape as ints. Raises ShapeError if a dimension is symbolic."""
     if {*map(type, shape)} <= {int}:
         return shape  # type: ignore[return-value]
     if any(isinstance(d, DimExpr) for d in shape):
@@ -298,7 +298,7 @@ def concrete(shape: Shape) -> tuple[int, ...]:
 
 
 def bounds(value: Dim) -> tuple[float, float]:
-    """Returns (lower, upper) bounds of the dimension over all declared sizes."""
+    """(lower, upper) bound of the dimension over all sizes that the ranges of its named sizes allow."""
     if not isinstance(value, DimExpr):
         return float(value), float(value)
     low = high = 0.0

@@ -146,7 +146,7 @@ class Graph:
         return replace(graph, inputs=tuple(fresh[n] for n in self.inputs))
 
     def digest(self) -> str:
-        """Structural hash (hex).
+        """Structural hash of the graph, 32 hexadecimal digits.
 
         Operands of commutative ops are sorted; leaf names are included, weight data is not.
         """

@@ -17,7 +17,7 @@ Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
 
 
 class LawCase(NamedTuple):
-    """One case of a type law in egglog: `shape` and `dtype` are the egglog texts of the result's.
+    """One case of a type law in egglog: `shape` and `dtype` are egglog texts of the shape and the dtype of the result.
 
     `atoms`: query atoms that must match for the case to apply. `broadcasts`: pairs of shape texts that must be
     broadcast first.
@@ -64,7 +64,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The axis (builders have already resolved negative axes). Raises ShapeError unless 0 <= axis < rank."""
+    """`axis` itself (builders have already resolved negative axes). Raises ShapeError unless 0 <= axis < rank."""
     if not 0 <= axis < rank:
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis

@@ -82,7 +82,8 @@ class TargetText(NamedTuple):
     jax: str = ""
 
     def of(self, target: str) -> str:
-        """The text for a target, named like a field; the text of the target that it falls back to if it has none."""
+        """The source text of the op for a target, named like a field (`c`, `cuda`, ...). If it has none, that of the
+        target that stands in for it (`cuda_double`: `cuda`), else ""."""
         found: str = getattr(self, target)
         return found or (self.of(_SAME_TEXT[target]) if target in _SAME_TEXT else "")
 
@@ -202,7 +203,8 @@ class Op:
 
     @property
     def costly(self) -> bool:
-        """Whether an element needs so much arithmetic that storing it is cheaper than computing it twice."""
+        """Whether an element of the result needs so much arithmetic that a kernel should store it rather than compute
+        it twice."""
         return self.pointwise and self.flops >= COSTLY_FLOPS
 
     @property

@@ -14,7 +14,7 @@ from .ops import Type
 class Name:
     """Variable in an attribute expression.
 
-    An attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
+    It is an attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
     functions.
     """
 

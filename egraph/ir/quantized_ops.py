@@ -50,9 +50,10 @@ def _e2m1(u: Tensor) -> Tensor:
     {"bits": "int", "form": "str", "axis": "int", "block": "int", "dtype": "dtype"}, {"block": 1, "dtype": "float32"}, fused_as="cheap", flops=0,
 )  # fmt: skip
 def unpack(x: Tensor, bits: int, form: str, axis: int, block: int, dtype: str) -> Tensor:
-    """Numbers of `bits` bits (2 or 4), packed in bytes x along an axis in units of `block` bytes, as floats.
+    """Numbers of `bits` bits (2 or 4) that the bytes of x hold along `axis`, as floats.
 
-    `form`: unsigned, signed or e2m1.
+    Each run of `block` bytes along the axis gives first the numbers in the lowest bits of its bytes, then those in the
+    next bits, and so on. `form`: "unsigned", "signed" or "e2m1" (4-bit floats).
 
     x: uint8 [..., n, ...] -> `dtype` [..., n * (8 // bits), ...]; n is a multiple of `block`.
     """

@@ -197,7 +197,7 @@ def _pool_key(op: str, args: Sequence[Tensor], attrs: tuple[tuple[str, Any], ...
 
 
 def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
-    """Hashable key of attributes that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
+    """Hashable key of attributes; 1, 1.0 and True have different keys, and so have 0.0 and -0.0."""
     kinds = tuple((float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs)
     return (attrs, kinds)
 

@@ -80,8 +80,8 @@ def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_c
 def victims(
     arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing, k: int
 ) -> list[int]:
-    """Rows of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the cheapest of
-    their op.
+    """Row indices of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the
+    cheapest of their op.
 
     Parameters as for `row_costs`. Ties are broken by op name, then by row index.
     """

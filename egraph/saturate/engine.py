@@ -28,7 +28,8 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def load_bindings() -> Any:
-    """egglog's extension module without its Python package, whose import takes ten times as long."""
+    """Import egglog's extension module without its Python package, whose import takes ten times as long; returns the
+    module."""
     if "egglog.bindings" in sys.modules:
         return importlib.import_module("egglog.bindings")  # waits for another thread that is importing it
     package = importlib.util.find_spec("egglog")
@@ -158,7 +159,7 @@ class Engine:
                 self.run(f'(input {name} "{path}")')
 
     def step(self) -> tuple[dict[str, Any], Arrays]:
-        """One round: all rules once, then shapes, costs and pruning.
+        """Run one round: all rules once, then shapes, costs and pruning.
 
         Returns (statistics, arrays of the view); there are no arrays if more e-nodes are live than the limit.
         """
@@ -180,8 +181,8 @@ class Engine:
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
         """Apply all rules once; returns (statistics, no arrays).
 
-        `pairs`: pairs of node ids of the loaded graph. The statistics' field `equal` tells whether both nodes of every
-        pair are in one e-class.
+        `pairs`: pairs of node ids of the loaded graph. The field `equal` of the statistics is true if in every pair
+        both nodes are in one e-class.
         """
         report = self.run(f"(run-schedule (run {self.every_rule()}) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions
@@ -190,7 +191,7 @@ class Engine:
         return {"equal": all(of[a] == of[b] for a, b in pairs), "updated": bool(report.updated), "live": live}, {}
 
     def ready(self) -> str:
-        """Name of the ruleset with the rules that can match now.
+        """Name of the egglog ruleset with the rules that can match now.
 
         Rules whose op patterns do not occur in the e-graph are skipped. A skipped rule misses nothing: egglog tracks
         new e-nodes per rule and shows them when the rule runs again.
@@ -204,7 +205,7 @@ class Engine:
         return self.together(chosen)
 
     def every_rule(self) -> str:
-        """Name of the ruleset with all rules."""
+        """Name of the egglog ruleset with all rules."""
         return self.together(list(self.rules)) if self.rules else "r_none"
 
     def together(self, chosen: list[str]) -> str:
@@ -217,7 +218,7 @@ class Engine:
         return f"r_ready{self.combined}"
 
     def use(self, names: Iterable[str]) -> None:
-        """Declare the rulesets that are not declared yet."""
+        """Declare those rulesets of `names` that are not declared yet."""
         key, self.key = self.key, ""  # as in `declare`
         for name in names:
             if name not in self.declared:
@@ -227,9 +228,8 @@ class Engine:
         self.key = key
 
     def collect(self) -> None:
-        """Delete e-nodes of the last round that only pruned e-nodes use; mark its other e-nodes as seen (they stay in
-        all later views).
-        """
+        """Garbage collection after a round: delete e-nodes of the round that only pruned e-nodes use; mark its other
+        e-nodes as seen (they stay in all later views)."""
         self.round += 1
         self.run(f"(set (now) {self.round})")
         for root in self.roots:

@@ -31,9 +31,9 @@ SNAP = 2.0**-21  # relative distance within which a graph's constant is identifi
 
 # ---------------------------------------------------------------- attribute values as ids
 def number_key(value: float) -> Any:
-    """Key under which two numeric attribute values are the same constant.
+    """Key of a numeric attribute value: equal for values that are the same constant.
 
-    The bits as a double, or the int if not exact.
+    The bits as a double, or the int if a double is not exact.
     """
     wide = float(value)
     return struct.pack("<d", wide) if wide == value or wide != wide else int(value)
@@ -41,7 +41,7 @@ def number_key(value: float) -> Any:
 
 @dataclass
 class Interner:
-    """Table of integer ids for attribute values that egglog does not represent itself.
+    """Table of integer ids for attribute values that egglog does not represent itself (floats, texts).
 
     Rule constants are interned first, so their ids are the same for every graph; `copy` before adding a graph's own
     values.
@@ -57,7 +57,8 @@ class Interner:
         return Interner(list(self.floats), list(self.strings), dict(self._float_ids), dict(self._string_ids))
 
     def encode(self, kind: str, value: Any) -> int:
-        """Id of an attribute value of a kind other than dims. Raises ShapeError for a symbolic size."""
+        """Integer that stands for an attribute value of a kind (`Op.attrs`) other than dims; new floats and texts get a
+        new id. Raises ShapeError for a symbolic size."""
         if kind == "int":
             if not isinstance(value, int):
                 raise ShapeError(f"the size {value} is not known yet", hint="bind the dimensions before saturating")
@@ -89,7 +90,7 @@ class Interner:
         return number_key(value) in self._float_ids
 
     def decode(self, kind: str, number: int) -> Any:
-        """The attribute value with an id, for an attribute of a kind (`Op.attrs`)."""
+        """The attribute value that the integer `number` stands for, for an attribute of a kind (`Op.attrs`)."""
         if kind == "int":
             return number
         if kind == "bool":
@@ -179,10 +180,8 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Egglog commands per rank.
-
-    Vectors of ones, transpositions, the identity permutation, element counts, the broadcast rule.
-    """
+    """Egglog commands that declare facts for each rank: vectors of ones, transpositions, the identity permutation,
+    element counts, the broadcast rule."""
     for r in ranks:
         ones = vec_of(["1"] * r)
         yield f"(Ones {ones})"
@@ -253,7 +252,7 @@ def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
 
 
 def constructors(ops: Iterable[str]) -> list[str]:
-    """Ops that have their own constructor: all except leaves bound by name or data."""
+    """The ops that have an egglog constructor of their own: all except leaves bound by name or data."""
     return sorted(op for op in ops if op not in LEAVES)
 
 

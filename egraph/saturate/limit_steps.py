@@ -44,7 +44,8 @@ def narrowed(limits: Limits, effort: int) -> list[CostFilter]:
 
 
 def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[CostFilter]]]:
-    """Saturations to run and to unite for some limits: pairs (limits of a saturation, filters of its result), in order.
+    """Saturations to run and to unite for some limits: yields (limits of a saturation, filters of its result), in
+    order.
 
     Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with limits
     extended n times, the beam multiplied by 2**n and the slack grown by 2*n.

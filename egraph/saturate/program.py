@@ -44,7 +44,7 @@ class EgglogProgram:
     key: str
 
     def lower(self, graph: Graph) -> LoweredGraph:
-        """The graph as egglog input tables, encoded with this program's interned ids."""
+        """Convert the graph to egglog input tables, encoded with this program's interned ids."""
         return lower(graph, self.interner.copy(), self.constants, self.pricing, self.parts)
 
     @property
@@ -81,7 +81,7 @@ def make_program(
     beam: int = 0,
     parts: bool = False,
 ) -> EgglogProgram:
-    """The egglog program for some graphs.
+    """Make the egglog program for some graphs.
 
     `slack` (nanoseconds): e-nodes more expensive than the best of their e-class by more than this are pruned; None: no
     cost pruning. `beam`: number of e-nodes per e-class that beam pruning keeps; 0: no beam. `parts`: unite composite

@@ -78,7 +78,7 @@ class Limits:
                 )
 
     def longer(self, times: int) -> Limits:
-        """These limits with e-nodes and seconds doubled and 4 more rounds, `times` times."""
+        """These limits extended `times` times: each time e-nodes and seconds are doubled and rounds grow by 4."""
         return replace(
             self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times
         )
@@ -272,7 +272,8 @@ def saturate_block(
     `slack` (nanoseconds; default `limits.slack` launches): an e-node is kept if its tree cost exceeds the best of its
     e-class by at most this. `guard=False` disables pruning. Composite ops are united with their decompositions, unless
     `exact`, which also restricts the rules to bitwise-exact ones. The report tells what ended the search; `stop` is
-    polled. RuleError: a rule that cannot be expressed in egglog, or an unsound rule that gave one value two types.
+    polled. Raises RuleError for a rule that cannot be expressed in egglog, or an unsound rule that gave one value two
+    types.
     """
     pool = None if session is None else OneSession(session)
     return saturate_blocks([graph], rules, limits, pricing, slack, exact, guard=guard, pool=pool, stop=stop)[0]
@@ -292,7 +293,8 @@ def saturate_blocks(
     seen: Sequence[list[EGraphView]] = (),
     stop: Stop = never,
 ) -> list[EGraphView]:
-    """`saturate_block` for every graph, in parallel up to the pool size; views in the order of the graphs.
+    """Run `saturate_block` for every graph, in parallel up to the pool size; returns the views in the order of the
+    graphs.
 
     `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the seconds of the whole
     call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends the workers: blocks

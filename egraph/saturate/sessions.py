@@ -11,7 +11,8 @@ from .engine_bounds import Bounds, Stopped
 
 
 class SaturationSession(Protocol):
-    """Protocol of a session of egglog, in this process (`InProcess`) or in a worker process."""
+    """Protocol of a session of egglog (an engine that saturates one block at a time), in this process (`InProcess`) or
+    in a worker process."""
 
     def prepare(self) -> None:
         """Start the engine or its worker process, if needed, and wait until it accepts requests. The time is not
@@ -37,7 +38,7 @@ class InProcess:
         self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Result of a method of the `Engine` in this process (`SaturationSession.request`).
+        """Call a method of the `Engine` in this process and return its result (`SaturationSession.request`).
 
         Raises Stopped if a stop was requested.
         """
@@ -69,5 +70,5 @@ class OneSession:
     size: int = 1
 
     def session(self) -> AbstractContextManager[SaturationSession]:
-        """The only session (`Sessions.session`)."""
+        """Context manager that yields the only session (`Sessions.session`)."""
         return nullcontext(self.only)

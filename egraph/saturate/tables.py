@@ -60,7 +60,7 @@ class LoweredGraph:
         return set(self.rows)
 
     def tables(self) -> dict[str, str]:
-        """Table name -> tab-separated text."""
+        """Input tables of the graph for egglog: table name -> tab-separated text."""
         found = {f"i_{op}": _text(rows) for op, rows in self.rows.items()}
         for name, numbers in (("i_leaf", self.leaves), ("i_weight", self.weights)):
             if numbers:
@@ -102,7 +102,7 @@ def _text(rows: Sequence[Row]) -> str:
 
 
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Nodes of a graph and of its composites' decompositions, and the pairs (composite, decomposition).
+    """Nodes of a graph and of the decompositions of its composite ops, and the pairs (composite, decomposition).
 
     Pointwise composites (activations) are not decomposed: all terms for them cost the same once fused, and the rules
     find very many equal terms for their arithmetic.
@@ -177,7 +177,7 @@ def lower(
     pricing: Pricing | None = None,
     parts: bool = False,
 ) -> LoweredGraph:
-    """Egglog input tables of a graph.
+    """Convert a graph to egglog input tables.
 
     `interner` holds the ids that rules use and is extended: pass a copy. `constants` are the scalar constants of the
     rules. `pricing` gives the tree costs; None: all are 0. `parts`: unite composites with their decompositions. Raises

@@ -44,7 +44,7 @@ class Cost:
         return Cost("/", args=(self, other))
 
     def evaluate(self, out: Type, operands: Sequence[Type]) -> int:
-        """The cost for concrete types."""
+        """The cost in nanoseconds for concrete types of the result (`out`) and the operands."""
         if self.function == "int":
             return self.value
         if self.function in ("elements", "bytes"):
@@ -100,7 +100,7 @@ class Pricing(Protocol):
         ...
 
     def formula(self, op: Op) -> Cost:
-        """Cost of an op over the types of its result and operands.
+        """Expression of the cost of an op in nanoseconds over the sizes of its result and operands.
 
         E-nodes that depend on weights alone are free regardless.
         """
@@ -121,7 +121,8 @@ class Roofline:
     view: int = 20
 
     def formula(self, op: Op) -> Cost:
-        """Cost of an op over the types of its result and operands (`Pricing.formula`)."""
+        """Expression of the cost of an op in nanoseconds over the sizes of its result and operands
+        (`Pricing.formula`)."""
         if op.kind == "leaf":
             return number(0)
         if op.kind == "view":
@@ -162,7 +163,7 @@ def contraction_flops(op: Op) -> Cost | None:
 
 
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
-    """Egglog commands for the least tree cost of each e-class, and for subsuming e-nodes that exceed it by more than
+    """Egglog commands that compute the least tree cost of each e-class and subsume e-nodes that exceed it by more than
     `slack` nanoseconds.
 
     `r_cost` relaxes `best` downwards to a fixpoint; `r_dom` marks dominated e-nodes, once per round; `r_sub` subsumes
@@ -250,7 +251,8 @@ def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) 
 
 
 def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
-    """Cost in nanoseconds of every e-node of a view, its operands aside; 0 if these all depend on weights alone."""
+    """Cost in nanoseconds of every e-node of a view, without that of its operands; 0 if these all depend on weights
+    alone."""
     prices, found = _Prices(pricing), []
     weight, types = view.weight.tolist(), view.types
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()

@@ -83,7 +83,8 @@ def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> 
 
 
 def serve() -> None:
-    """Main loop of the worker: one reply per request.
+    """Main loop of the worker process: reads requests from standard input and writes one reply to each, until the input
+    ends.
 
     egglog stays on this thread, because its objects are bound to a thread.
     """
@@ -211,7 +212,7 @@ class SaturationWorker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Result of a method of the `Engine` in the worker process (`SaturationSession.request`).
+        """Call a method of the `Engine` in the worker process and return its result (`SaturationSession.request`).
 
         A dead process is not restarted, because the new one would have no state: WorkerError is raised.
         """
@@ -257,7 +258,7 @@ class Pool:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[SaturationWorker]:
-        """Context manager: exclusive use of a worker. Waits until one is free."""
+        """Context manager that yields a worker for exclusive use. Waits until one is free."""
         worker = self._free.get()
         try:
             yield worker

@@ -36,11 +36,11 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
     """The graph with its attention masks in canonical form; hidden scores are -inf instead of large negative numbers.
 
-    Hidden are the elements with `off < column - row` (causal), for a band also those with `column - row <= back`, or
-    those with `size <= column`. Conditions are inverted where needed, so that true means hidden.
+    The canonical conditions hide the elements with `off < column - row` (causal), for a band also those with `column -
+    row <= back`, or those with `size <= column`. Conditions are inverted where needed, so that true means hidden.
 
     `steady`: only masks whose formula contains no number larger than 1, so that a mask that is causal at one size is
-    causal at every size. (A window wider than the sequence hides nothing, but does at a longer sequence.)
+    causal at every size. (A window wider than the sequence hides nothing, but it does at a longer sequence.)
     """
     masks, roots = _Masks(steady), graph.roots
     for change in (masks.spelled, masks.hiding):

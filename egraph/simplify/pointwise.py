@@ -31,7 +31,8 @@ def operand_order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[
 
 
 def without_broadcasts(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """The op on operands that are not broadcast; if all operands were broadcast, the result is broadcast instead.
+    """The op applied before its operands are broadcast, so that it computes fewer elements; if all operands were
+    broadcast, the result is broadcast instead.
 
     None if nothing changes.
     """

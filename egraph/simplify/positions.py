@@ -40,10 +40,10 @@ def reshaped(x: Tensor, shape: Shape) -> Tensor | None:
 
 
 def any_of(x: Tensor, axis: int, build: Build) -> Tensor | None:
-    """Bounds check that equals the reduction `any` of a mask along an axis (kept with size 1).
+    """Bounds check that equals the reduction `any` of a mask along an axis (kept with size 1); None if the mask is not
+    a conjunction of comparisons of positions along that axis with values that are constant along it.
 
-    `build` makes its nodes. None if the mask is not a conjunction of comparisons of positions along that axis with
-    values that are constant along it.
+    `build` makes its nodes.
     """
     size = x.shape[axis]
     if not isinstance(size, int) or size < 2:

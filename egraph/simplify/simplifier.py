@@ -40,7 +40,7 @@ class Simplifier:
         return self.done[root]
 
     def build(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any] | None = None, data: Any = None) -> Tensor:
-        """`make` followed by simplification; the operands must already be simplified."""
+        """Make a node (`make`) and simplify it; the operands must already be simplified."""
         args, attrs = tuple(args), attrs or {}
         plain = make(op, args, attrs, data=data)
         if plain in self.done:

@@ -38,7 +38,7 @@ class Matcher:
 
     @cached_property
     def by_class_op(self) -> dict[tuple[int, str], list[int]]:
-        """E-nodes by (e-class, op)."""
+        """(e-class, op) -> its e-nodes of that op, in ascending order."""
         found: dict[tuple[int, str], list[int]] = {}
         for node, op in enumerate(self.view.op):
             found.setdefault((self._cls[node], op), []).append(node)
@@ -55,7 +55,7 @@ class Matcher:
 
     @cached_property
     def facts(self) -> list[Fact]:
-        """Type and weight flag of each e-class."""
+        """Type of each e-class, and whether it depends on weights only."""
         return [Fact(t, w) for t, w in zip(self.view.types, self._weight)]
 
     def children(self, node: int) -> list[int]:
@@ -88,8 +88,8 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """The binding as environment for attribute expressions: facts in place of e-classes, attribute names without
-        "@"."""
+        """Convert a binding to an environment for attribute expressions: e-classes become facts (type, weight),
+        attribute names lose their "@"."""
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
 

@@ -82,7 +82,7 @@ class EGraphView:
         return self.kid[self.off[node] : self.off[node + 1]]
 
     def what(self, node: int) -> object:
-        """Label of an e-node, its operands aside: the leaf tensor, or (op, attributes)."""
+        """Label of an e-node without its operands: the leaf tensor, or (op, attributes)."""
         return self.tensors.get(node, (self.op[node], self.attrs[node]))
 
     def only(self, nodes: Bools) -> EGraphView:
@@ -97,7 +97,7 @@ class EGraphView:
         )  # fmt: skip
 
     def cheapest(self, price: Sequence[float]) -> tuple[list[float], list[int]]:
-        """Least tree cost of each e-class, and the e-node that attains it (-1 if the e-class has no finite term).
+        """(least tree cost of each e-class, e-node that attains it; -1 if the e-class has no finite term).
 
         `price`: of each e-node. Knuth's generalization of Dijkstra's algorithm. Ties go to the lower e-class, then to
         the lower e-node.
@@ -105,7 +105,7 @@ class EGraphView:
         return _cheapest(self, price)
 
     def extractable(self) -> bool:
-        """Whether every root has a finite term."""
+        """Whether every root has a finite term, that is, one without a cycle."""
         choice = self.cheapest([1.0] * len(self))[1]
         return all(choice[r] >= 0 for r in self.roots)
 
@@ -128,7 +128,8 @@ class EGraphView:
         return leaf if leaf is not None else make(self.op[node], operands, dict(self.attrs[node]))
 
     def to_json(self, cost: Sequence[float] | None = None) -> dict[str, Any]:
-        """The egraph-serialize format: nodes (op, children's ids, eclass, cost) and e-classes with types."""
+        """The view as JSON values of the egraph-serialize format: nodes (op, children's ids, eclass, cost) and
+        e-classes with types. `cost`: of each e-node; None: 1 each."""
         names = [f"n{i}" for i in range(len(self))]
         first = [int(self.nodes_of(c)[0]) if len(self.nodes_of(c)) else -1 for c in range(self.n_classes)]
         nodes = {

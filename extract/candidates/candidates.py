@@ -43,13 +43,13 @@ def candidate_hypergraph(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
 ) -> Hypergraph:  # fmt: skip
-    """The hypergraph of all kernels of some backends that match a view and that some root may use.
+    """Hypergraph of all kernels of the given backends that match a view and may be part of a plan for some root.
 
-    `view_strides`: layout of a view of an operand, None where it needs a copy. `types`: storage types of the classes
-    (model/storage_dtypes.py); a cast between classes of equal storage type is a view. `stop`: polled; raises Halted
-    when it returns True, because a partial candidate set may not cover the roots. `enough`: when `enough(False)`
-    returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are bound in no further
-    layouts; `stats["left_out"]` is then 1.
+    `view_strides`: function that returns the strides of a view op (reshape, slice, ...) of an operand; None if it needs
+    a copy. `types`: storage types of the e-classes (model/storage_dtypes.py); a cast between e-classes of equal storage
+    type is a view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover
+    the roots. `enough`: when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does,
+    generated kernels are bound in no further layouts; `stats["left_out"]` is then 1.
     """
     backends, whole = [b.opened() for b in backends], view
     try:
@@ -63,7 +63,8 @@ def candidate_hypergraph(
 
 
 def given_classes(view: EGraphView) -> frozenset[int]:
-    """The classes of a view that are in memory before any kernel runs: inputs, states, and weight-only classes."""
+    """The e-classes of a view that are in memory before any kernel runs: inputs, states, and values computed from
+    weights only."""
     leaves = {int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "state", "param", "constant")}
     return frozenset(leaves | {cls for cls, weight in enumerate(view.weight) if weight})
 

@@ -1,4 +1,4 @@
-"""The problem of choosing kernels: values in layouts as vertices, candidate kernels as hyperedges."""
+"""The problem of choosing kernels: vertices are values in a layout, hyperedges are candidate kernels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 class NumberedHypergraph(NamedTuple):
     """A hypergraph of candidate kernels as integer ids.
 
-    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without values that are in
-    memory from the start. The outputs of a multi-output candidate form a bundle, with ids after those of the vertices.
+    `made`: output id of each candidate; `needs`: input ids of each candidate in rising order, without values that are
+    in memory from the start. The set of outputs of a multi-output candidate (a bundle) has an id of its own, after
+    those of the vertices.
     """
 
     vertices: dict[Vertex, int]
@@ -66,12 +67,13 @@ class Hypergraph:
     types: Sequence[Type] = ()  # storage type of each class, if any differs from the view's types
 
     def type_of(self, cls: int) -> Type:
-        """The type of a class in memory."""
+        """Storage type (dtype and shape in memory) of an e-class."""
         return self.types[cls] if self.types else self.view.types[cls]
 
     @cached_property
     def numbered(self) -> NumberedHypergraph:
-        """The hypergraph as integer ids, assigned in candidate order, inputs before the output."""
+        """The hypergraph as integer ids, assigned in the order of the candidates, of each its inputs before its
+        output."""
         numbers: dict[Vertex, int] = {}
         known = numbers.get
         unneeded = {Vertex(c, s) for c, s in self.given.items()}
@@ -96,7 +98,7 @@ class Hypergraph:
 
     @cached_property
     def alike(self) -> list[int]:
-        """Group id per candidate, equal for candidates with equal inputs and outputs.
+        """For each candidate the id of its group: candidates with equal inputs and outputs have equal ids.
 
         Ids count in order of first occurrence.
         """
@@ -112,7 +114,8 @@ class Hypergraph:
 
     @cached_property
     def flat(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The candidates as arrays (made, off, kid): candidate i reads kid[off[i]:off[i+1]]; ids as in `numbered`."""
+        """The candidates as arrays (made, off, kid): candidate i writes made[i] and reads kid[off[i]:off[i+1]]; ids as
+        in `numbered`."""
         needs = self.numbered.needs
         off = np.concatenate([[0], np.cumsum([len(n) for n in needs])]).astype(np.int64)
         kid = np.fromiter(chain.from_iterable(needs), np.int64, int(off[-1]))
@@ -120,7 +123,7 @@ class Hypergraph:
 
     @cached_property
     def views(self) -> list[int]:
-        """The candidates that are views."""
+        """Indices of the candidates that are views (aliases of their operand, without work)."""
         return [i for i, c in enumerate(self.candidates) if c.is_view]
 
     @cached_property
@@ -144,11 +147,12 @@ class Hypergraph:
 
 
 def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
-    """The chosen candidates (indices) without those multi-output ones that would close a cycle through other values.
+    """The candidates `chosen` (indices) without those multi-output ones that would close a cycle through other values.
 
     Values are ordered by the single-output kernels, operands first. A multi-output kernel is kept if all its inputs
-    precede all its outputs in that order. A kernel that computes a table read by every layer together with a value of
-    the last layer would put all layers into one cycle, for which no plan can be proved optimal.
+    precede all its outputs in that order. The others are dropped because a kernel that computes, say, a table read by
+    every layer together with a value of the last layer would put all layers into one cycle, for which no plan can be
+    proved optimal.
     """
     numbered = graph.numbered
     below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
@@ -166,8 +170,8 @@ def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
 
 
 def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
-    """The chosen candidates (indices, rising) that some root may use and whose inputs the chosen ones can all
-    produce."""
+    """The candidates of `chosen` (indices, in rising order) that a plan for some root may contain and whose inputs can
+    all be produced by candidates of `chosen`."""
     numbered, needs = graph.numbered, graph.numbered.needs
     size, count = len(numbered.vertices), len(needs)
     waiting: list[list[int]] = [[] for _ in range(size)]

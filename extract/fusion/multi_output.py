@@ -49,9 +49,10 @@ POINTWISE_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if n
 
 @dataclass(frozen=True)
 class MultiOutputGroup:
-    """A multi-output fusion group: output classes as terms over shared leaves (term, class).
+    """A multi-output fusion group: output e-classes `classes` with their `terms`, over shared `leaves` as (input of the
+    terms, e-class) pairs.
 
-    `policy` is that of the first output's group.
+    `policy` is the name of the fusion policy of the first output's group.
     """
 
     classes: tuple[int, ...]
@@ -61,9 +62,8 @@ class MultiOutputGroup:
 
 
 class DerivedClass(NamedTuple):
-    """A class computed from another class and given values (in memory before any kernel runs) alone, by the e-nodes of
-    `path` in order.
-    """
+    """An e-class computed from another e-class, and otherwise only from values in memory before any kernel runs, by the
+    e-nodes of `path` in order."""
 
     cls: int
     path: tuple[int, ...] = ()
@@ -315,7 +315,7 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
-        """The `MAX_SIDE_CHOICES` groups that read the fewest bytes, and the one with the cheapest operands.
+        """The `MAX_SIDE_CHOICES` groups of `groups` that read the fewest bytes, and the one with the cheapest operands.
 
         The latter is kept because the operands of the former may need a further kernel, for a norm or a statistic.
         """
@@ -325,7 +325,7 @@ class MultiOutputFusion:
         return [g for n, g in enumerate(kept) if n < MAX_SIDE_CHOICES or g is least]
 
     def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
-        """Disjoint slices of a class along an axis that the model needs, as (start, stop, class)."""
+        """Disjoint slices of an e-class along an axis that the model uses, as (start, stop, e-class of the slice)."""
         return _apart(self._slices_of(cls, axis))
 
     @cached_property
@@ -352,7 +352,8 @@ class MultiOutputFusion:
         return sorted(s for s in found.values() if self._is_model_value(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> DerivedClass | None:
-        """Nearest class that the model needs among a class, its views, and its sum with a bias, as a derivation.
+        """How the nearest e-class that the model uses follows from `cls`: the first used one among `cls`, its views and
+        its sum with a bias.
 
         None if there is none within MAX_STEPS_FROM_SLICE e-nodes.
         """
@@ -365,10 +366,10 @@ class MultiOutputFusion:
         return None
 
     def derived_term(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
-        """Term of the class that a derivation leads to.
+        """Term of the e-class that the derivation `shown` leads to.
 
-        `cls` and `t`: source class and its tensor; `shown`: the derivation; `leaves`: tensors of the other classes that
-        its steps read.
+        `cls` and `t`: the e-class where it begins and the tensor of that e-class; `leaves`: tensors of the other
+        e-classes that its steps read.
         """
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
@@ -376,7 +377,8 @@ class MultiOutputFusion:
         return t
 
     def beside(self, cls: int, shown: DerivedClass) -> list[int]:
-        """Classes in memory before any kernel runs that a derivation reads besides its source."""
+        """E-classes that the derivation `shown` reads besides `cls`, where it begins; all are in memory before any
+        kernel runs."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
         return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
 

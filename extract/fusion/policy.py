@@ -68,11 +68,11 @@ def with_packed(policies: Iterable[FusionPolicy]) -> tuple[FusionPolicy, ...]:
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """A fusion group: an output class as a term over leaf classes.
+    """A fusion group: a term that one generated kernel computes, with its output e-class `cls`.
 
-    `leaves`: (input of the term, class), in order of first use. `policy`: name of the fusion policy. `inner`: (term,
-    class) of intermediate values. `statistics`: leaves that are broadcast over more elements and therefore read from
-    memory.
+    `leaves`: (input of the term, e-class), in order of first use. `policy`: name of the fusion policy. `inner`: (term,
+    e-class) of intermediate values. `statistics`: e-classes of leaves that are broadcast over more elements and
+    therefore read from memory.
     """
 
     cls: int
@@ -84,10 +84,10 @@ class FusionGroup:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """Classes that a kernel for the group writes."""
+        """E-classes that a kernel for the group writes."""
         return (self.cls,)
 
     @property
     def terms(self) -> tuple[Tensor, ...]:
-        """Term of each class that a kernel for the group writes."""
+        """Term of each e-class that a kernel for the group writes."""
         return (self.term,)

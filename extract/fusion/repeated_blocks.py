@@ -24,10 +24,11 @@ Owner = tuple[int, int]  # (instance, index of the class in the block's view)
 
 @dataclass(frozen=True, eq=False)
 class RepeatedBlocks:
-    """The instances of a view's blocks.
+    """Occurrences (instances) in a view of the subgraphs that its model repeats (blocks).
 
-    `blocks[n]` is the block of instance n, `places[n]` its classes in the block's order (-1: not in the view).
-    `roots`: the view's root classes."""
+    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the view).
+    `roots`: the view's root e-classes.
+    """
 
     blocks: Sequence[int]
     places: Sequence[Sequence[int]]
@@ -35,7 +36,7 @@ class RepeatedBlocks:
 
     @classmethod
     def of(cls, view: EGraphView) -> RepeatedBlocks:
-        """The instances of a view's blocks; computed once per view."""
+        """Constructor: the instances of the blocks of `view`; computed once per view."""
         found = view.__dict__.get(ATTRIBUTE)
         if found is None:
             places = [classes.tolist() for _, classes in view.instances]
@@ -45,7 +46,7 @@ class RepeatedBlocks:
 
     @cached_property
     def owners(self) -> dict[int, list[Owner]]:
-        """Class -> its occurrences, as (instance, position in the block's order)."""
+        """E-class -> its occurrences in instances, as (instance, position in the block's order)."""
         found: dict[int, list[Owner]] = {}
         for n, classes in enumerate(self.places):
             for x, c in enumerate(classes):
@@ -61,7 +62,8 @@ class RepeatedBlocks:
 
     @cached_property
     def contexts(self) -> list[int]:
-        """Per instance the id of its context (surroundings); equal ids for instances with equal contexts."""
+        """For each instance the id of its surroundings; instances that CONTEXT_RADIUS rounds of colour refinement do
+        not distinguish have equal ids."""
         colour = [hash(block) for block in self.blocks]
         for _ in range(CONTEXT_RADIUS):
             mixed = {
@@ -78,7 +80,7 @@ class RepeatedBlocks:
 
     @cached_property
     def alike(self) -> dict[int, list[int]]:
-        """Id of a context (`contexts`) -> the instances in it, in order."""
+        """Id of surroundings (`contexts`) -> the instances that have them, in order."""
         found: dict[int, list[int]] = {}
         for n, context in enumerate(self.contexts):
             found.setdefault(context, []).append(n)
@@ -92,12 +94,13 @@ class RepeatedBlocks:
         return frozenset(those[0] for those in self.alike.values())
 
     def is_active(self, cls: int) -> bool:
-        """Whether fusion groups start at a class: it belongs to an active instance or to no instance."""
+        """Whether fusion groups start at an e-class: it belongs to an active instance (`active`) or to no instance."""
         owners = self.owners.get(cls)
         return owners is None or any(n in self.active for n, _ in owners)
 
     def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
-        """For each other instance with equal surroundings, the classes there that correspond to a kernel's classes.
+        """For each other instance with equal surroundings, the e-classes there that correspond to `classes`, in the
+        same order; instances in which some have no counterpart are left out.
 
         `classes`: those of a kernel found in an active instance, its first result first.
         """

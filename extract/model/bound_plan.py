@@ -1,4 +1,4 @@
-"""Conversion of a plan with free sizes to a plan at given sizes."""
+"""Plans in free sizes, bound to given sizes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ class Halted(Exception):
 class Clock:
     """Wall-clock seconds by activity, in order of first use, and the time spans in which they were spent.
 
-    Spans are (start, end) of `time.monotonic`; spans less than MERGE_SPANS_S apart are merged.
+    Spans are (start, end) of `time.monotonic`; spans of one activity with less than MERGE_SPANS_S between them are
+    merged.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)

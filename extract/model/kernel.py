@@ -69,7 +69,8 @@ class Call:
         return (self.output, *self.more)
 
     def packed_for(self, operand: str) -> tuple[int, ...]:
-        """Shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its own."""
+        """Shape of an operand for which weights are packed: the one in `tuned` if it is there (sizes are free), else
+        the operand's shape."""
         return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property
@@ -156,7 +157,7 @@ class Template(Protocol):
 
     @property
     def combinations(self) -> int:
-        """Largest number of operand-layout combinations per match."""
+        """Largest number of combinations of operand layouts that are considered per match."""
         ...
 
     @property
@@ -195,12 +196,13 @@ class Template(Protocol):
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
         """Source of an expression, run once at load, that converts a weight to the layout that the kernel reads.
 
-        `operand`: name of the kernel's operand. `weight`: source text of the weight as given.
+        `operand`: name of the kernel's operand. `weight`: source text of the weight in its original layout.
         """
         ...
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (else it returns a fresh array)."""
+        """Whether the code stores its result in an output buffer that the program allocates (`out=`); otherwise it
+        returns a new array."""
         ...
 
     def alike(self, call: Call) -> Hashable | None:
@@ -211,22 +213,24 @@ class Template(Protocol):
         ...
 
     def job_fields(self) -> dict[str, Any]:
-        """JSON fields of a tuning job that regenerate the kernel from its pattern; empty for a library kernel."""
+        """JSON fields of a tuning job (a request to measure the kernel in another process) that regenerate the kernel
+        from its pattern; empty for a library kernel."""
         ...
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """The kernel and call at generic sizes from which a kernel for every size was made; None for other kernels."""
+        """The kernel and call at generic sizes (primes that stand for free sizes during the search) from which a kernel
+        for every size was made; None for other kernels."""
         ...
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """The kernel and call under which the cost store has the time of a call at concrete sizes."""
+        """The (kernel, call) under which the cost store has the time of a call at concrete sizes; the kernel itself
+        unless it was made for every size."""
         ...
 
     def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """(least, largest) of each free size, for each of the sources between which a call chooses by its sizes;
-        empty if there is a single source for all sizes.
-        """
+        """(least, largest) of each free size, for each of the sources between which a call chooses at run time by its
+        sizes; empty if there is a single source for all sizes."""
         ...
 
     def conditions_of(self, call: Call) -> Sequence[str]:
@@ -235,7 +239,7 @@ class Template(Protocol):
 
 
 class Device(Protocol):
-    """Processor with its memory, in which the kernels of a backend work. Devices of equal name share memory."""
+    """Processor with its memory, on which the kernels of a backend run. Devices of equal name share memory."""
 
     @property
     def name(self) -> str:
@@ -251,7 +255,7 @@ class Device(Protocol):
 
     @property
     def any_size(self) -> bool:
-        """Whether programs may have free sizes."""
+        """Whether programs for the device may have free sizes (one program for all values of a dimension)."""
         ...
 
 
@@ -277,7 +281,7 @@ class Backend(Protocol):
 
     @property
     def helpers(self) -> Mapping[str, str]:
-        """Source of imports and helper functions that templates name in `setup`."""
+        """Name -> source text of the imports and helper functions that templates ask for by name in `setup`."""
         ...
 
     @property
@@ -287,12 +291,12 @@ class Backend(Protocol):
 
     @property
     def generates(self) -> bool:
-        """Whether `generated` yields kernels."""
+        """Whether the backend generates kernels for fusion groups (`generated` yields any)."""
         ...
 
     @property
     def several(self) -> bool:
-        """Whether `generated` yields kernels with several outputs."""
+        """Whether the backend generates kernels with several outputs."""
         ...
 
     def unavailable(self) -> str:
@@ -317,13 +321,14 @@ class Backend(Protocol):
     ) -> Iterator[Generation]:
         """The kernels that the backend generates for fusion groups of a view; none for a library.
 
-        `given`: classes that are in memory. `types`: storage type of each class. No further groups are grown once
-        `enough()` returns True.
+        `given`: e-classes that are in memory before any kernel runs. `types`: storage type of each e-class. No further
+        groups are grown once `enough()` returns True.
         """
         ...
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of generated templates before `Template.applies` needs the result; yields after each template."""
+        """Lower generated templates for calls (to the kernel IR), before `Template.applies` needs the result. An
+        iterator, to be exhausted or abandoned; it yields after each template."""
         ...
 
 
@@ -337,7 +342,7 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel template bound to vertices.
+    """A kernel template bound to vertices (e-classes in a layout).
 
     Reads `inputs` (operand -> vertex), writes `output` and, for several outputs, `more`.
 
@@ -359,5 +364,5 @@ class Candidate:
 
     @property
     def is_view(self) -> bool:
-        """Whether the candidate is an alias of its input."""
+        """Whether the candidate is an alias of its input, without work."""
         return self.template.family == "view"

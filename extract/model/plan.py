@@ -36,7 +36,8 @@ class Value:
 class Step:
     """One kernel call or view of a plan.
 
-    `inputs` maps the template's operands to value ids; `more` are outputs beyond the first.
+    `inputs` maps the template's operands to value ids; `output` is the id of the first output, `more` are those of the
+    others.
     """
 
     template: Template

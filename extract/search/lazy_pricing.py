@@ -25,9 +25,9 @@ _VIEW, _NOT_PRICED = Priced(VIEW_US, VIEW_US, VIEW_US, "measured"), Priced(math.
 
 
 class LazyPrices:
-    """Prices of the candidates of a hypergraph; each call asks the pricer again.
+    """Prices of the candidates of a hypergraph; each call of the object asks the pricer again.
 
-    With `later`, candidates without any measurement that need a compiler are left out until they are ready
+    With `later`, candidates that need a compiler and have no measurement cost infinity until their prices are ready
     (`start_background`), if the pricer supports it and there are at least MIN_LAZY_CALLS.
     """
 

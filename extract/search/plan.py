@@ -89,7 +89,7 @@ class _PlanBuilder:
 
 
 class WeightTerms:
-    """The smallest expression over params and constants of each weight-only e-class."""
+    """Expressions of weight-only e-classes over params and constants, the smallest for each."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view = view

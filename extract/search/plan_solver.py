@@ -1,4 +1,4 @@
-"""Solves of a search: its optimistic, pessimistic and compiler-free plans, each within the remaining time."""
+"""The solver calls of a search: its optimistic, pessimistic and compiler-free plans, each within the remaining time."""
 
 from __future__ import annotations
 
@@ -86,9 +86,8 @@ class PlanSolver:
         return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
 
     def leaves_no_round(self, seconds: float) -> bool:
-        """Whether no further round is worth starting: after `seconds` of solving, the time for measuring would be over
-        (`ended`).
-        """
+        """Whether a further round of solving and measuring is not worth starting: after `seconds` of solving, the time
+        for measuring would be over (`ended`)."""
         if self.deterministic:
             return False
         elapsed = time.monotonic() - self.start + seconds
@@ -173,16 +172,18 @@ class PlanSolver:
         return self.pessimistic
 
     def solve_likely(self, prices: Sequence[Priced]) -> list[int]:
-        """The cheapest plan at expected kernel times; empty if none was found in time."""
+        """The cheapest plan at the expected times of all kernels (neither optimistic nor pessimistic), as candidate
+        indices; empty if none was found in time."""
         try:
             return self.solve([p.us for p in prices], QUICK_SOLVE_S, self.chosen)[0]
         except NoPlanError:
             return []
 
     def solve_pessimistic(self, prices: Sequence[Priced]) -> bool:
-        """Solve for the pessimistic plan and store it in `pessimistic`; returns False if it was not updated.
+        """Set `pessimistic` to the plan that would be returned if nothing more were measured; returns False if it was
+        left unchanged.
 
-        It is not updated if these solves have taken more than their share of the time, or if no plan was found.
+        That is so if these solves have taken more than their share of the time, or if no plan was found.
         """
         began = time.monotonic()
         if self.pessimistic_s > PESSIMISTIC_SHARE * (began - self.start):
@@ -200,9 +201,9 @@ class PlanSolver:
     ) -> Extraction:  # fmt: skip
         """Set `chosen` to the plan to return, the cheapest at pessimistic costs, and return its extraction.
 
-        With `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan. The extraction's
-        lower bound is at most that of `optimistic`, so that it also bounds plans whose unmeasured kernels turn out
-        fast.
+        `optimistic`: the last extraction at optimistic costs. The result's lower bound is at most that of `optimistic`,
+        so that it also bounds plans whose unmeasured kernels turn out fast. `limit`: seconds. With `settled`,
+        unmeasured kernels outside the last plan are excluded, if that leaves a plan.
         """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
@@ -216,12 +217,13 @@ class PlanSolver:
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 
     def pessimistic_costs(self, prices: Sequence[Priced]) -> list[float]:
-        """Pessimistic cost of each candidate in µs, if nothing more is measured."""
+        """Cost of each candidate in µs if nothing more is measured (`pessimistic_us`)."""
         return per_call(self.hypergraph, prices, pessimistic_us)
 
 
 def pessimistic_us(candidate: Candidate, price: Priced) -> float:
-    """Pessimistic time in µs of a candidate used unmeasured; the measured time of others."""
+    """Time in µs to be expected at worst of a candidate that is used unmeasured; of a measured one its measured
+    time."""
     if price.source == "measured":
         return price.us
     if candidate.is_view or candidate.template.space is None:

@@ -151,8 +151,8 @@ class AcquisitionPolicy:
         return [i for i in self.unmeasured(self.plans.solve_likely(prices), prices, LARGE_STAKE) if i in known]
 
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
-        """Unmeasured candidates of a plan with at least `min_share` of its predicted time each, most expensive
-        first."""
+        """Unmeasured candidates of a plan, most expensive first; only those that take at least `min_share` of the
+        plan's predicted time."""
         plan = list(plan)
         candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
         open_ = (i for i in plan if self.state.is_open(candidates[i], prices[i]))
@@ -160,9 +160,8 @@ class AcquisitionPolicy:
         return [i for i in stakes if stakes[i] >= min_share * total]
 
     def optimistic_request(self, plan: Sequence[int], prices: Sequence[Priced]) -> MeasurementRequest:
-        """The request to measure for the optimistic plan (cheapest at the lower ends of all prices), given by the
-        indices of its candidates; empty if no measurement could change that plan.
-        """
+        """The measurement request for the optimistic plan (cheapest at the lower ends of all prices), which `plan`
+        gives by the indices of its candidates; empty if no measurement could change that plan."""
         if self.state.measurer is None:
             return MeasurementRequest(first_look=False)
         candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)

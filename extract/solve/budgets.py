@@ -1,4 +1,5 @@
-"""Budgets of a plan: upper limits on sums over its kernels, in addition to the minimized time."""
+"""Budgets of a plan: upper limits on sums over its kernels (bytes, rounding errors), in addition to the minimized
+time."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Budget:
             raise UsageError(f"a limit must be a number from 0 on, not {self.most}", where=f"{self.name} limit")
 
     def limit(self, of: Sequence[float], candidates: Sequence[int]) -> Limit:
-        """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel).
+        """The budget as a `Limit` (side constraint) of a problem whose node i is candidate `candidates[i]` (-1: no
+        kernel).
 
         `of`: use of each candidate.
         """

@@ -42,8 +42,8 @@ MAX_INTEGER_TOTAL = 1e15
 class SolverAnswer:
     """Result of a solver.
 
-    `chosen`: rows, children first (None: no solution). `cost`: of these rows. `lower`: valid lower bound. `proven`:
-    whether the search was exhaustive.
+    `chosen`: rows, children first (None: no solution). `cost`: sum of the costs of these rows. `lower`: valid lower
+    bound. `proven`: whether the search was exhaustive.
     """
 
     chosen: list[int] | None
@@ -127,7 +127,7 @@ class Encoding:
                 m.add_hint(self.level[c], depth[c])
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Constrain the total use of the chosen rows to at most `most`.
+        """Constrain the sum of `use` (one number per row) over the chosen rows to at most `most`.
 
         Uses are floored to fine integer units: no allowed solution is lost, but a found one may exceed the limit by
         rounding; callers check.

@@ -39,7 +39,7 @@ def items_of(rows: ProblemRows) -> Items:
 
 
 def class_graph(items: Items) -> list[set[int]]:
-    """Child classes of each class over all its rows."""
+    """For each class its child classes, over all its rows."""
     return [set().union(*[i.kids for i in row]) if row else set() for row in items]
 
 
@@ -142,10 +142,11 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
 
 
 def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
-    """Implications of the must sets as pairs (c, x): every acyclic derivation of c contains x.
+    """Implications of the must sets as pairs (c, x): every acyclic derivation of class c contains class x.
 
-    Transitively reduced, without direct children. Roots are omitted as targets (they are always on). Empty if the must
-    sets are very large (MAX_IMPLICATIONS): the implications only strengthen an integer program.
+    Pairs that follow from others are left out, and so are those where x is a child of c or a root (roots are chosen in
+    any case). Empty if the must sets are very large (MAX_IMPLICATIONS); nothing is lost then but speed, since the
+    implications only strengthen an integer program.
     """
     items = items_of(rows)
     must = must_sets(items, strongly_connected_components(class_graph(items))[1])

@@ -60,8 +60,8 @@ MIN_LABELS_TO_FILTER = 24
 
 
 class FrontierDP:
-    """Frontier DP of a problem. `fits`: whether order and memory are narrow enough. `upper`: cost of a known
-    solution."""
+    """Frontier DP of a problem. `fits`: whether few enough classes are open at each place of the order for an exact
+    search in memory. `upper`: cost of a known solution."""
 
     def __init__(self, rows: ProblemRows, upper: float) -> None:
         self.rows, self.upper = rows, upper

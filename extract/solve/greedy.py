@@ -26,7 +26,8 @@ the limit is per row: enough for shallow graphs, soon exceeded on others."""
 
 
 def bottom_up(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[int]:
-    """Row of least tree cost in each class; -1 for classes without a finite term. `cost`: of rows, if not their own."""
+    """Row of least tree cost in each class; -1 for classes without a finite term. `cost`: costs of the rows, if not
+    `rows.cost`."""
     return tree_costs(rows, cost)[1]
 
 
@@ -231,8 +232,8 @@ def queued(
 
 
 def discounted(rows: ProblemRows, chosen: Collection[int]) -> list[float]:
-    """Costs of rows at which those of a solution are free: a greedy with these costs repairs or refines the
-    solution."""
+    """Costs of all rows, with those of the solution `chosen` set to 0: a greedy extraction at these costs repairs or
+    refines the solution."""
     price = list(rows.cost)
     for row in chosen:
         price[row] = 0.0
@@ -247,10 +248,11 @@ def best_greedy(
     given_only: bool = False,
     expired: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[int], str]:
-    """The cheapest of greedy extractions and of `extra` choices, as (cost, rows children first, method's name).
+    """The cheapest of several greedy extractions and of the choices `extra`, as (cost, rows children first, method's
+    name).
 
-    `quick`: tree cost only. `given_only`: of `extra` alone, if one of them is a solution. (inf, [], "") if a root has
-    no finite term.
+    `quick`: of the greedy methods only the one by tree cost. `given_only`: only `extra` if one of them is a solution.
+    (inf, [], "") if a root has no finite term.
     """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
     if given_only and (best := _cheapest(rows, candidates))[1]:

@@ -96,10 +96,8 @@ class Relaxation:
                     self.add(_sum([*self.taken(c, k), *self.taken(k, c)], [head]))
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Constrain the total use of the chosen rows to at most `most`, up to rounding and HiGHS's tolerance.
-
-        Callers check the result.
-        """
+        """Constrain the sum of `use` (one number per row) over the chosen rows to at most `most`, up to rounding and
+        HiGHS's tolerance; callers check the result."""
         top = most * (1 + LIMIT_ROUNDING)
         row = self.model.add_linear_constraint(ub=1.0 + LIMIT_ROUNDING)
         for x, u in zip(self.x, use):
@@ -142,7 +140,8 @@ class Relaxation:
         return cuts
 
     def solve(self, seconds: float, hint: Sequence[int] | None = None) -> Any:
-        """One call of HiGHS, with a time limit in seconds and an optional warm start (rows): MathOpt's result."""
+        """Call HiGHS once, for at most `seconds`, with an optional warm start `hint` (chosen rows); returns MathOpt's
+        result."""
         from ortools.math_opt.python import mathopt
 
         limits = mathopt.SolveParameters(

@@ -117,12 +117,12 @@ class LabelSetting:
 
     @property
     def set_bytes(self) -> int:
-        """Estimated bytes per label."""
+        """Estimated memory of a label (set of needed classes) in bytes."""
         return len(self.moves) // 8 + LABEL_OVERHEAD_BYTES
 
     @cached_property
     def relaxed(self) -> RelaxedBounds:
-        """Lower bounds on the remaining cost of labels."""
+        """Lower bounds on the remaining cost of labels (sets of needed classes)."""
         return RelaxedBounds(self.moves, self.start)
 
     @cached_property
@@ -139,7 +139,8 @@ class LabelSetting:
         deadline: float = math.inf,
         stop: Callable[[], bool] | None = None,
     ) -> LabelSearchResult:
-        """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
+        """Search with at most `width` labels (sets of needed classes) per step (None: all). Labels that cannot lead to
+        a cost below `upper` are dropped, which loses no better solution.
 
         The result has no solution and only the relaxation's bound if more than `max_labels` are expanded, labels take
         more than MAX_LABEL_BYTES bytes, `deadline` (time.perf_counter()) passes or `stop` returns True.
@@ -233,7 +234,7 @@ class RelaxedBounds:
             self._solve(states)
 
     def of(self, need: int) -> float:
-        """Lower bound on the cost of completing a label."""
+        """Lower bound on the cost of completing the label `need` (bitset of the classes that are still needed)."""
         state = last_bits(need, self.depth)
         while state:
             found = self.table.get(state)
@@ -273,7 +274,7 @@ class RelaxedBounds:
 
 
 def last_bits(mask: int, count: int) -> int:
-    """The `count` highest set bits of the mask."""
+    """`mask` with only its `count` highest set bits."""
     extra = mask.bit_count() - count
     if extra <= count:  # usually one or two too many: clear the lowest
         for _ in range(extra):
@@ -308,7 +309,7 @@ class BeamRanking:
             self.share[v] = min(sums, default=math.inf)
 
     def due(self, need: int, v: int) -> float:
-        """Estimated cost of completing the label `need`, whose last class is v."""
+        """Estimated cost of completing the label `need` (bitset of needed classes), whose last class is `v`."""
         total = 0.0
         for k in bits_of(need):
             readers = self.readers[k]

@@ -66,7 +66,8 @@ class Leaf:
     proven: bool = False
 
     def take(self, answer: SolverAnswer, method: str) -> None:
-        """Keep a solver's answer where it improves the incumbent or the bound."""
+        """Replace the best known solution or the lower bound by that of a solver's answer where it is better, and note
+        `method`."""
         if answer.chosen is not None and answer.cost < self.cost:
             self.cost, self.chosen, self.method = answer.cost, answer.chosen, method
         if answer.proven or answer.lower > self.lower:
@@ -77,7 +78,8 @@ class Leaf:
 
 @dataclass
 class LeafSearch:
-    """Exact search of leaves by a method (`solve.METHODS`) up to an optimality gap.
+    """Exact search of leaves (components after presolve) by a method (`solve.METHODS`), until the optimality gap is at
+    most `gap`.
 
     `workers`: number of CP-SAT's threads. `solve`: function that extracts from a problem within given seconds, with a
     choice array as a warm start; used for parts of leaves that are too large (None: no parts are solved). `unproved`:
@@ -92,9 +94,9 @@ class LeafSearch:
     unproved: int = sys.maxsize
 
     def run(self, leaves: Collection[Leaf]) -> None:
-        """Exact search of the distinct leaves, small ones first.
+        """Search the distinct leaves, small ones first, and store results in them.
 
-        Each gets a share of the remaining time, and unused time goes to the leaves still open.
+        Each gets a share of the remaining time; time left over goes to the leaves that are not proved optimal.
         """
         for again in (False, True):
             todo = sorted((leaf for leaf in leaves if not self._done(leaf)), key=lambda leaf: len(leaf.rows))

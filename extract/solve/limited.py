@@ -51,7 +51,7 @@ def within_limits(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
 
 @dataclass(frozen=True)
 class LimitedReduction:
-    """A problem after reductions that keep every solution up to a cost.
+    """A problem after reductions that keep every solution up to a certain cost.
 
     `limits`: the side constraints (`Limit`) as (use of each row of the reduced problem, maximum total use).
     """

@@ -50,9 +50,10 @@ def local_search(
 
 
 def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[int]:
-    """Rows worth offering to an exact solver, in row order: those of a solution `chosen`, and at most `most` others.
+    """Rows worth offering to an exact solver, in row order: those of the solution `chosen`, and at most `most` others.
 
-    The others have the least cost excess over the best row of their class, at prices at which the solution is free.
+    The others are those whose tree cost exceeds that of the best row of their class by the least, where the rows of the
+    solution cost nothing.
     """
     price = discounted(rows, chosen)
     best, _ = tree_costs(rows, price)

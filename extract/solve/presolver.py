@@ -35,10 +35,10 @@ MAX_FILL_IN_READS = 12
 
 @dataclass(frozen=True)
 class PresolvedRows:
-    """A reduced problem and its relation to the input.
+    """A reduced problem and its relation to the problem it was made from (the input).
 
-    `origin[r]` is the input row of its row r, `fixed` are input rows chosen already, `constant` is the cost that every
-    solution pays in addition. Its roots are all classes known to be always on.
+    `origin[r]` is the input row of its row r, `fixed` are input rows that every solution contains, `constant` is the
+    cost that every solution pays in addition. Its roots are all classes known to be in every solution.
     """
 
     rows: ProblemRows
@@ -47,7 +47,8 @@ class PresolvedRows:
     constant: float
 
     def restore(self, chosen: Iterable[int]) -> list[int]:
-        """Input rows of a solution, at most one per class; may contain rows that the roots do not reach."""
+        """Input rows of the solution `chosen` (rows of the reduced problem), at most one per class; may contain rows
+        that the roots do not reach."""
         return self.fixed + [self.origin[row] for row in chosen]
 
 
@@ -124,11 +125,10 @@ class Presolver:
     def find_always_on(
         self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
     ) -> None:
-        """Find further always-on classes, by must sets (`use_must`) or else by children common to all rows.
+        """Find further always-on classes (in every solution), by must sets (`use_must`) or else by children common to
+        all rows; also drop rows that are necessarily cyclic.
 
-        `of_roots`: must sets of the roots only.
-
-        Also drops rows that are necessarily cyclic.
+        `of_roots`: must sets of the roots only. `expired`: polled; True ends the computation of must sets.
         """
         self.component, order = strongly_connected_components(class_graph(self.items))
         self.must = must_sets(self.items, order, expired) if use_must else None
@@ -216,9 +216,9 @@ class Presolver:
         return _MustSums(self.must, weight) if self.must is not None and any(weight) else None
 
     def move_costs(self, keep_all: bool) -> None:
-        """Move an always-on class's least cost to the constant, and that of a class with one reader to the reader.
-        Without `keep_all`, a class with a row that then costs nothing and reads nothing keeps only that row.
-        """
+        """Move the least cost of each always-on class (in every solution) to `constant`, and that of a class with one
+        reader to the reader. Without `keep_all`, a class with a row that then costs nothing and reads nothing keeps
+        only that row."""
         readers = [0] * len(self.items)
         last: dict[int, Item] = {}
         for row in self.items:

@@ -18,7 +18,7 @@ less time left."""
 
 @dataclass
 class SolveClock:
-    """Time limit of a solve in seconds, and the measured pace of a pass over the rows.
+    """Time limit of a solve in seconds, and the measured seconds per row of a pass over the problem.
 
     `deterministic`: the clock is ignored, and limits are counted work. `stop`: polled; True ends the search.
     """
@@ -44,7 +44,8 @@ class SolveClock:
         return self.left <= 0
 
     def lacks_time_for(self, rows: Sized) -> Callable[[], bool]:
-        """A predicate: whether too little time is left for a whole step over the rows."""
+        """A predicate, to be polled: whether less time is left than a step that passes over the rows several times
+        needs."""
         need = STEP_PASSES * self.pace * len(rows)
         return lambda: self.left <= need
 

@@ -18,7 +18,8 @@ MOST = 4  # structures kept: those of optimistic, pessimistic and compiler-free 
 
 
 class Structures:
-    """The last `MOST` structures of problems, each with its rows and its first reduction. Not thread-safe."""
+    """Cache of the last `MOST` structures of problems (classes, children and roots without costs), each with its rows
+    and its first reduction. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[ProblemRows, PresolvedRows | None]] = OrderedDict()
@@ -38,7 +39,8 @@ class Structures:
         return known[0].at([cost[i] for i in problem.live])
 
     def detached(self, rows: ProblemRows, expired: Callable[[], bool]) -> PresolvedRows | None:
-        """The reduction `detach` of the rows that `Structures.rows` returned last; computed once per structure."""
+        """The reduction `presolve.detach` of the rows that `Structures.rows` returned last; computed once per
+        structure. None if a root has no finite term. `expired`: polled; True ends it early."""
         first, known = self._kept[self._key]
         if known is None:
             known = detach(rows, expired)

@@ -35,11 +35,11 @@ class NumPyLibrary:
         return x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
     def constant(self, values: Any, like: Any) -> Any:
-        """A float32 array of one axis with the given values, on the device of `like`."""
+        """A float32 array of one axis with the given values (for tensors: on the device of `like`)."""
         return np.asarray(values, np.float32)
 
     def taken(self, x: Any, index: Any) -> Any:
-        """The elements at an index [..., 1] along the last axis."""
+        """The elements of `x` at the positions `index` [..., 1] along the last axis, [..., 1]."""
         return np.take_along_axis(x, index, -1)
 
     def contiguous(self, x: Any) -> Any:
@@ -86,7 +86,8 @@ class TorchLibrary:
         return torch.from_numpy(np.atleast_1d(np.asarray(values, np.float32)).copy()).to(like.device)
 
     def taken(self, x: Any, index: Any) -> Any:
-        """The elements at an index [..., 1] along the last axis (`NumPyLibrary.taken`)."""
+        """The elements of `x` at the positions `index` [..., 1] along the last axis, [..., 1]
+        (`NumPyLibrary.taken`)."""
         return x.gather(-1, index)
 
     def contiguous(self, x: Any) -> Any:

@@ -38,7 +38,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def check_form(form: str) -> str:
-    """The argument, the name of an encoding, if it is one of `FORMS`; raises UsageError for any other text."""
+    """`form`, unchanged, if it is the name of an encoding (one of `FORMS`); raises UsageError for any other text."""
     if form not in FORMS:
         raise UsageError(f"quantize={form!r} is no form of quantized weights", hint=f"one of {', '.join(FORMS)}")
     return form
@@ -69,8 +69,8 @@ A = TypeVar("A")
 
 
 def packed(codes: A, axis: int = -1) -> A:
-    """Codes 0..15 (uint8, an array or tensor) packed along an axis in units of `block_of` bytes; uint8, half as
-    long."""
+    """Pack codes 0..15 (uint8, an array or tensor) along an axis, two a byte, in units of `block_of` bytes; uint8, half
+    as long."""
     return cast("A", _packed(codes, axis))
 
 
@@ -84,7 +84,8 @@ def _packed(codes: Any, axis: int) -> Any:
 
 
 def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", "scale")) -> dict[str, Array]:
-    """A weight matrix [rows, K] as {"q": codes, "scale": scales [rows, groups] of `dtype`}, or only the `wanted` parts.
+    """Encode a weight matrix [rows, K]; returns {"q": codes, "scale": scales [rows, groups] of `dtype`}, or only the
+    `wanted` parts.
 
     q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Blocks of rows are encoded in
     several threads. Raises UsageError for weights that are not finite.
@@ -101,7 +102,7 @@ def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", 
 def encoded_on(
     weight: Array, form: str, dtype: str, by_rows: bool, device: str, wanted: Sequence[str] = ("q", "scale")
 ) -> dict[str, Any]:  # fmt: skip
-    """A weight matrix encoded on a Torch device: tensors on the device, by the names and with the bits of the arrays of
+    """Encode a weight matrix on a Torch device; returns tensors there, with the names and the bits of the arrays of
     `encoded`.
 
     `by_rows`: whether the weight is [rows, K], else [K, rows]. At most `ENCODED_ON_DEVICE` numbers are encoded at once,

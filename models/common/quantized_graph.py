@@ -58,12 +58,11 @@ def quantized(
 ) -> tuple[Graph, Quantization]:  # fmt: skip
     """Return (graph whose matrix products read weights quantized to the encoding `form`, one of `FORMS`; summary).
 
-    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed
-    or cast. An embedding table that is the output matrix too keeps its dtype where rows are looked up. Two kinds of
-    weights stay as they are: those of products from which elementwise ops and views alone lead to a value in `but`
-    (logits, say), and those that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q` and
-    `NAME.scale`, computed when they are loaded. `known`: what earlier calls for graphs with the same params found,
-    which is extended.
+    A weight is quantized if it is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as
+    it is, transposed or cast. An embedding table that is the output matrix too keeps its dtype where rows are looked
+    up. Two kinds of weights stay as they are: those of products from which elementwise ops and views alone lead to a
+    value in `but` (logits, say), and those that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q`
+    and `NAME.scale`, computed when they are loaded. `known`: cache of results for the same params, which is extended.
 
     Raises UsageError for another encoding or a param without data, UnsupportedError if the graph has no such weight.
     """
@@ -165,7 +164,8 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
 
 
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
-    """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
+    """Quantize float data to the encoding `form`: a weight [outputs, inputs] if `by_rows`, else [inputs, outputs],
+    whose numbers are encoded when they are loaded.
 
     Raises UnsupportedError if the encoding does not fit the number of inputs.
     """

@@ -1,4 +1,4 @@
-"""Size limits for imported models, checked arithmetically before anything is allocated."""
+"""Limits for imported models: sizes, checked arithmetically before anything is allocated, operations, and seconds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from ...errors import TooLargeError
 MAX_BYTES = 1 << 40
 #: Largest rank of one value (NumPy allows 64).
 MAX_RANK = 32
+#: Seconds of tracing or exporting a model: at least LEAST, EACH for each second of the budget, UNBUDGETED for calls
+#: without a budget.
+LEAST, EACH, UNBUDGETED = 60.0, 4.0, 600.0
+
+
+def seconds_of(budget: float | None) -> float:
+    """Return the time limit of a trace or export in seconds: the setting `export_seconds`, else derived from the
+    budget."""
+    if (chosen := settings.current().export_seconds) > 0:
+        return float(chosen)
+    return UNBUDGETED if budget is None else max(LEAST, EACH * budget)
 
 
 def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:

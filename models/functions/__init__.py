@@ -2,5 +2,5 @@
 
 In: a function and example arrays.
 Out: a graph.
-Imports: egraph.ir, errors, models.common, models.torch_export, wording.
+Imports: egraph.ir, errors, models.common, models.files, models.torch_export, settings, wording.
 """

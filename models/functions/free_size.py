@@ -25,17 +25,18 @@ class FreeSize(DimExpr):
 
 
 def free(value: Dim) -> Dim:
-    """The dimension as a size that the caller's function may see."""
+    """A dimension of a graph as a size that the caller's function may see (`FreeSize`); ints unchanged."""
     return FreeSize(value.terms) if isinstance(value, DimExpr) else value
 
 
 def free_shape(shape: Shape) -> Shape:
-    """`free` of each dimension."""
+    """A shape of a graph as sizes that the caller's function may see (`free` of each dimension)."""
     return tuple([free(d) for d in shape])
 
 
 def known(value: Any) -> Any:
-    """A `FreeSize`, also as a bound of a slice, as a plain dimension of graphs; other values unchanged."""
+    """The inverse of `free`: a `FreeSize`, also as a bound of a slice, becomes a plain dimension of graphs; other
+    values unchanged."""
     if type(value) is FreeSize:
         return DimExpr(value.terms)
     if type(value) is slice:

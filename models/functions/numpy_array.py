@@ -20,6 +20,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
+from . import trace_bounds
 from .free_size import free, free_shape, known
 from .numpy_indices import assigned, picked, static
 
@@ -35,20 +36,27 @@ class Memory:
 
     def __init__(self, fixed: str = "") -> None:
         self.fixed = fixed
-        self._holders: list[weakref.ref[TracedArray]] = []
+        self._holders: dict[int, weakref.ref[TracedArray]] = {}  # by identity: traced arrays have no hash
 
     def hold(self, array: TracedArray) -> None:
-        """Register an array as an alias of this memory."""
-        self._holders = [r for r in self._holders if r() is not None]
-        self._holders.append(weakref.ref(array))
+        """Register an array as an alias of this memory, while it is alive."""
+        holders, place = self._holders, id(array)
+        holders[place] = weakref.ref(array, lambda gone: _drop(holders, place, gone))
 
     def alive(self) -> list[TracedArray]:
         """Return the registered arrays that are still alive."""
-        return [a for r in self._holders if (a := r()) is not None]
+        return [a for r in list(self._holders.values()) if (a := r()) is not None]
+
+
+def _drop(holders: dict[int, weakref.ref[TracedArray]], place: int, gone: weakref.ref[TracedArray]) -> None:
+    """Remove the record of an array that is gone, unless another array has its identity by now."""
+    if holders.get(place) is gone:
+        del holders[place]
 
 
 class TracedArray:
-    """Array with an expression in place of values. Created by `traced` only."""
+    """Stand-in for a NumPy array while a function is traced, with an expression in place of values. Created by `traced`
+    only."""
 
     __slots__ = ("__weakref__", "_base", "_key", "_memory", "_node", "_scalar")
 
@@ -284,6 +292,7 @@ def traced(
 
     `scalar`: NumPy would return a scalar if the rank is 0. `base` and `key`: the array is the view `base[key]`.
     """
+    trace_bounds.count()
     made = object.__new__(TracedArray)
     for name, value in (
         ("_node", node), ("_memory", memory or Memory()), ("_base", base), ("_key", key),
@@ -295,7 +304,7 @@ def traced(
 
 
 class OwnFunction(Exception):
-    """Raised when a function of this package is called while a caller's function runs on plain arrays."""
+    """Raised when the caller's function, which is run on plain arrays, calls a function of this package."""
 
 
 # whether a caller's function is running on plain arrays
@@ -303,7 +312,8 @@ on_arrays: ContextVar[bool] = ContextVar("on_arrays", default=False)
 
 
 def refuse_arrays(name: str) -> None:
-    """Raise OwnFunction while a caller's function runs on plain arrays: function `name` works on expressions only."""
+    """Raise OwnFunction while the caller's function is run on plain arrays; `name`: the function of this package that
+    it calls, which works on expressions only."""
     if on_arrays.get():
         raise OwnFunction(name)
 
@@ -314,7 +324,8 @@ def is_traced(value: Any) -> bool:
 
 
 def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
-    """Memory that an expression may alias: that of the array it is a view of; None if it is not a view."""
+    """The memory that the result of an expression shares with an array it is a view of (one of `arrays`); None if it is
+    not a view."""
     below = {id(a._node): a for a in arrays}
     while id(node) not in below:
         if node.op not in VIEWS:

@@ -99,7 +99,9 @@ def _by_name(
 
 def _same(value: Any, default: Any) -> bool:
     simple = (bool, int, float, str, type(None), type(np._NoValue))
-    return type(value) is type(default) and isinstance(default, simple) and value == default
+    return (
+        type(value) is type(default) and isinstance(default, simple) and repr(value) == repr(default)
+    )  # -0.0 is not 0.0
 
 
 _READ_IN_ORDER = {"ravel", "reshape"}  # functions whose `order` is that of elements, not of the result in memory
@@ -107,7 +109,8 @@ _IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without eff
 
 
 def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol).
+    """Trace NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol); returns its
+    result, traced.
 
     Raises TraceError for functions and arguments that cannot be traced.
     """

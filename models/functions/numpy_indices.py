@@ -52,7 +52,7 @@ def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -
 
 
 def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
-    """Return (elements of x at an index, whether it is a basic index and the result therefore a view).
+    """Return (elements of x at an index, whether the index is basic, so that NumPy's result is a view).
 
     `keys`: components of the index, with traced arrays as expressions. Raises TraceError for indices that cannot be
     traced.
@@ -108,7 +108,7 @@ def _paired(x: Tensor, keys: list[Any]) -> Tensor:
 
 
 def assigned(x: Tensor, keys: list[Any], new: Tensor) -> Tensor:
-    """Return x with a value of its dtype assigned at an index.
+    """Return x with the value `new`, which has its dtype, assigned at the index `keys`.
 
     Raises TraceError if the index depends on traced values (except a mask assigned one value) or the shapes do not
     match.

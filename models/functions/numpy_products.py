@@ -134,10 +134,13 @@ def _multi_dot(arrays: Sequence[Any]) -> Any:
 def _matrix_power(a: Any, n: int) -> Any:
     if n < 1:
         raise TraceError(f"np.linalg.matrix_power to {n} cannot be traced", hint="powers from 1 on can")
-    found = a
-    for _ in range(n - 1):
-        found = np.matmul(found, a)
-    return found
+    found, square = None, a  # the power of the bits of n that were read, and a to the power of the next bit
+    while True:
+        if n & 1:
+            found = square if found is None else np.matmul(found, square)
+        if not (n := n >> 1):
+            return found
+        square = np.matmul(square, square)
 
 
 def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
@@ -192,7 +195,8 @@ def _cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: A
     x = x if rowvar or m.ndim == 1 else x.T
     count = x.shape[1] - ((0 if bias else 1) if ddof is None else ddof)
     gap = x - np.mean(x, 1, keepdims=True)
-    return np.squeeze(np.matmul(gap, gap.T) / np.float64(count))
+    with np.errstate(divide="ignore"):
+        return np.squeeze(np.matmul(gap, gap.T) * np.true_divide(1, np.float64(max(count, 0))))
 
 
 def _vander(x: Any, N: Any = None, increasing: bool = False) -> Any:

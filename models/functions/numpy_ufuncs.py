@@ -233,7 +233,8 @@ def reduction_dtypes(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
 
 # ---------------------------------------------------------------- calls
 def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of `ufunc(*inputs, **named)` on traced arrays. Raises TraceError for options that cannot be traced."""
+    """Trace `ufunc(*inputs, **named)` on traced arrays; returns the result, traced. Raises TraceError for options that
+    cannot be traced."""
     options = dict(named)
     outs = options.pop("out", None) or (None,) * ufunc.nout
     where, dtype = options.pop("where", True), options.pop("dtype", None)
@@ -288,7 +289,7 @@ def _beyond(ufunc: np.ufunc, inputs: Sequence[Any], names: Sequence[str]) -> Ten
 
 
 def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
-    """Write a result into the array `out` where the mask `where` holds, and return `out`."""
+    """Write the result `node` into the array `out` where the mask `where` holds, and return `out`."""
     if not is_traced(out):
         raise TraceError("a result is written into an array that is not traced, which a program cannot do",
                          hint="leave out= away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
@@ -302,7 +303,8 @@ def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
 
 
 def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
-    """Result of `x += y` and similar operators: x gets a new value. If x is a scalar, a new scalar is returned.
+    """Trace `x += y` and similar operators: x gets the new value and is returned. If x is a scalar (immutable), a new
+    one is returned.
 
     Raises TraceError for a 0-d array.
     """

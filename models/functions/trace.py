@@ -16,8 +16,10 @@ from ...egraph.ir.structure import tuple_like
 from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError, TraceError, UsageError
 from ...wording import with_article
+from ..files.limits import seconds_of
 from . import numpy_calls
 from .numpy_array import Memory, expression, is_traced, traced
+from .trace_bounds import bounded
 
 assert numpy_calls  # importing installs the operators and NumPy dispatch of traced arrays
 
@@ -29,6 +31,7 @@ def trace(
     example_kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     arrays: bool = True,
+    budget: float | None = None,
 ) -> Graph:
     """Return the graph of `function(*example_tensors, **example_kwargs)`.
 
@@ -38,9 +41,10 @@ def trace(
     An example is an array (NumPy or torch; only shape and dtype matter), a `Type`, a pair (shape, dtype) or a tensor
     expression, whose type is used. Subclasses of np.ndarray (matrices, masked arrays) are refused. Numbers, strings,
     bools and None are passed to the function unchanged. Inputs are named after the function's parameters. The function
-    may return an array, or nested tuples, lists and dicts (string keys) of arrays; None is kept. Raises UsageError for
-    invalid examples, TraceError if the function returns anything else or does something that cannot be represented in a
-    graph.
+    may return an array, or nested tuples, lists and dicts (string keys) of arrays; None is kept. `budget` is that of
+    `optimize` in seconds; it bounds tracing (`trace_bounds`). Raises UsageError for invalid examples, TraceError if the
+    function returns anything else or does something that cannot be represented in a graph, ExportTimeError if tracing
+    takes too long, TooLargeError if it makes too many arrays.
     """
     inputs: list[Tensor] = []
 
@@ -57,7 +61,8 @@ def trace(
     kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
     _refuse_missing(function, args, kwargs)
     try:
-        returned = function(*args, **kwargs)
+        with bounded(_title(function), seconds_of(budget)):
+            returned = function(*args, **kwargs)
     except TypeError as error:  # torch functions, and some NumPy functions, accept only their own arrays
         if not any(said in str(error) for said in ("Tensor", "TracedArray", "ufunc")):
             raise

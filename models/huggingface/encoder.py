@@ -70,7 +70,7 @@ class Encoded:
         return self.dense("cls.seq_relationship", self.pooled(), 2)
 
     def labels(self, x: Tensor) -> Tensor:
-        """Logits over the config's labels.
+        """Logits over the config's labels, a linear layer ("classifier") of x.
 
         The label count is `num_labels`, else the size of `id2label`, else 2.
         """

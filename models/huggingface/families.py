@@ -165,8 +165,8 @@ def softcap(config: Config, name: str, default: float) -> float:
 def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
     """Rotary embeddings of a decoder, as (that of full attention layers, that of sliding-window layers).
 
-    Newer configs nest them by layer kind in `rope_parameters`. Raises UnsupportedError for other values of
-    `partial_rotary_factor` than the family has.
+    Newer configs have a section for each kind of layer in `rope_parameters`. Raises UnsupportedError for other values
+    of `partial_rotary_factor` than the family has.
     """
     nested = config.section("rope_parameters")
     full = nested.section("full_attention") if "full_attention" in nested.fields else nested

@@ -52,7 +52,8 @@ class TokenAccess(Protocol):
         """
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """Attention heads of x [B, T, groups * max(each, 1) * size]; each = 0: no axis for the heads of a group."""
+        """Split x [B, T, groups * max(each, 1) * size] into attention heads: `groups` key-value heads with `each` query
+        heads; each = 0: no axis for the heads of a group."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Causal attention of heads q, k, v as `split` returns them; the result has merged heads, [B, T, features].
@@ -65,9 +66,10 @@ class TokenAccess(Protocol):
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of heads q, k, v (as `TokenAccess.split` returns them) with an additive mask.
+    """Attention of heads q, k, v (as `TokenAccess.split` returns them) with an additive mask, and with the extra scores
+    `scoring.sinks` if there are some.
 
-    A sink (extra score) takes part in the softmax and has no value.
+    Such an extra score takes part in the softmax and has no value.
     """
     if scoring.sinks is None:
         return c.masked_attention(q, k, v, mask, scale=scoring.scale, softcap=scoring.softcap)
@@ -203,7 +205,8 @@ class Cached:
         return t.reshape(x, (self.batch, groups, max(each, 1), size)) if self._as_rows else heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of heads, merged: [B, T, features] (`TokenAccess.attend`)."""
+        """Write keys and values into the layer's caches, then attend causally; the result has merged heads, [B, T,
+        features] (`TokenAccess.attend`)."""
         s = scoring
         keys, values = (self._written(f"{name}.{layer}", x, s.window) for name, x in (("keys", k), ("values", v)))
         if self.start is None:

@@ -131,7 +131,8 @@ def ring_slack(config: Config, caches: Caches) -> int | None:
 
 
 class Folder:
-    """Folder of a decoder, from which step graphs are built: its config, and its weights, which stay in their files."""
+    """A decoder's model folder, opened: its config, and its weights, which stay in their files until a graph needs
+    them."""
 
     def __init__(self, path: Path | str, *, trust: bool = False) -> None:
         """Open a folder. Errors as in `load_folder`; raises UnsupportedError for models that generate no text."""
@@ -146,7 +147,7 @@ class Folder:
         return made
 
     def weights(self) -> Weights:
-        """A new `Weights` object over the folder's tensors, which records the ones that a model requests."""
+        """Access to the weights, of which none is requested yet."""
         return weights_of(self.config, self.data, self.where)
 
 

@@ -162,7 +162,7 @@ def _bound(value: Dim, size: Dim) -> Dim:
 
 
 def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """Slice of ONNX along one axis, with negative bounds and steps.
+    """Slice of x along one axis as ONNX defines it, with negative bounds and steps.
 
     Raises ShapeError for a negative step along a free dimension, unless it reverses the whole axis.
     """

@@ -26,7 +26,7 @@ assert onnx_pool and onnx_reduce and onnx_resize and onnx_rnn and onnx_sample an
 
 
 def register_elementwise(op: Op) -> None:
-    """Register builders of the ONNX operators in `op.onnx` that have none yet, if `op` is elementwise without
+    """Register translations of the ONNX operators in `op.onnx` that have none yet, if `op` is elementwise without
     attributes.
 
     Does nothing for other ops.

@@ -1,4 +1,4 @@
-"""Builders of ATen attention overloads. Arguments follow the ATen schema."""
+"""ATen's attention overloads as expressions. Arguments follow the ATen schema."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _weight_gradient(
 
 # ---------------------------------------------------------------- pooling
 def max_pool_backward(n: int) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of max pooling over n axes.
+    """Return a function that builds the gradient of max pooling over n axes (ATen's arguments).
 
     Each result's gradient is added at the position of its maximum. The last operand is the indices.
     """
@@ -88,7 +88,7 @@ def max_pool_backward(n: int) -> Callable[..., Tensor]:
 
 
 def adaptive_avg_pool_backward(n: int) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of adaptive average pooling over n axes."""
+    """Return a function that builds the gradient of adaptive average pooling over n axes (ATen's arguments)."""
 
     def build(grad: Tensor, x: Tensor) -> Tensor:
         if all(v == 1 for v in grad.shape[-n:]):
@@ -101,7 +101,7 @@ def adaptive_avg_pool_backward(n: int) -> Callable[..., Tensor]:
 
 
 def avg_pool_backward(n: int) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of average pooling over n axes."""
+    """Return a function that builds the gradient of average pooling over n axes (ATen's arguments)."""
 
     def build(
         grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool, counts_padding: bool,
@@ -139,7 +139,7 @@ def _spread(grad: Tensor, matrices: Sequence[Matrix]) -> Tensor:
 
 # ---------------------------------------------------------------- resampling
 def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of interpolation.
+    """Return a function that builds the gradient of interpolation (ATen's arguments).
 
     `matrix`: (size, output size, whether corners are aligned, factor) -> matrix [output size, size] of one axis.
     """
@@ -155,7 +155,7 @@ def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) 
 
 
 def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of nearest-neighbour resampling. `middle`: as for
+    """Return a function that builds the gradient of nearest-neighbour resampling (ATen's arguments). `middle`: as for
     `aten_resample.nearest_positions`."""
 
     def build(grad: Tensor, made: Sequence[Any], shape: Sequence[Any], *scales: float | None) -> Tensor:
@@ -172,7 +172,7 @@ def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
 
 
 def filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[[int, int, bool, float | None], Matrix]:
-    """Interpolation matrices of an antialiasing filter, as the argument of `upsample_backward`.
+    """Function that gives the interpolation matrix of an antialiasing filter along one axis, for `upsample_backward`.
 
     `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
     """

@@ -14,7 +14,7 @@ Ints = int | Sequence[int]
 
 
 def each(value: Ints, n: int) -> tuple[int, ...]:
-    """Number for each of n axes, from one number or a list."""
+    """One number for each of n axes, from a number for all of them or a list."""
     found = (value,) if isinstance(value, int) else tuple(value)
     return found * n if len(found) == 1 else found
 

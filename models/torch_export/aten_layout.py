@@ -96,7 +96,8 @@ def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
 
 
 def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
-    """Return a builder of non-constant padding; `mode` is NumPy's, such as 'reflect', 'edge' or 'wrap'."""
+    """Return a function (x, widths) that pads with values of x; `mode` is NumPy's, such as 'reflect', 'edge' or 'wrap'.
+    Widths are pairs from the last axis on."""
 
     def build(x: Tensor, widths: Sequence[int]) -> Tensor:
         for back in range(len(widths) // 2):
@@ -115,7 +116,7 @@ def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
 def slice_scatter(
     x: Tensor, source: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
 ) -> Tensor:
-    """Return x with a slice replaced."""
+    """Return x with the slice start..end (by `step`) of the axis `dim` replaced by `source`."""
     axis = dim % x.rank
     size = x.shape[axis]
     lo, hi = bound(start, size, 0), bound(end, size, size)
@@ -129,6 +130,6 @@ def slice_scatter(
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """Return x with one position of an axis replaced."""
+    """Return x with the position `index` of the axis `dim` replaced by `source`."""
     at = index + x.shape[dim] if index < 0 else index
     return slice_scatter(x, t.expand_dims(source, dim % x.rank), dim, at, at + 1)

@@ -65,17 +65,18 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def binary(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
-    """Return a builder that lifts its two operands first."""
+    """Return a function of two operands, which are first brought to equal rank and dtype (`lift`) and then passed to
+    `build`."""
     return lambda x, y: build(*lift(x, y))
 
 
 def floating(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a builder whose first operand is cast to float first."""
+    """Return a function that casts its first operand to float and passes all operands to `build`."""
     return lambda x, *more, **named: build(as_float(x), *more, **named)
 
 
 def whole(build: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a rounding builder that leaves integers unchanged."""
+    """Return a function that applies the rounding `build` to floats and leaves integers unchanged."""
     return lambda x: build(x) if dtypes.is_float(x.dtype) else x
 
 
@@ -125,7 +126,8 @@ def fmod(x: Value, y: Value) -> Tensor:
 
 
 def shift(left: bool) -> Callable[[Value, Value], Tensor]:
-    """Return a builder of bit shifts, lowered to multiplication or floor division by powers of two."""
+    """Return a function that builds bit shifts to the left (`left`) or right, as multiplication or floor division by
+    powers of two."""
 
     def build(x: Value, y: Value) -> Tensor:
         a, b = lift(x, y)
@@ -189,7 +191,7 @@ def bitwise_not(x: Tensor) -> Tensor:
 
 
 def logical(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
-    """Return a builder over operands cast to bool."""
+    """Return a function of two operands, which are cast to bool and passed to `build`."""
     return lambda x, y: build(*lift(x, y, dtype="bool"))
 
 
@@ -234,9 +236,9 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
 
     info: Any = ml_dtypes.finfo(dtypes.numpy_dtype(x.dtype))
     high, low = (float(info.max) if posinf is None else posinf), (float(info.min) if neginf is None else neginf)
-    x = t.where(t.is_nan(x), nan or 0.0, x)
-    x = t.where(t.eq(x, float("inf")), high, x)
-    return t.where(t.eq(x, float("-inf")), low, x)
+    found = t.where(t.is_nan(x), 0.0 if nan is None else nan, x)
+    found = t.where(t.eq(x, float("inf")), high, found)
+    return t.where(t.eq(x, float("-inf")), low, found)
 
 
 def fmax(x: Value, y: Value) -> Tensor:
@@ -286,7 +288,7 @@ def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
 
 # ---------------------------------------------------------------- composed functions
 def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
-    """Return a builder of the logarithm to a base."""
+    """Return a function that builds the logarithm to the base `base`."""
     return floating(lambda x: t.log(x) * (1.0 / _log(base)))
 
 

@@ -65,12 +65,12 @@ def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Reduction builder for which an empty list of axes means all axes."""
+    """Return a reduction (x, dim, keepdim) made of `build`; an empty list of axes means all axes."""
     return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
 
 
 def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Arg-reduction builder; without an axis it runs over the flattened tensor."""
+    """Return an arg-reduction (x, dim, keepdim) made of `build`; without an axis it runs over the flattened tensor."""
 
     def run(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
@@ -82,8 +82,8 @@ def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [largest or smallest element along an axis, its index], given one builder for each of the
-    two."""
+    """Return a function (x, dim, keepdim) that builds [largest or smallest element along an axis, its index], from one
+    function for the element (`value`) and one for its index (`position`)."""
     find = arg(position)
     return lambda x, dim, keepdim=False: [value(x, _axes(x, dim), keepdim), find(x, dim, keepdim)]
 
@@ -104,12 +104,12 @@ def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def root(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a builder of the standard deviation, from a builder of the variance."""
+    """Return a function that builds the standard deviation, from `build`, which builds the variance."""
     return lambda *args, **named: t.sqrt(build(*args, **named))
 
 
 def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [variance or standard deviation, mean]."""
+    """Return a function that builds [result of `build` (variance or standard deviation), mean] over axes."""
 
     def run(x: Tensor, dim: Axes = None, correction: Any = None, keepdim: bool = False) -> list[Tensor]:
         return [build(x, dim, correction, keepdim), mean(x, dim, keepdim)]
@@ -173,7 +173,8 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [cumulative extremes, their indices]; of equal elements the last index."""
+    """Return a function (x, dim) that builds [running maxima or minima along an axis, their indices]; of equal elements
+    the last index. `build`: maximum or minimum of two tensors."""
 
     def run(x: Tensor, dim: int) -> list[Tensor]:
         if not x.rank:
@@ -187,7 +188,8 @@ def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[T
 
 
 def bucketize(x: Tensor, borders: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Return the number of sorted borders below each element (`right`: below or equal). All borders are below a NaN."""
+    """Return for each element the number of sorted borders below it (`right`: below or equal). All borders are below a
+    NaN."""
     a, b = lift(t.expand_dims(x, -1), borders)
     below = t.le(b, a) if right else t.lt(b, a)
     if dtypes.is_float(a.dtype):
@@ -204,7 +206,8 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> Tensor:
-    """Return the number of borders of each row below each element of the corresponding row of x."""
+    """Return for each element of x the number of borders below it, in the corresponding row of `borders` (sorted;
+    options as for `bucketize`)."""
     if sorter is not None:
         borders = t.gather_elements(borders, sorter, -1)
     (x,) = lift(x, dtype=borders.dtype) if not isinstance(x, Tensor) else (x,)

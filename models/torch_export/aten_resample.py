@@ -38,7 +38,8 @@ def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> lis
 
 
 def scales_of(scales: Sequence[Any], n: int) -> list[float | None]:
-    """Scale factor of each of n axes (None where not given), from a list or a list within a list."""
+    """Scale factor of each of n axes (None where not given), from `scales`: the factors themselves, or one list of
+    them."""
     if len(scales) == 1 and isinstance(scales[0], list | tuple):
         return list(scales[0])
     return [*scales, *[None] * n][:n]
@@ -153,7 +154,8 @@ def filter_matrix(
 
 
 def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., Tensor]:
-    """Return a builder of antialiased resizing: each output is a weighted mean of the inputs under the filter.
+    """Return a function that builds antialiased resizing (ATen's arguments): each output is a weighted mean of the
+    inputs under the filter.
 
     `reach` and `weigh`: as for `filter_matrix`.
     """

@@ -86,7 +86,7 @@ def flash_cpu(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp]."""
+    """Return [attention, logsumexp of the scores], as the fused attention of CPUs does."""
     return [*_attention(q, k, v, attn_mask, dropout, causal, scale)]
 
 
@@ -144,7 +144,8 @@ def flash(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, debug: bool = False, *,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp, None, None, queries, keys, state of the random numbers (zeros), 0, missing]."""
+    """Return [attention, logsumexp of the scores, None, None, queries, keys, state of the random numbers (zeros), 0,
+    placeholder], the results of ATen's flash attention."""
     out, logsumexp = _attention(q, k, v, None, dropout, causal, scale)
     state, unused = t.full((2,), 0, "uint64"), t.full((), 0, "uint64")
     return [out, logsumexp, None, None, q.shape[-2], k.shape[-2], state, unused, Missing(_STATISTICS)]
@@ -162,7 +163,8 @@ def cudnn(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, statistics: bool, dropout: float = 0.0, causal: bool = False,
     debug: bool = False, *, scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp [..., queries, 1], None, None, queries, keys, seed, offset, missing]."""
+    """Return [attention, logsumexp [..., queries, 1], None, None, queries, keys, seed, offset, placeholder], the
+    results of cuDNN's attention."""
     out, logsumexp = _attention(q, k, v, bias, dropout, causal, scale)
     found = t.expand_dims(logsumexp, -1) if statistics else Missing(_STATISTICS)
     zero = t.full((), 0, "int64")
@@ -231,7 +233,8 @@ def overrideable(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
     debug: bool = False, *, scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, ...] of another device's fused attention, of which only the first result is computed."""
+    """Return [attention, placeholders ...], the results of the fused attention of another device, of which only the
+    first is computed."""
     out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale)
     return [out, *[Missing(_STATISTICS)] * 8]
 

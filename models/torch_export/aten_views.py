@@ -153,7 +153,8 @@ def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return a diagonal of two axes as a new last axis. Raises UnsupportedError for free sizes."""
+    """Return the elements of the diagonal `offset` of the axes `dim1` and `dim2`, as a new last axis in place of the
+    two. Raises UnsupportedError for free sizes."""
     a, b = dim1 % x.rank, dim2 % x.rank
     rest = [i for i in range(x.rank) if i not in (a, b)]
     x = t.permute(x, (*rest, a, b))

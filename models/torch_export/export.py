@@ -17,11 +17,12 @@ from ...egraph.ir.graph import Graph
 from ...errors import ExportError, UnsupportedError, UsageError
 from ...extract.model.gc_pause import gc_paused
 from ...processes.forks import Lock
+from ..files.limits import seconds_of
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
 from .divisible_sizes import read_exported
-from .export_bounds import bounded, seconds_of
+from .export_bounds import bounded
 from .graph import MODES, overload_of
 from .writes import Writes, aliases, functional, writes_of
 

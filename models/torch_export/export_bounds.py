@@ -17,21 +17,12 @@ from ... import settings
 from ...errors import ExportTimeError, TensorGraphsError
 from ..files.limits import check_count
 
-#: Seconds of torch.export: at least LEAST, EACH for each second of the budget, UNBUDGETED for calls without a budget.
-LEAST, EACH, UNBUDGETED = 60.0, 4.0, 600.0
 #: Part of the limit after which an export that adds no nodes is interrupted.
 GRACE = 0.25
 
 
 class _Stopped(BaseException):
     """Raised to end an export. It is no Exception, so that neither torch nor the module handles it and goes on."""
-
-
-def seconds_of(budget: float | None) -> float:
-    """Return the time limit of an export in seconds: the setting `export_seconds`, else derived from the budget."""
-    if (chosen := settings.current().export_seconds) > 0:
-        return float(chosen)
-    return UNBUDGETED if budget is None else max(LEAST, EACH * budget)
 
 
 @contextmanager
@@ -130,4 +121,4 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
-__all__ = ["bounded", "seconds_of"]
+__all__ = ["bounded"]

@@ -109,7 +109,7 @@ class Functions:
         return found - value if turned else found + value
 
     def exponent(self, x: Any) -> Any:
-        """The exponent of a term that is a product of exponentials, else None."""
+        """If the z3 term x is a product of exponentials, the sum of their exponents, else None."""
         parts = factors(self.z, x)
         known = all(self.z.is_app(e) and e.decl().name() == "real exp" for e, _ in parts)
         return sum_of(self.z, [(e.arg(0), up) for e, up in parts]) if parts and known else None
@@ -163,7 +163,7 @@ class Functions:
 
 
 def is_whole(values: Sequence[float]) -> bool:
-    """Whether all finite numbers are integers and none is infinite, so that they mean the same in every ring."""
+    """Whether all numbers are integers or NaN, so that they mean the same in every ring."""
     return all(v == int(v) for v in values if v == v and abs(v) != float("inf")) and all(
         abs(v) != float("inf") for v in values
     )

@@ -81,10 +81,8 @@ _MODULAR: dict[str, Law] = {  # other laws than those of integers
 
 
 def field_law(op: str) -> Law | None:
-    """The function that computes an op of field arithmetic on residues, up to a multiple of the modulus.
-
-    None for other ops.
-    """
+    """Function (attributes, modulus, *operands) that computes an op on residues; its result is reduced modulo p by the
+    caller. None for ops outside of field arithmetic."""
     entry = OPS[op]
     if entry.algebra != "ring" or entry.numpy is None:
         return _MODULAR.get(op)
@@ -185,7 +183,8 @@ def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
 
 
 def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int, key: int | None = None) -> dict[int, Array]:
-    """Values of atomic nodes modulo p by node id; float leaves are residues.
+    """Evaluate atomic nodes modulo p; returns their values by node id. `order`: the nodes, operands first. `leaves`:
+    values by name, residues for floats.
 
     With a key, functions outside of field arithmetic are uninterpreted: random functions, the same for the same key.
     Raises NotModular for anything else.
@@ -270,7 +269,7 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def finite(roots: Sequence[Tensor]) -> list[Tensor]:
-    """Terms without branches for infinite operands: residues are finite."""
+    """The terms without branches for infinite operands, which are never taken because residues are finite."""
 
     def changed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         return args[2] if node.op == "where" and args[0].op == "is_inf" else None
@@ -297,7 +296,7 @@ _PRODUCTS = ("mul", "matmul", "conv", "div")
 
 
 def weight(order: Sequence[Tensor]) -> int:
-    """Upper bound on p × the probability that one evaluation of the nodes `order` (operands first) modulo a prime p
+    """Upper bound on p times the probability that one evaluation of the nodes `order` (operands first) modulo a prime p
     misses a difference.
 
     The bound is the polynomial degree plus, for uninterpreted functions, the number of argument pairs times the degree
@@ -353,7 +352,8 @@ def agreement(
     bits: int = BITS,
     orders: int = 1,
 ) -> float:
-    """Confidence in bits that the pairs are equal: -log2 of the probability that random evaluation errs.
+    """Test whether the pairs of terms are equal by random evaluation modulo primes; returns the confidence in bits:
+    -log2 of the probability that it errs.
 
     Runs as many evaluations as `bits` requires, alternating between the primes, each with fresh residues and fresh
     uninterpreted functions; at least `orders` evaluations if a maximum occurs. Returns 0 if a side is outside of this

@@ -1,4 +1,5 @@
-"""Backward shape inference per op: from the wanted sizes of a result to those of the operands (used by sample.py)."""
+"""Table of samplers, one per shape law: from the wanted sizes of a result to types of the operands (used by
+sample.py)."""
 
 from __future__ import annotations
 

@@ -18,16 +18,14 @@ TERMS = 64  # per sum
 
 @dataclass(frozen=True)
 class Total:
-    """Symbolic sum of terms (bound, body).
-
-    A body is summed over its bound's pairs (index variable, size), each from 0 to size - 1.
-    """
+    """Symbolic sum of terms (bound, body): the expression `body` summed over the (index variable, size) pairs of
+    `bound`, each index from 0 to size - 1."""
 
     terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
 
     @staticmethod
     def of(value: Any) -> Total:
-        """A single element as a sum."""
+        """The value as a sum: a z3 expression becomes a sum of one term without summation indices."""
         return value if isinstance(value, Total) else Total((((), value),))
 
     def map(self, f: Callable[[Any], Any]) -> Total:
@@ -65,15 +63,14 @@ class Extreme:
     some: bool = False
 
     def map(self, f: Callable[[Any], Any], turned: bool = False) -> Extreme:
-        """The set with an increasing function applied to every body; a decreasing one if `turned`, which swaps max and
-        min.
-        """
+        """The maximum with an increasing function `f` applied to every value; with `turned`, `f` is decreasing, and the
+        maximum becomes a minimum."""
         return Extreme(
             self.most != turned, tuple((bound, condition, f(body)) for bound, condition, body in self.terms), self.some
         )
 
     def only(self, z: Any, condition: Any) -> Extreme:
-        """The subset of values that also satisfy a condition."""
+        """The same maximum or minimum over only those values that also satisfy `condition`."""
         return Extreme(self.most, tuple((bound, z.And(c, condition), body) for bound, c, body in self.terms))
 
 
@@ -120,7 +117,7 @@ def sum_of(z: Any, parts: Sequence[tuple[Any, int]]) -> Any:
 
 
 def bodies(value: Many) -> list[Any]:
-    """All expressions in a sum or maximum: conditions, bodies and sizes."""
+    """All z3 expressions in a symbolic sum or maximum: conditions, bodies and sizes."""
     return [e for bound, *rest in value.terms for e in (*rest, *(n for _, n in bound))]
 
 

@@ -57,9 +57,9 @@ class RuleCandidate:
 
 
 def candidate(equality: Equality, world: World) -> RuleCandidate | None:
-    """An equality with canonical variable names, oriented so that the left side binds all variables.
+    """The equality as a candidate, with canonical variable names, oriented so that the left side binds all variables.
 
-    None if neither side binds all variables or is a call.
+    None if no side that is a call binds all variables.
     """
     left, right = equality.left, equality.right
     if not set(variables(right)) <= set(variables(left)) or not isinstance(left, PatternCall):

@@ -151,7 +151,7 @@ class _Search:
 
 
 def minimise(found: Sequence[SynthesizedRule], session: SaturationSession) -> list[SynthesizedRule]:
-    """The rules of a set without those that the others derive, trying the last found first.
+    """Drop the rules that the others derive, trying the last found first; returns the rest.
 
     A reverse is dropped together with its rule: with both sides in the e-graph, one always derives the other.
     """
@@ -169,7 +169,7 @@ def minimise(found: Sequence[SynthesizedRule], session: SaturationSession) -> li
 def compare(
     found: Sequence[SynthesizedRule], base: Sequence[Rule], session: SaturationSession
 ) -> list[SynthesizedRule]:
-    """The rules with `known` set: whether the base derives a rule in every direction."""
+    """The rules with `known` set: whether the rules `base` derive a rule in every direction."""
     claims = [claim(d, 4) for f in found for d in f.rule.directions]
     yes = iter(derived(base, claims, session))
     answers = [[next(yes) for _ in f.rule.directions] for f in found]
@@ -189,7 +189,7 @@ def synthesize(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Rules over `ops` found by enumeration; none is derivable from the others.
+    """Find rules over `ops` by enumeration of terms; none of them is derivable from the others.
 
     The larger side of a rule has at most `size` ops. `variables`, `broadcast`: as for `worlds`. `prove`: attempt a
     proof of every rule that passed all tests. `base`: rules to compare with; each found rule records whether they

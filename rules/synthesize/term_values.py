@@ -120,7 +120,7 @@ class TermValues:
     plans: dict[Any, list[Any]] = field(default_factory=dict)
 
     def plan(self, op: str, attrs: Mapping[str, Any], types: Sequence[Type]) -> list[Any]:
-        """The atomic nodes of an op over leaves 0, 1, …, operands first."""
+        """The atomic nodes that compute an op, operands first, over leaves named 0, 1, … for its operands."""
         key = (op, tuple(attrs.items()), tuple(types))
         if key not in self.plans:
             leaves = [api.input(str(i), t.shape, t.dtype) for i, t in enumerate(types)]
@@ -147,7 +147,8 @@ class TermValues:
         return tuple(exact), floats, pure
 
     def run(self, plan: Sequence[Any], arrays: Sequence[Array], p: int | None) -> tuple[Any, bool]:
-        """(value of a plan modulo p, or in float64 if p is None; whether all ops were interpreted)."""
+        """Evaluate a plan (atomic nodes) on `arrays`; returns (its value modulo p, or in float64 if p is None; whether
+        no function was left uninterpreted)."""
         live: dict[int, Any] = {}
         pure = True
         for node in plan:
@@ -167,7 +168,7 @@ class TermValues:
 
 
 def rounded(x: Array) -> bytes:
-    """A byte string that is equal for arrays that are equal up to rounding."""
+    """A byte string of an array, equal for arrays that are equal up to rounding."""
     if x.dtype.kind != "f":
         return x.tobytes()
     finite = np.isfinite(x)

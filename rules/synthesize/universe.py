@@ -55,13 +55,14 @@ class World:
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """The environment for evaluating attribute expressions."""
+        """Types of the variables, as attribute expressions read them."""
         return {n: Fact(t, False) for n, t in self.types.items()}
 
 
 @dataclass(frozen=True)
 class Equality:
-    """Two terms of equal value in a world. `free`: equal even with elementwise functions uninterpreted."""
+    """Two terms of equal value at the types of a `World`. `free`: equal even with elementwise functions
+    uninterpreted."""
 
     left: Term
     right: Term
@@ -69,7 +70,7 @@ class Equality:
 
 
 def worlds(ops: Sequence[str], variables: int, *, broadcast: bool = False) -> list[World]:
-    """The worlds that some ops need: square matrices, and images with convolution kernels.
+    """The worlds (variables with types) that some ops need: square matrices, and images with convolution kernels.
 
     `variables`: number of matrices, 1 to 4; at most 2 images and 2 kernels. `broadcast` adds a row, a column and a
     scalar to the matrices. Raises UsageError for another number, and for an op that cannot be enumerated.
@@ -114,9 +115,7 @@ def _is_number(text: str) -> bool:
 
 # ---------------------------------------------------------------- enumeration
 class Universe:
-    """All terms up to a size over the variables and ops of a `World`, one term for each distinct value. `grow` adds
-    the terms of the next size and yields their equalities with earlier terms.
-    """
+    """All terms of a `World` up to a size, one per value. `grow` yields the equalities that it encounters."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.values = world, TermValues()

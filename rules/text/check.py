@@ -114,7 +114,12 @@ class _Passed:
 
 
 def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Verdict:
-    """The verdict on a rule in Tensat's language. After `seconds`, the verdict rests on the evidence so far."""
+    """Check whether a rule in Tensat's language is sound; returns the verdict (proved, tested, refuted or unknown: see
+    the module) with its evidence.
+
+    `seed`: of the random shapes and values. After `seconds` no further test begins, and the verdict rests on those
+    done.
+    """
     until = perf_counter() + seconds
     if rule.problem:
         return Verdict("unknown", rule.problem)

@@ -1,4 +1,5 @@
-"""Scopes of text rules: how convolutions may be grouped where the format leaves this open."""
+"""Scopes of text rules: assumptions on how convolutions are grouped (channels divided into groups), which the format
+leaves open."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def scopes(rule: TextRule) -> tuple[AxisScope, ...]:
 
 
 def group_counts(rule: TextRule, scope: AxisScope) -> tuple[int, ...]:
-    """The group counts to try for a convolution whose groups the shapes leave open."""
+    """The group counts to try under a scope for a convolution whose groups do not follow from the shapes."""
     return scope.groups if rule.convolutions <= GROUPED else scope.groups[:2]
 
 

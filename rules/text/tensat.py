@@ -301,7 +301,7 @@ def parse_line(text: str, line: int) -> list[TextRule]:
 
 
 def paired(first: TextRule, second: TextRule) -> TextRule:
-    """Two rules combined into one multi-pattern rule: both left sides must match."""
+    """Combine two rules into one multi-pattern rule, which applies where both left sides match."""
     return TextRule(
         f"{first.text}\n{second.text}", first.line, first.lefts + second.lefts, first.rights + second.rights,
         problem=first.problem or second.problem,

@@ -6,10 +6,12 @@ Precedence: argument > `override(...)` > environment variable > default.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from .errors import UsageError
@@ -36,6 +38,8 @@ class Settings:
 
 _VARIABLES = [(f.name, f"TENSOR_GRAPHS_{f.name.upper()}", int if f.type == "int" else str) for f in fields(Settings)]
 _MOST = {"threads": 4096, "workers": 4096}  # largest values of settings, if not 2^62
+# the form of the setting `gpu`: a GPU, or a CPU that interprets its kernels
+_GPU = re.compile(r"(gpu:[^|]+:sm[1-9][0-9]{0,3}:multiprocessors=[1-9][0-9]{0,4}|interpreter:[^|]+)\|[^|]+\|[^|]+")
 _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", default=None)
 
 
@@ -49,6 +53,7 @@ def current() -> Settings:
         text = os.environ.get(variable)
         if text is not None:
             found[name] = _number(variable, text, _MOST.get(name, 1 << 62)) if kind is int else text
+    _check_gpu(found.get("gpu", ""))
     return Settings(**found)
 
 
@@ -58,13 +63,25 @@ def overridden() -> bool:
 
 
 def planned_gpu() -> str:
-    """Value of the setting `gpu`: device key of a GPU that is not in this machine, for which plans are made; ""
-    without.
+    """Value of the setting `gpu`: device key of a GPU that is not in this machine, for which plans are made; "" if it
+    is not set.
 
     Reads no other setting, because it is called often.
     """
     changed = _override.get()
-    return os.environ.get("TENSOR_GRAPHS_GPU", "") if changed is None else changed.gpu
+    return _check_gpu(os.environ.get("TENSOR_GRAPHS_GPU", "")) if changed is None else changed.gpu
+
+
+@lru_cache(maxsize=8)
+def _check_gpu(text: str) -> str:
+    """Return the setting `gpu`. UsageError for a text of another form."""
+    if text and not _GPU.fullmatch(text):
+        raise UsageError(
+            f"the setting gpu is {text[:200]!r}", where="TENSOR_GRAPHS_GPU",
+            hint="device|driver|toolchain, as `tensor-graphs measure` prints on the machine with the GPU:"
+            " gpu:NVIDIA H200:sm90:multiprocessors=132|nvidia-580|torch=...",
+        )  # fmt: skip
+    return text
 
 
 def _number(variable: str, text: str, most: int) -> int:
@@ -82,11 +99,13 @@ def _number(variable: str, text: str, most: int) -> int:
 def override(**changes: Any) -> Iterator[Settings]:
     """Context manager with changed settings: `with settings.override(backend="numpy"): ...`.
 
-    Raises UsageError for unknown names.
+    Raises UsageError for unknown names, and for a `gpu` of another form.
     """
     if unknown := sorted(changes.keys() - {f.name for f in fields(Settings)}):
         raise UsageError(f"no settings are called {unknown}", hint=f"they are {[f.name for f in fields(Settings)]}")
-    token = _override.set(replace(current(), **changes))
+    wanted = replace(current(), **changes)
+    _check_gpu(wanted.gpu)
+    token = _override.set(wanted)
     try:
         yield current()
     finally:

@@ -26,7 +26,7 @@ from .test_cuda_cpp import TOLERANCE, call_of, check, memory
 from .test_kernel_ir import error, x
 
 INFINITE = float("-inf")
-AMPERE = "gpu:NVIDIA A100:sm80:multiprocessors=108"  # without clusters
+AMPERE = "gpu:NVIDIA A100:sm80:multiprocessors=108|none|none"  # without clusters
 
 
 def attention(

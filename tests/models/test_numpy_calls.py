@@ -196,6 +196,35 @@ def test_what_cannot_be_traced_is_named():
             call()
 
 
+@pytest.mark.parametrize("power", [1, 2, 3, 7, 20, 2**100])
+def test_matrix_powers_are_made_by_squaring(power):
+    square = np.float32([[0, 1], [1, 0]])
+    agrees(lambda x: np.linalg.matrix_power(x, power), square)
+    agrees(lambda x: np.linalg.matrix_power(x, power), np.int32([[1, 2], [3, 4]]))
+    assert len(trace(lambda x: np.linalg.matrix_power(x, power), [square]).nodes()) < 250
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.isclose(x, 2, atol=0, rtol=0.4999999999999999), lambda x: np.isclose(x, -2, rtol=1.4999999999999998, atol=0),
+        lambda x: np.isclose(x, np.float64(0.9999999999999998), atol=0, rtol=0), lambda x: np.nan_to_num(x, nan=np.inf, posinf=999), lambda x: np.nan_to_num(x, posinf=-np.inf, neginf=7),
+        lambda x: np.nan_to_num(x, nan=-0.0, posinf=np.nan), lambda x: np.cov(x[:4].reshape(2, 2), ddof=5),
+        lambda x: np.cov(x[:0]), lambda x: np.cov(np.stack([x[:3], x[1:4]]), ddof=3),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings(
+    "ignore:Degrees of freedom", "ignore:Mean of empty", "ignore:invalid value", "ignore:divide by zero"
+)
+def test_limits_of_numpys_functions(function):
+    """Python numbers take the dtype of the array, replacements are not replaced, and no degrees of freedom are left."""
+    values = np.float32([1, 2, -1, 0.5, np.nan, np.inf, -np.inf])
+    agrees(function, values)
+    (found,) = evaluate(trace(function, [values]), {"x": values})
+    with np.errstate(all="ignore"):
+        assert np.array_equal(np.signbit(found) & (found == 0), np.signbit(function(values)) & (found == 0))
+
+
 def test_one_bound_is_enough_for_clip():
     x = np.linspace(-2, 2, 5, dtype=np.float32)
     for function in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.torch_compile import traced_graph
 
 torch = pytest.importorskip("torch")
+from tests.torch_compile import gpu_attention  # noqa: E402
+
 from tensor_graphs.torch_compile.memory_layout import TracedLayouts, arranged, axis_order  # noqa: E402
 from tensor_graphs.torch_compile.plain_tensors import PlainTensors  # noqa: E402
 
@@ -37,6 +40,11 @@ def test_memory_layouts() -> None:
     assert (
         order == [0, 2, 1, 3] and axis_order(x) is None and axis_order(x[:, :, ::2]) is None and axis_order(3) is None
     )
+    part = (
+        torch.randn(2, 6, 48).chunk(3, -1)[1].view(2, 6, 2, 8).transpose(1, 2)
+    )  # heads of a fused projection: not dense
+    assert axis_order(part) == [0, 2, 1, 3] and axis_order(torch.randn(2, 1, 3).expand(2, 4, 3)) is None
+    assert arranged(part.contiguous(), axis_order(part)).transpose(1, 2).view(2, 6, 16).shape == (2, 6, 16)
     y = arranged(x, order)
     assert y.stride() == (60, 5, 15, 1) and torch.equal(y, x) and arranged(y, order) is y
     assert arranged(y, None).is_contiguous()
@@ -60,10 +68,16 @@ def gradients(call: Any, module: Any, x: Any) -> list[Any]:
     return [x.grad, *(p.grad.clone() for p in module.parameters())]
 
 
+@pytest.mark.parametrize("attention", ["cpu", "gpu"])
 @pytest.mark.parametrize("backward", ["program", "eager"])
 def test_saved_tensors_are_contiguous_also_for_an_eager_backward_pass(
-    backward: str, monkeypatch: pytest.MonkeyPatch
+    backward: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with gpu_attention.on_cpu() if attention == "gpu" else nullcontext():
+        saved_tensors_are_contiguous(backward, monkeypatch)
+
+
+def saved_tensors_are_contiguous(backward: str, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Any] = []
     if backward == "eager":
         begin = traced_graph.Variant._begin

@@ -23,8 +23,9 @@ class DecodeAttention:
     """The parts of an attention kernel in the IR.
 
     `scores`: the product of queries and keys; `query`: its left operand; `maximum`, `total`, `result`: the reductions
-    over the axis `positions`; `keys`, `values`: the loads of keys and values; `head`, `column`: axes of their head
-    sizes; `rows`: the new rows that the kernel writes into keys and values.
+    over the axis `positions`, namely the softmax's maximum and sum, and the product with the values; `keys`, `values`:
+    the loads of keys and values; `head`, `column`: axes of their head sizes; `rows`: the new rows that the kernel
+    writes into keys and values.
     """
 
     scores: Expr
@@ -41,8 +42,9 @@ class DecodeAttention:
 
 
 def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows over 16-bit keys and values, each contiguous along
-    the head size, and that may write a row of each; None for other kernels."""
+    """The parts of `kernel`, whose axes have the roles `shape`, if it is attention of at most `ROWS` query rows over
+    16-bit keys and values, each contiguous along the head size, and possibly writes a row of each; None for other
+    kernels."""
     if shape.kind != "attention" or shape.walks or shape.joined or not 1 <= shape.m <= ROWS or len(shape.cols) != 1:
         return None
     results = [e for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]

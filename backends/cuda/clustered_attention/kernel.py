@@ -39,10 +39,11 @@ POWERS = {"exp": "Exp", "exp2": "Exp2"}
 def emit_clusters(
     kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, name: str, constant: frozenset[str] = frozenset()
 ) -> CudaLaunch:
-    """The launch of attention of few rows with a schedule; `name`: name of the emitted function; `constant`: operands
-    that are read before the wait for the previous kernel (`Call.constant`).
+    """Emit the CUDA source of attention of few rows with the schedule `s`; returns its launch.
 
-    Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
+    `name`: of the emitted function. `shape`: roles of the kernel's axes. `constant`: operands that no earlier kernel of
+    the program writes, which are therefore read before the wait for the previous kernel (programmatic dependent launch;
+    `Call.constant`). Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
     """
     found = attention_of(kernel, shape)
     if found is None:
@@ -51,9 +52,8 @@ def emit_clusters(
 
 
 class ChunkFrame(ThreadFrame):
-    """Frame of the scores of one chunk of positions: a block loops over the axis of positions, and bounds are checked
-    along that axis only.
-    """
+    """Emitter state for the scores of one chunk of positions, which a block computes in each iteration of its loop over
+    the axis of positions. Bounds are checked along that axis only."""
 
     def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, positions: Axis) -> None:
         super().__init__(kernel, layout, name, shape)
@@ -61,7 +61,8 @@ class ChunkFrame(ThreadFrame):
         self.top.bound.discard(positions)
 
     def ragged(self, dim: str) -> bool:
-        """Whether bounds are checked along a dimension: only along those that a block loops over."""
+        """Whether the emitted code checks bounds along `dim`, a dimension of the thread layout ("m", "n" or a reduction
+        axis): it does along dimensions that a block loops over, and where the last block is partial."""
         return dim in self.walked or super().ragged(dim)
 
 
@@ -99,10 +100,11 @@ class ClusteredAttentionEmitter:
     def frame(
         self, layout: ThreadLayout, constant: frozenset[str] = frozenset(), store: OutputStore | None = None
     ) -> SimtEmitter:
-        """The emitter of a part of the kernel in a thread layout of its own.
+        """New emitter for one part of the kernel, whose threads are arranged as `layout` says.
 
-        `constant`: operands that it reads before the wait for the previous kernel. `store`: if given, the emitter
-        sees this result only, so that it does not compute reductions of other results in the same loops.
+        `constant`: operands that the emitted code may read before it waits for the previous kernel (programmatic
+        dependent launch), since that kernel does not write them. `store`: if given, the only output for which code is
+        emitted, so that loops contain no reductions of other outputs.
         """
         kernel = self.kernel if store is None else replace(self.kernel, stores=(store,))
         frame = ThreadFrame(kernel, layout, self.name, self.shape, constant)
@@ -116,7 +118,8 @@ class ClusteredAttentionEmitter:
         return DimensionThreads(threads, 1, self.rows // threads)
 
     def launch(self) -> CudaLaunch:
-        """The launch: the function's text and its grid."""
+        """Emit the whole kernel; returns its launch: CUDA source, grid (one cluster of blocks for each set of keys and
+        values) and shared memory."""
         s, found = self.s, self.found
         batch = prod(a.size for a in self.shape.batch)
         begin = self._batch()

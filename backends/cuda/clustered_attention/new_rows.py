@@ -27,9 +27,9 @@ VECTOR = 8  # elements that a thread computes at a time
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row that attention writes into its keys or values (`what` says which): the parts of the row update, the axis
-    of the row's elements, the store that writes it, and the index at which it stores them, over the same axis.
-    """
+    """A row that attention writes into its keys or values. `what`: "keys" or "values"; `update`: where the kernel reads
+    the row in place of the old one; `axis`: axis of the row's elements; `store`: the output that writes the row; `at`:
+    the position at which it is stored, as an index over `axis`."""
 
     what: str
     update: RowUpdate
@@ -39,12 +39,13 @@ class NewRow:
 
     @property
     def own(self) -> OutputStore:
-        """The store of this row alone, with the row's elements along its own axis."""
+        """An output that stores only this row, with the elements along `axis` instead of the kernel's column axis."""
         return replace(self.store, value=self.update.row)
 
 
 def first_loads(e: Expr) -> list[Expr]:
-    """The loads in an expression whose positions do not depend on other loads, so that they can be issued first."""
+    """The loads in the expression `e` whose positions depend neither on other loads nor on reductions, so that they can
+    be issued first."""
     return [
         x for x in walk([e])
         if x.op == "load" and not any(y.op in ("load", "reduce") for a in x.args for y in walk([a]))
@@ -54,11 +55,12 @@ def first_loads(e: Expr) -> list[Expr]:
 def new_rows(
     kernel: Kernel, sides: Mapping[str, tuple[Expr, Axis]], positions: Axis, shape: Shape
 ) -> tuple[NewRow, ...] | None:
-    """The rows that attention writes into its keys and values.
+    """The rows that the attention `kernel` writes into its keys and values; empty if it writes none.
 
-    None if the kernel reads a new row that it does not write at the same place, if the row cannot be computed by
-    vectors along one axis, or if the kernel writes a row that it does not read. `sides`: "keys", "values" -> (the
-    factor of a product, the axis of its elements). `positions`: the axis of positions in the caches.
+    `sides`: "keys", "values" -> (the factor of a product that holds them, the axis of its elements). `positions`: the
+    axis of positions in the caches. `shape`: roles of the kernel's axes. None if the kernel reads a new row that it
+    does not write at the same place, if the row cannot be computed by vectors along one axis, or if the kernel writes a
+    row that it does not read.
     """
     (column,), found = shape.cols, []
     for what, (side, axis) in sides.items():
@@ -92,12 +94,13 @@ def _writes(kernel: Kernel, store: OutputStore, update: RowUpdate, moved: Mappin
 
 
 def row_bytes(rows: Sequence[NewRow]) -> int:
-    """Bytes of shared memory that hold the rows."""
+    """Total bytes of shared memory that the new rows take, each in the dtype of the cache that it goes into."""
     return sum(r.axis.size * itemsize(str(r.update.load.value[3])) for r in rows)
 
 
 def row_layout(new: NewRow, shape: Shape, early: bool) -> ThreadLayout:
-    """The thread layout of the warp that computes a row; `early`: programmatic dependent launch."""
+    """Thread layout of the one warp that computes the new row: vectors along the row. `early`: whether the kernel uses
+    programmatic dependent launch."""
     size, dim = new.axis.size, _dimension(new, shape)
     lanes = min(32, 1 << max(0, (-(-size // VECTOR) - 1).bit_length()))
     summed = {x.axis for x in walk([new.update.row]) if x.op == "reduce"} - {new.axis}
@@ -112,8 +115,8 @@ def _dimension(new: NewRow, shape: Shape) -> str:
 
 
 def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: str) -> list[str]:
-    """CUDA text by which the warp that begins at thread `first` computes a row into the shared-memory array
-    `new_WHAT`, and the first of the `parts` blocks of a cluster writes it to global memory.
+    """Lines of CUDA code by which the warp that begins at thread `first` computes a row into the shared-memory array
+    `new_keys` or `new_values`, and the first of the `parts` blocks of a cluster writes it to global memory.
 
     `emitter`: emitter of the row's store alone (`NewRow.own`) in the layout `row_layout`; `place`: variable with the
     row's position. Raises Unfusable if the row needs several warps.
@@ -152,7 +155,10 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
 
 
 def place_lines(place: Expr, name: str, emitter: SimtEmitter) -> list[str]:
-    """CUDA text that defines the variable `name` as the position `place` of a row."""
+    """Lines of CUDA code that define the integer variable `name` as `place`, the position of a new row in the cache.
+
+    Raises Unfusable if the position differs between elements.
+    """
     frame = emitter.frame
     if frame.spans(place):
         raise Unfusable("a new row at several positions")

@@ -12,7 +12,8 @@ TILE = 16  # positions of an mma tile
 
 @dataclass(frozen=True)
 class ClusteredAttentionSchedule(Schedule):
-    """Schedule of attention of few rows in which a cluster of thread blocks shares the positions."""
+    """Schedule (tuning parameters) of attention of few rows in which a cluster of thread blocks shares the positions of
+    keys and values."""
 
     parts: int = number("cluster size: slices of the positions", Domain(1, 16, powers=True))
     warps: int = number("warps along the positions", Domain(1, 32))
@@ -34,15 +35,18 @@ class ClusteredAttentionSchedule(Schedule):
         return TILE * self.warps * self.deep
 
     def slice(self, room: int) -> int:
-        """Number of positions that one block of a cluster reads, of `room` positions in all."""
+        """Number of positions that one block of a cluster reads, of `room` positions in all; a multiple of the tile of
+        16."""
         return -(-room // (self.parts * TILE)) * TILE
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block's tile: all rows and the columns that it finishes."""
+        """(rows, columns) of the result that a block finishes: all query rows, and its share of the columns of a kernel
+        whose axes have the roles `shape`."""
         return shape.m, max(1, shape.n // self.parts)
 
     def room(self, rows: int, head: int, columns: int) -> int:
-        """Bytes of shared memory that a block needs (`ClusteredAttention::SIZE` in kernel.cuh)."""
+        """Bytes of shared memory that a block needs (`ClusteredAttention::SIZE` in kernel.cuh). `rows`: number of query
+        rows; `head`, `columns`: head sizes of keys and of values."""
 
         def aligned(words: int) -> int:
             return (words + 3) // 4 * 4

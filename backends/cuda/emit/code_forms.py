@@ -41,7 +41,8 @@ class CodeForm:
 
 
 def code_form(e: Expr, axis: Axis) -> CodeForm | None:
-    """The encoding that an expression over loaded bytes decodes along `axis` (K); None if the encoding is unknown."""
+    """The encoding by which the expression `e` decodes numbers from loaded bytes, with its elements along `axis` (K);
+    None if it does not load bytes or the encoding is unknown."""
     loads = [x for x in walk([e]) if x.op == "load"]
     if len(loads) != 1 or loads[0].value[3] not in ("uint8", "int8") or loads[0].args or e.kind != "float":
         return None

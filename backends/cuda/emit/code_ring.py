@@ -32,8 +32,8 @@ WORDS = 4  # 32-bit words of a slot of 16 bytes
 class CodeRing(CudaPart):
     """Emitter part for the copies into the ring buffer, and the reads from it.
 
-    `codes`, `values`: load -> name of its register value for a tile of columns, of the codes, and of the scales and
-    zero points, that go through the ring. `rows`: such loads of the left operand.
+    `codes`: loads of quantized codes that go through the ring -> name of the register variable for one tile of columns;
+    `values`: likewise the loads of scales and zero points. `rows`: loads of the left operand that go through the ring.
     """
 
     frame: FragmentFrame
@@ -54,13 +54,13 @@ class CodeRing(CudaPart):
         frame.codes = (frame.warps.ahead + 1) * self.slots
 
     def height(self, x: Expr) -> int:
-        """Number of rows of a load of the left operand: a multiple of eight, or one if the load is the same for all
-        rows.
-        """
+        """Number of rows that the ring holds of `x`, a load of the left operand: the number of rows of the product
+        rounded up to a multiple of eight, or one if `x` is the same for all rows."""
         return -(-self.frame.extent["m"] // WIDTH) * WIDTH if "m" in self.frame.spans(x) else 1
 
     def coordinates(self) -> None:
-        """Emit the warp's and the lane's number, and the warp's first column and element along K."""
+        """Emit declarations of a warp's number, a thread's number in the warp (lane), and the warp's first column and
+        first element along K."""
         frame, warps = self.frame, self.frame.warps
         base = f"{enclosed(frame.place['n'])} * {frame.block}" if frame.place["n"] else "0"
         self.line("const int warp = thread / 32, lane = thread % 32;")
@@ -174,8 +174,9 @@ class CodeRing(CudaPart):
 
     # ------------------------------------------------------------ reads
     def read_rows(self, x: Expr, local: Local, spot: str, nest: ThreadNest) -> None:
-        """Emit the reads of a thread's vectors of rows into the register value `local`, in a loop nest over its
-        vectors; zeros beyond the end of a dimension. `spot`: text of a vector."""
+        """Emit, into the loop nest `nest` over a thread's vectors, the reads of rows of the load `x` from the ring into
+        the register variable `local`; zeros beyond the end of a dimension. `spot`: CUDA expression of the vector to
+        assign."""
         frame, height = self.frame, self.height(x)
         row = "m_0 + m_i * 8" if height > WIDTH else "m_0" if height > 1 else "0"
         conditions = nest.masks(local.dims)
@@ -187,7 +188,8 @@ class CodeRing(CudaPart):
         nest.line(f"{condition(conditions)}read_slot({spot}, {slot});")
 
     def read_tile(self) -> None:
-        """Emit the reads of a tile's codes and scales; zeros beyond the end of a dimension."""
+        """Emit the reads of the codes, scales and zero points of a tile of 8 columns from the ring into register
+        variables; zeros beyond the end of a dimension."""
         nest = self.tile.single()
         conditions = nest.masks(("n", self.frame.dim))
         for x, name in self.codes.items():
@@ -204,7 +206,8 @@ class CodeRing(CudaPart):
 
 
 def condition(conditions: Sequence[str]) -> str:
-    """CUDA text `if (...)` of the conjunction of conditions, to be put before a statement; "" for no conditions."""
+    """CUDA text of `if (...)` that makes the statement after it depend on all of `conditions`; "" without
+    conditions."""
     return f"if ({all_of(list(conditions))}) " if conditions else ""
 
 

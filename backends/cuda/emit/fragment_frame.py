@@ -39,6 +39,7 @@ class FragmentFrame(ThreadFrame):
         self.ahead, self.constant = CudaScope(1, set(bound)), outer.constant
 
     def ragged(self, dim: str) -> bool:
-        """Whether some fragments of a block lie beyond the end of a dimension."""
+        """Whether some of a block's operand fragments lie beyond the end of the dimension `dim`, so that bounds are
+        checked."""
         whole = {self.dim: self.step, "n": self.warps.tiles * WIDTH * self.warps.across}
         return self.extent[dim] % whole.get(dim, self.along[dim].block) != 0

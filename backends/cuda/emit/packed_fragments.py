@@ -33,10 +33,11 @@ ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
 
 @dataclass(frozen=True)
 class PackedSide:
-    """The right operand of a product with packed weights: codes, zero points and scales.
+    """The right operand of a matrix product with quantized weights. `form`: encoding of the numbers and the load of
+    their codes (bytes).
 
-    `zero` is subtracted and `scale` multiplied, each one value for all numbers in 16 bytes of codes; None if
-    absent.
+    `zero` is subtracted from each number and `scale` multiplied, each one value for all numbers in 16 bytes of codes;
+    None if absent.
     """
 
     form: CodeForm
@@ -45,12 +46,12 @@ class PackedSide:
 
     @property
     def values(self) -> list[Expr]:
-        """Loads of the zero point and the scale."""
+        """The loads from which the zero point and the scale are computed."""
         return [x for e in (self.zero, self.scale) if e is not None for x in walk([e]) if x.op == "load"]
 
     def grouped(self, axis: Axis) -> bool:
-        """Whether zero point and scale are applied to sums of products: 4-bit codes, and one value for all numbers that
-        four neighbouring threads hold along K."""
+        """Whether zero point and scale are applied to sums of products along `axis` (K) instead of to each number:
+        4-bit codes, and one value for all numbers that four neighbouring threads hold."""
         width = ROW * self.form.span
         return self.form.name == "nibbles" and all(
             _is_uniform(e, axis, width) for e in (self.zero, self.scale) if e is not None
@@ -58,9 +59,8 @@ class PackedSide:
 
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
-    """The right operand of a product as codes with one zero point and one scale per 16 bytes; None if it is not such
-    a quantized matrix.
-    """
+    """The right operand of the product `dot` along `axis` (K) as quantized codes with one zero point and one scale per
+    16 bytes; None if it is not such a quantized matrix."""
     over, under = factors(kernel.builder.product((*dot.right, *_bare_factors(dot)), ()))
     moving = [f for f in over if not _is_uniform(f, axis, BYTES)]
     if under or not moving:
@@ -94,14 +94,15 @@ def _is_uniform(e: Expr, axis: Axis, width: int) -> bool:
 
 
 def sides_of(kernel: Kernel, shape: Shape, axis: Axis) -> list[PackedSide | None]:
-    """The packed right operand of each product along an axis; None for a product without packed weights."""
+    """For each matrix product of `kernel` along `axis`, its quantized right operand; None for a product without one."""
     return [packed_side(kernel, d, axis) for e, d in shape.dots.items() if e.axis == axis]
 
 
 def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
-    """Number of quantized numbers in 16 bytes of codes, of all products along an axis.
+    """How many quantized numbers 16 bytes hold in the right operands of the kernel's matrix products along `axis`: 16
+    or 32.
 
-    0 if a product has no packed codes, or products differ.
+    0 if a product's right operand is not quantized, or if products differ.
     """
     spans = {s.form.span if s is not None else 0 for s in sides_of(kernel, shape, axis)}
     return spans.pop() if len(spans) == 1 else 0
@@ -110,8 +111,8 @@ def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
 class PackedFragments(Fragments):
     """Emitter part for the main loop of skinny GEMM with quantized weights: products of rows and converted codes.
 
-    `ring`: ring buffer in shared memory if operands are copied ahead (code_ring.py); `ring_rows`: loads of rows
-    that go through it. `loaded`: loads of codes, scales and zero points into registers. `chains`: number of
+    `ring`: ring buffer in shared memory if operands are copied ahead (code_ring.py), else None; `ring_rows`: loads of
+    rows that go through it. `loaded`: loads of codes, scales and zero points into registers. `chains`: number of
     accumulators of the sum over a group, because dependent mma instructions wait for each other. `alone`: reductions
     along K that do not depend on columns, which the whole block computes; `between` emits them, between the first loads
     and the loop.
@@ -195,7 +196,8 @@ class PackedFragments(Fragments):
             self.ring.coordinates()
 
     def stage(self) -> list[str]:
-        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines.
+        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines of the outermost
+        scope.
 
         The first codes, scales and zero points are loaded before the wait for the previous kernel if they are weights.
         """
@@ -352,7 +354,7 @@ class PackedFragments(Fragments):
 
     @property
     def octets(self) -> int:
-        """Number of groups of 8 rows."""
+        """Number of groups of 8 rows that cover the rows of the product, at least 1."""
         return -(-max(1, self.frame.extent["m"]) // WIDTH)
 
     def _convert(
@@ -414,8 +416,8 @@ class PackedFragments(Fragments):
         self.line(f"float {self.names[e].name}[{self.octets * self.frame.warps.tiles // 2}][4] = {{}};")
 
     def put(self, e: Expr, first: int) -> PartialSums:
-        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
-        returns their location."""
+        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, beginning at element `first`;
+        returns where they are."""
         if e not in self.dots:
             return super().put(e, first)
         frame, warps = self.frame, self.frame.warps
@@ -436,7 +438,7 @@ class PackedFragments(Fragments):
         nest.close()
 
     def warmed(self) -> list[str]:
-        """No prefetch statements: codes are few bytes."""
+        """No prefetch statements (`Fragments.warmed`): quantized codes are few bytes."""
         return []
 
 

@@ -22,7 +22,11 @@ class ThreadStores(CudaPart):
     loads: ThreadLoads
 
     def write(self, store: OutputStore) -> None:
-        """Emit the loads, reductions and the store of one result, vectorized where its elements are contiguous."""
+        """Emit the loads and reductions that one result needs, and its store, vectorized where its elements are
+        contiguous.
+
+        Raises Unfusable if the result varies along an axis that its position does not depend on.
+        """
         frame = self.frame
         value, buffer = store.value, self.kernel.buffers[store.buffer]
         for e in store.exprs:

@@ -29,8 +29,11 @@ class TensorCores(CudaPart):
     loads: ThreadLoads
 
     def products(self) -> None:
-        """Compute all reductions along K in fragments, and add the warps' partial sums in the kernel's thread
-        layout."""
+        """Emit the computation of all reductions along K from mma fragments, and the addition of the warps' partial
+        sums in the kernel's thread layout.
+
+        Raises Unfusable if the kernel has no such matrix product.
+        """
         frame, warps = self.frame, self.layout.warps
         assert warps is not None
         axes = [e.axis for e in self.shape.dots if e.axis in self.shape.outer]

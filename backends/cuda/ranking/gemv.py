@@ -36,7 +36,8 @@ WARM = 8 << 20  # bytes of matrices from which an L2 prefetch before the wait wa
 
 @dataclass(frozen=True)
 class GemvRanking(RankingModel):
-    """Description of a skinny GEMM or GEMV on CUDA cores, to rank its schedules: bound by reading the matrices once.
+    """Description of a skinny GEMM or GEMV on CUDA cores, from which its schedules are ranked; its time is that of
+    reading the matrices once.
 
     `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
     right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors lie along N
@@ -81,8 +82,8 @@ class GemvRanking(RankingModel):
                             yield schedule | more | {f"v{at}": beside, f"u{at}": depth // beside}, rank - 0.2
 
     def prefetching(self, early: Sequence[Schedule]) -> Sequence[Schedule]:
-        """The schedules of `early` that also prefetch matrices into L2: every second one from the first on, none
-        for one column; of large matrices along K every fourth one, but not the first."""
+        """Those of the schedules `early` that also prefetch matrices into L2 (`RankingModel.prefetching`): every second
+        one from the first on; for large matrices along K every fourth one, but not the first."""
         if self.fitted and self.nbytes > WARM:
             return unsplit_beside(early[3::4], self.own)
         return unsplit_beside(early[::2], self.own) if self.columns > 1 else ()
@@ -131,13 +132,13 @@ class GemvRanking(RankingModel):
         return self.columns * self.length * self.matrices * self.itemsize * self.batch
 
     def us_along_k(self, tn: int, held_n: int, tk: int, depth: int, split: int, ahead: int = 0) -> float:
-        """Estimated time in µs with vectors along K, fitted to measured kernels of decode steps.
+        """Estimated time in µs with vectors along K, fitted to measured kernels of decode steps: the larger of DRAM
+        time and of one memory latency per round of loads and wave of blocks.
 
-        `tn` threads along N hold `held_n` columns each, `tk` threads along K hold `depth` vectors each; `split`
-        is the split-K factor, `ahead` the prefetch distance of cp.async copies. The larger of DRAM time and of
-        one memory latency per round of loads and wave of blocks. DRAM time has penalties for uneven
-        distribution of blocks, too few bytes in flight, short contiguous runs, and large matrices read by many
-        loads of one thread.
+        `tn` threads along N hold `held_n` columns each, `tk` threads along K hold `depth` vectors each; `split` is the
+        split-K factor, `ahead` the prefetch distance of cp.async copies in iterations. DRAM time is increased by
+        penalties for uneven distribution of blocks, too few bytes in flight, short contiguous runs, and large matrices
+        read by many loads of one thread.
         """
         machine, vector = target(), self.vector
         threads, sums = max(32, tk * tn), self.rows * held_n * self.matrices

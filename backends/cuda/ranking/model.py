@@ -25,21 +25,23 @@ FLAGS = ("direct",)  # parameters whose value 1 is stored
 
 
 class RankingModel(ABC):
-    """Description of a kernel that suffices to rank its schedules; hashable, as a key of the cache of `ranked`."""
+    """Description of a kernel that suffices to rank its schedules; hashable, so that kernels with equal descriptions
+    share one cached ranking (`ranked`)."""
 
     @abstractmethod
     def ranked(self) -> Ranked:
-        """Yields (schedule in stored form, rank) of candidates; lower ranks are better."""
+        """Yields (schedule as parameter name -> number, rank) for each candidate; lower ranks are better."""
 
     def prefetching(self, early: Sequence[Schedule]) -> Sequence[Schedule]:
-        """Those of the schedules `early`, which use programmatic dependent launch, that also prefetch matrices into
-        L2 (`warm`) before they wait for the kernel before; none by default."""
+        """Those of the schedules `early`, which use programmatic dependent launch, that shall also prefetch matrices
+        into L2 (`warm`) while they wait for the previous kernel; none by default."""
         return ()
 
 
 @cached_per_machine(4096)
 def ranked(seen: RankingModel, count: int) -> tuple[Schedule, ...]:
-    """Candidate schedules for a kernel description, in stored form, at most `count`, best rank first.
+    """At most `count` candidate schedules (parameter name -> number) for the kernel that `seen` describes, best rank
+    first.
 
     About three quarters of them use programmatic dependent launch (`early`), some of these with an L2 prefetch
     (`RankingModel.prefetching`); the others are the best schedules without it.
@@ -75,33 +77,33 @@ def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
 
 
 def powers(low: int, high: int) -> list[int]:
-    """Powers of two from `low` to `high`."""
+    """The powers of two from `low`, a power of two itself, to `high`."""
     return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
 
 
 def repeats(chunks: int, threads: int) -> list[int]:
-    """Candidate repeat counts per thread.
+    """Candidates for how many vectors each of `threads` threads holds of an axis of `chunks` vectors.
 
-    Powers of two below full coverage of `chunks` by `threads`, and full coverage if at most 16.
+    Powers of two up to 8 with which the threads do not cover the axis, and the number with which they do if it is at
+    most 16.
     """
     exact = -(-chunks // threads)
     return [*(r for r in (1, 2, 4, 8) if r < exact), *([exact] if exact <= 16 else [])]
 
 
 def busy(programs: int, threads: int) -> float:
-    """Slowdown factor of idle SMs: wave quantization, or fewer blocks than SMs. `programs` is the number of blocks."""
+    """Factor by which idle SMs slow down `programs` blocks of `threads` threads: a partial last wave, or fewer blocks
+    than SMs."""
     resident = max(1, target().threads // threads)
     waves = programs / (target().multiprocessors * resident)
     return -(-waves // 1) / waves if waves > 1 else max(1.0, target().multiprocessors / programs)
 
 
 def splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[int]:
-    """Candidate split-K factors, 1 first.
+    """Candidate split-K factors of a reduction axis of `length` elements, 1 first: at most 8 blocks per SM in total
+    (`tiles`: number of output tiles), and at least `step` elements, or half the axis, per part.
 
-    At most 8 blocks per SM in total, at least `step` elements (or half the axis) per part.
-
-    `tiles` is the number of output tiles. With `uneven`, the nearest divisors of `length` replace powers of two that do
-    not divide it.
+    With `uneven`, the nearest divisors of `length` replace powers of two that do not divide it.
     """
     most, least = max(1, 8 * target().multiprocessors // tiles), max(2, min(step, length // 2))
     counts = divisors(length, powers(2, 512)) if uneven else [s for s in powers(2, 512) if length % s == 0]
@@ -109,6 +111,6 @@ def splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[int
 
 
 def unsplit_beside(schedules: Sequence[Schedule], own: Fixed) -> Sequence[Schedule]:
-    """Those of a product's schedules that do not split its reduction, if the kernel has further reductions (`own`, the
-    fixed schedule entries of these); otherwise all."""
+    """Those of a product's schedules that do not use split-K, if the kernel has further short reductions (`own`: their
+    fixed schedule entries, empty if there are none); otherwise all schedules."""
     return [s for s in schedules if s.get("split", 1) == 1] if own else schedules

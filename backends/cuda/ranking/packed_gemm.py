@@ -33,11 +33,11 @@ RING = 100 << 10  # limit of a block's ring in bytes: two blocks share a multipr
 
 @dataclass(frozen=True)
 class PackedGemmRanking(RankingModel):
-    """Description of a skinny GEMM with packed weights, to rank its schedules.
+    """Description of a skinny GEMM with quantized weights, from which its schedules are ranked.
 
-    `rows`, `columns` and `length` are M, N and K, `span` the numbers in 16 bytes of codes, `matrices` the number of
-    right-hand matrices, `batch` the batch size, `splits` allows split-K, `own` holds the fixed schedule entries of
-    short inner reductions. `grouped`: whether offsets and scales are applied to sums of products.
+    `rows`, `columns` and `length` are M, N and K, `span` is how many numbers 16 bytes of codes hold, `matrices` the
+    number of right-hand matrices, `batch` the batch size, `splits` allows split-K, `own` holds the fixed schedule
+    entries of short inner reductions. `grouped`: whether offsets and scales are applied to sums of products.
     """
 
     rows: int

@@ -46,8 +46,8 @@ class ElementwiseRanking(RankingModel):
     batch: int
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, rank) of pointwise kernels; favours about 16 elements in flight per thread, coalesced
-        accesses, and all SMs busy."""
+        """Yields (schedule, rank); favours about 16 elements in flight per thread, coalesced accesses, and all SMs
+        busy."""
         crossed = min(self.vector, self.across) > 1
         squares = [(a, b) for a, b in product((8, 4, 2), repeat=2) if a <= self.vector and b <= self.across]
         shapes = squares if crossed else [(self.vector, 1)]
@@ -79,7 +79,8 @@ class ElementwiseRanking(RankingModel):
 
 @dataclass(frozen=True)
 class RowReductionRanking(RankingModel):
-    """Ranking description of kernels with row reductions and elementwise work on the same rows (softmax, layer norm).
+    """Description of a kernel with row reductions and elementwise work on the same rows (softmax, layer norm), from
+    which its schedules are ranked.
 
     Rows stay in registers where they fit; longer rows are read again in each pass. `count` and `length` are the number
     and the length of rows, `vector` is the width along a row, `across` the width over neighbouring rows where results
@@ -96,8 +97,7 @@ class RowReductionRanking(RankingModel):
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, rank) of row reductions; favours about 16 elements in flight per thread and a row within
-        one warp."""
+        """Yields (schedule, rank); favours about 16 elements in flight per thread and a row within one warp."""
         chunks, most = -(-self.length // self.vector), padded(max(1, self.count))
         whole = padded(chunks)
         for t in powers(1, min(1024, whole)):
@@ -131,7 +131,8 @@ class RowReductionRanking(RankingModel):
 
 @dataclass(frozen=True)
 class ReductionRanking(RankingModel):
-    """Ranking description of kernels with reductions whose rows are not needed again (row and column sums).
+    """Description of a kernel with reductions whose rows are not needed again (row and column sums), from which its
+    schedules are ranked.
 
     The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
     reduction axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows
@@ -150,11 +151,8 @@ class ReductionRanking(RankingModel):
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs).
-
-        Bandwidth time, multiplied by penalties for idle SMs, too few bytes in flight and uncoalesced reads, plus the
-        cost of combining split parts.
-        """
+        """Yields (schedule, estimated µs): bandwidth time, multiplied by penalties for idle SMs, too few bytes in
+        flight and uncoalesced reads, plus the cost of combining split parts."""
         vm, vk = (self.vector, 1) if self.along_rows else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
         for threads in (128, 256, 512):

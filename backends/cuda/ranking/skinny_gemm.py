@@ -24,12 +24,11 @@ WASTED = 8  # others may be divided unevenly, into so many blocks that the parti
 
 @dataclass(frozen=True)
 class SkinnyGemmRanking(RankingModel):
-    """Description of a skinny GEMM of at most 32 rows on tensor cores, to rank its schedules.
+    """Description of a skinny GEMM of at most 32 rows on tensor cores, from which its schedules are ranked.
 
-    The kernel is bound by reading the matrices once, straight into registers, so as many bytes as possible must be
-    in flight from the start. `rows`, `columns` and `length` are M, N and K, `matrices` the number of right-hand
-    matrices, `batch` the batch size; `splits` allows split-K; `own` holds the fixed schedule entries of short inner
-    reductions.
+    The kernel is bound by reading the matrices once, straight into registers, so as many bytes as possible must be in
+    flight from the start. `rows`, `columns` and `length` are M, N and K, `matrices` the number of right-hand matrices,
+    `batch` the batch size; `splits` allows split-K; `own` holds the fixed schedule entries of short inner reductions.
     """
 
     rows: int
@@ -41,10 +40,8 @@ class SkinnyGemmRanking(RankingModel):
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs by `us`).
-
-        Warps along K and N, column fragments per warp, K chunks per warp and iteration, split-K factor.
-        """
+        """Yields (schedule, estimated µs by `us`) for combinations of warps along K and N, column fragments per warp, K
+        chunks per warp and iteration, and split-K factor."""
         for along, wide, tiles, deep in product((2, 4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)):
             if along * wide > 32:
                 continue
@@ -61,8 +58,8 @@ class SkinnyGemmRanking(RankingModel):
                 yield schedule | dict(self.own), self.us(along, wide, tiles, deep, split)
 
     def prefetching(self, early: Sequence[Schedule]) -> Sequence[Schedule]:
-        """The schedules of `early` that also prefetch matrices into L2: every second one from the first on; none
-        for one column."""
+        """Those of the schedules `early` that also prefetch matrices into L2 (`RankingModel.prefetching`): every second
+        one from the first on."""
         return unsplit_beside(early[::2], self.own) if self.columns > 1 else ()
 
     def _registers(self, tiles: int, deep: int) -> int:

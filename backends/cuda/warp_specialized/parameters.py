@@ -14,7 +14,7 @@ DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swi
 
 @dataclass(frozen=True)
 class GemmSchedule(Schedule):
-    """Schedule of a warp-specialized GEMM."""
+    """Schedule (tuning parameters) of a warp-specialized GEMM: tile sizes, pipeline depth, cluster shape."""
 
     tag: ClassVar[str] = "roles"
     warp_specialized: ClassVar[bool] = True

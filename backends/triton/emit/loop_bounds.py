@@ -23,7 +23,8 @@ class LoopBounds(TritonPart):
     values: TileValues
 
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
-        """Ranges of the loops over an axis, as (start, end, masks that are redundant there -> their replacements).
+        """Ranges into which the loop over `axis` is divided, as (start, end, masks that are redundant there -> their
+        replacements); start and end are Triton expressions.
 
         `ready`: reductions that the loops compute. Where a mask makes every reduction's body neutral beyond a bound,
         the loop ends at the bound. With a causal mask there are two ranges, and only the second, over the last tiles,
@@ -79,7 +80,7 @@ class LoopBounds(TritonPart):
         )
 
     def axis_masks(self, e: Expr, axis: Axis) -> list[AxisMask]:
-        """The masks of a reduction's body that bound an axis from below or above."""
+        """The masks in the body of the reduction `e` that bound `axis` from below or above."""
         found = []
         for room, mask, kept, alone in body_masks(e, self.kernel.builder.const(1.0)):
             side = room.coefficient(axis)

@@ -45,7 +45,8 @@ def legal(facts: KernelFacts, s: TileSchedule) -> bool:
 
 
 def tiles_fit(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether the tiles of a schedule with valid parameters fit a kernel of this kind (a part of `legal`)."""
+    """Whether the tile sizes of the schedule `s`, whose parameters are valid one by one, suit a kernel of this kind (a
+    part of `legal`)."""
     return _KINDS[facts.kind](facts, s)
 
 
@@ -123,7 +124,7 @@ def _behind(facts: KernelFacts, s: TileSchedule) -> bool:
 def _attention(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of attention."""
     k = s.k[facts.main]
-    if any(s.k[i] != size for i, size in facts.other_tiles.items()) or s.n != facts.columns or s.group is not None:
+    if any(s.k[i] != size for i, size in facts.whole_tiles.items()) or s.n != facts.columns or s.group is not None:
         return False
     if s.inside and (not s.boxes or s.m > LITTLE or k * s.scratch_parts >= facts.size):
         return False

@@ -100,7 +100,7 @@ def _layers(explorer: Explorer) -> dict[str, str]:
 
 
 def made_by(view: EGraphView, candidate: Candidate) -> str:
-    """Class name of a candidate in the file: the value it computes, or all values of a multi-output kernel."""
+    """Name of the class in the file that a candidate computes: one value, or all values of a multi-output kernel."""
     return JOINED.join(value_name(view, v) for v in candidate.outputs)
 
 
@@ -148,7 +148,8 @@ class EGraphFile:
 
     @property
     def describes_program(self) -> bool:
-        """Whether a solution can be turned into a program."""
+        """Whether a solution of the file's problem can be turned into a program: the file has a `tensor_graphs`
+        record."""
         return self.record is not None
 
     def program(self, found: Extraction, *, verify: bool = True) -> Program:

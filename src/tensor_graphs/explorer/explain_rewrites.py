@@ -45,7 +45,8 @@ WHOLE_FLOPS = 1e9  # total flops of all steps above which each step is replayed 
 
 @dataclass(frozen=True)
 class BlockRewrites:
-    """Rewriting of one unique block: per output the steps to the chosen term, and the result of replaying them.
+    """Rewriting of one unique block (repeated subgraph): for each output the steps to the chosen term (`explanations`),
+    and the result of replaying them (`checked`).
 
     None in place of a result if the block is too large for an automatic replay.
     """

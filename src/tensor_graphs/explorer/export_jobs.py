@@ -46,8 +46,7 @@ def write_unmeasured(
 
 def unmeasured_candidates(choice: Choice, plans: int) -> Iterator[Candidate]:
     """Unmeasured candidates of the best `plans` choices, best choice first. Each is followed by its MAX_ALTERNATIVES
-    cheapest unmeasured rivals (candidates with the same output).
-    """
+    cheapest unmeasured rivals (candidates that write the same value)."""
     candidates, prices = choice.hypergraph.candidates, choice.prices
     makers: dict[object, list[int]] = {}
     for i, c in enumerate(candidates):

@@ -59,7 +59,7 @@ def plan_digest(plan: Plan) -> str:
 
 @dataclass
 class KernelTimes:
-    """End-to-end times of plans in µs by digest, kept in a file that is replaced after every plan."""
+    """End-to-end times of plans in µs by plan digest, kept in a file that is rewritten after every plan."""
 
     file: Path
     us: dict[str, float] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Called:
 
 
 def kernels_of(plan: Plan) -> dict[str, Called]:
-    """Kernels of a plan with their calls, by cost store key digest."""
+    """Kernels of a plan with their calls: digest of the cost store key -> `Called`."""
     found: dict[str, Called] = {}
     for step, call in priced_steps(plan):
         digest = key_of(step.template, call).digest

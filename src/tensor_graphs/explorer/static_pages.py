@@ -53,7 +53,8 @@ class StaticPages:
 
     @cached_property
     def kernels(self) -> dict[int, list[tuple[Candidate, Priced, bool]]]:
-        """Candidates of an e-class as (candidate, price, chosen): chosen first, then by price."""
+        """E-class -> candidate kernels that compute it, as (candidate, price, whether chosen): the chosen one first,
+        then by price."""
         chosen = set(self.choice.chosen)
         found: dict[int, list[tuple[Candidate, Priced, bool]]] = {}
         for i, c in enumerate(self.choice.hypergraph.candidates):

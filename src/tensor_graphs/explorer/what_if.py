@@ -130,7 +130,7 @@ class WhatIf:
 
 
 class Question:
-    """Extraction problem of an explorer's e-graph, to be solved with changes. Encoded once per explorer."""
+    """The extraction problem of an explorer's e-graph, encoded once and solved again for each what-if question."""
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
@@ -143,7 +143,7 @@ class Question:
     def ask(
         self, forbid: Sequence[str], pin: Sequence[str], cost: Mapping[str, float], *, seconds: float = SOLVE_SECONDS
     ) -> WhatIf:
-        """Answer to the question under given conditions (`Explorer.what_if`)."""
+        """Solve the problem under the given conditions; returns the plan before and after (`Explorer.what_if`)."""
         began = time.perf_counter()
         costs = self._costs(forbid, pin, cost)
         named = [p for p in pin if self._forces(p)]

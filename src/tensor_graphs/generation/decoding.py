@@ -23,15 +23,14 @@ class Decoding(Protocol):
     """
 
     def ready(self, longest: int, limit: int) -> None:
-        """Make the programs for prompts of up to `longest` tokens and up to `limit` new tokens a row now."""
+        """Make now the programs for prompts of up to `longest` tokens and up to `limit` new tokens a row."""
 
     def begin(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> None:
         """Fill the caches with prompts, given as token ids of each row, and set the sampler."""
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
-        """Further tokens of each row, at least one. `running`: indices of the rows that have not ended; each of these
-        needs at most `most` further tokens.
-        """
+        """Compute and return further tokens of each row, at least one. `running`: indices of the rows that have not
+        ended; each of these needs at most `most` further tokens."""
 
     @property
     def acceptance(self) -> float:
@@ -39,8 +38,8 @@ class Decoding(Protocol):
 
     @property
     def drafting(self) -> str:
-        """Why decoding with the draft model is slower than without; empty if it is faster, or there is no draft
-        model."""
+        """Text: why decoding with the draft model (small model that proposes tokens) is slower than without; empty if
+        it is faster, or there is no draft model."""
 
 
 @dataclass
@@ -71,7 +70,7 @@ class PlainDecoding:
         set_sampler(self.model, sampling)
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
-        """Further tokens of each row, equally many (`Decoding.round`)."""
+        """Compute and return further tokens of each row, equally many (`Decoding.round`)."""
         programs = self.model.programs
         sample = programs.sample(self.kind)
         count = POLL if sample.tensors.startswith(GPU_KIND) else 1
@@ -86,7 +85,7 @@ class PlainDecoding:
         return [list(column) for column in zip(*found)]
 
     def step_seconds(self) -> float:
-        """Seconds of a decode step, measured once for a model.
+        """Seconds of a decode step, measured at the first call for a model.
 
         The measurement changes nothing but keys and values behind each row's length, which the next step overwrites.
         """

@@ -33,8 +33,8 @@ def host_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
-    """Graph of a decoder step over `tokens` tokens a row: `build_step` with logits and lengths as states. `fresh`: all
-    rows begin at position 0.
+    """Graph of a decoder step over `tokens` tokens a row, whose logits and lengths are states (`build_step`). `fresh`:
+    all rows begin at position 0.
 
     With one token there are no inputs: token and length are states. Output: `length` [batch] int64 after the step.
     """
@@ -124,7 +124,7 @@ class Programs:
         return self._program(f"sample-{kind}", lambda: sampler(kind, self.caches.batch, self.vocabulary), SAMPLE)
 
     def follow(self) -> Program:
-        """Program of a draft model's first step of a round (`follow_graph`)."""
+        """Program of a draft model's first step in a round of speculative decoding (`follow_graph`)."""
         return self._program("follow", lambda: self._quantized(follow_graph(self.folder, self.caches)), PREFILL)
 
     def verify(self, count: int) -> Program:
@@ -143,9 +143,8 @@ class Programs:
         return self._program(f"accept-{kind}-{count}", graph, SAMPLE)
 
     def borrow(self, other: Programs, names: Mapping[str, str]) -> None:
-        """Share states with other programs. `names`: name here -> name there. To be called before the programs that use
-        them are made.
-        """
+        """Share the states of other programs. `names`: name of a state here -> its name there. To be called before the
+        programs that use them are made."""
         self.states |= {own: other.states[there] for own, there in names.items() if there in other.states}
 
     @property

@@ -1,4 +1,4 @@
-"""Stages "build" and "verify": the verify-or-retry loop of one search."""
+"""Stages "build" and "verify" of a search: the verify-or-retry loop, set up for the options of the call."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ def acceptance(
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
     encoded: Callable[[], None] = lambda: None, carried: Carried = lambda graph: (),
 ) -> Acceptance:  # fmt: skip
-    """Verify-or-retry loop of one search, ready to run.
+    """The verify-or-retry loop of one search, ready to run (`Acceptance.run`).
 
-    `first`: a choice that is used for its hypergraph instead of a new extraction (None: there is none). `fired`: rules
-    that matched. `ahead`: waits for the verification references computed in the background, and returns them by seed.
-    `encoded`: ends the encoding of weights in the background; called before programs are timed. `carried`: candidates
-    from which the first solves of a hypergraph start.
+    `first`: a choice of kernels that is used for its hypergraph instead of a new extraction (None: there is none).
+    `fired`: rules that matched. `ahead`: waits for the verification references computed in the background, and returns
+    them by seed. `encoded`: ends the encoding of quantized weights in the background; called before programs are timed.
     """
     options, symbolic, work = session.options, task.symbolic, task.work
     made = [] if first is None else [first]
@@ -51,7 +50,7 @@ def acceptance(
         return choice
 
     def stored(view: EGraphView) -> Hypergraph:
-        late = lambda bound: session.late
+        late = lambda bound: session.late(0.0)
         return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
 
     def unrewritten() -> Hypergraph:
@@ -64,7 +63,7 @@ def acceptance(
     )
     loop = Acceptance(
         task.model.graph, work, exclusions, stored, session.stage, say, options.tolerance, options.seed, fired,
-        over=lambda: session.over, late=lambda: session.late,
+        over=lambda: session.over, late=session.late, now=session.now,
         patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
         weights=session.weights,
     )  # fmt: skip

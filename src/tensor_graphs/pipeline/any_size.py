@@ -39,7 +39,7 @@ from .verify_sizes import SizeVerifier
 
 
 class NoFormError(NoPlanError):
-    """Raised for a plan with kernels that are correct at the generic sizes only.
+    """Raised for a plan with kernels that are correct at the generic sizes only (primes that stand for free sizes).
 
     `kept`: the hypergraph's candidates without these kernels.
     """
@@ -121,7 +121,8 @@ class Symbolic:
         return made.generic
 
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
-        """The hypergraph `found` of a lifted view, reduced to the candidates whose kernels hold at all sizes.
+        """The hypergraph `found`, which was matched at generic sizes, reduced to the candidates whose kernels hold at
+        all sizes.
 
         Their calls are converted from the generic sizes to the searched sizes.
         """
@@ -142,7 +143,7 @@ class Symbolic:
         return self._calls[key]
 
     def lift(self, template: Template, call: Call) -> SizedCall | None:
-        """Kernel and call at the searched sizes and in free sizes, lifted from the generic sizes.
+        """Kernel and call at the searched sizes and in free sizes, made from a kernel and call at generic sizes.
 
         None if the kernel does not hold at all sizes.
         """
@@ -165,7 +166,8 @@ class Symbolic:
 
     # ------------------------------------------------------------ plan in free sizes
     def plan(self, choice: Choice) -> Plan:
-        """Plan in free sizes of a choice of kernels."""
+        """Convert a choice of kernels to a plan in free sizes. Raises NoFormError if a kernel holds at the generic
+        sizes only."""
         found = choice.hypergraph
         self._refuse_without_form(choice)
         made = self._lifted[id(found.view)]

@@ -1,4 +1,5 @@
-"""Encoding of quantized weights on the GPU while the host searches; every plan reads nearly all of them."""
+"""Encoding of quantized weights on the GPU while the host searches. That wastes no work: every plan reads nearly all of
+them."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ def free_bytes() -> int:
 
 @dataclass
 class BackgroundWeights:
-    """Computation of derived weights in the background."""
+    """Handle of the background computation of derived weights (encoded ones of a quantized model)."""
 
     started: bool = False  # whether it computes any; known soon after `start_weights`
     end: Callable[[], None] = lambda: None  # ends it early, and waits for that
 
 
 def start_weights(session: Session, task: Task) -> BackgroundWeights:
-    """Start computing derived weights on the GPU.
+    """Start computing derived weights (encoded ones of a quantized model) on the GPU, in a background thread.
 
     The caller must keep the weights alive (`codes_kept`): the result has no reference to them. Shares the GPU lock with
     kernel timing. Errors are ignored here: the program computes the same weights and raises them.

@@ -1,8 +1,8 @@
-"""The forms of a bucket of sizes, of which the fastest runs its calls (the plan for all sizes, the bucket's own plan,
-or the caller's function), and their times.
+"""The forms that may run the calls of a bucket (range of sizes), and their times: the plan for all sizes, the bucket's
+own plan, and the caller's function.
 
-Whole calls of each form are timed at the sizes asked for. Where different forms are fastest at the two ends of a range
-of sizes, bisection finds the size at which the range is divided.
+Whole calls of each form are timed at chosen sizes. Where different forms are fastest at the two ends of a bucket,
+bisection finds the size at which it is divided.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ ALL, OWN, CALLER = "all sizes", "own plan", "caller"  # forms, in the order of p
 
 
 def fastest(samples: Mapping[str, Sequence[float]]) -> str:
-    """Name of the form to run, given µs of calls of each (plan for all sizes, own plan, caller's function): a later
-    one only if it is faster than the earlier ones by more than noise.
-    """
+    """Name of the form (plan for all sizes, own plan, caller's function) to run, given µs of calls of each: a form
+    later in `samples` only if it is faster than those before it by more than noise."""
     best, *others = samples
     for form in others:
         if timing.is_surely_faster(samples[form], samples[best], NOISE):
@@ -45,7 +44,8 @@ def fastest(samples: Mapping[str, Sequence[float]]) -> str:
 def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
+    """The range of sizes `least`..`most` divided by the fastest form, as (least, largest size, form) in ascending
+    order.
 
     `fastest_at` names the fastest form at a size. If it differs at the two ends, `halvings` steps of bisection
     approximate the size from which the second form is fastest; with 0 steps that is the geometric mean.
@@ -82,7 +82,8 @@ class Forms:
     us: dict[int, dict[str, list[float]]] = field(default_factory=dict)
 
     def timed(self, size: int) -> dict[str, list[float]]:
-        """µs of whole calls of each form at a size; infinite for a form that does not run there."""
+        """µs of whole calls of each form at a size, measured if they are not known; infinite for a form that does not
+        run there."""
         if not self.programs.keys() <= self.us.get(size, {}).keys():
             there = self.graph.bind({**self.sizes, self.dimension: size})
             program = next(iter(self.programs.values()))
@@ -98,13 +99,13 @@ class Forms:
         return self.us[size]
 
     def fastest_at(self, size: int) -> str:
-        """Name of the form that runs calls at a size."""
+        """Name of the form that should run calls at a size: the fastest one (`fastest`)."""
         return fastest(self.timed(size))
 
     def compiled(self, sizes: Sequence[int]) -> str:
         """OWN if a bucket's own plan is faster than the plan for all sizes at each of these sizes, else ALL.
 
-        For a saved program, which does not have the caller's function.
+        This is the choice for a saved program, which does not have the caller's function.
         """
         found = {fastest({n: us for n, us in self.timed(size).items() if n != CALLER}) for size in sizes}
         return OWN if found == {OWN} else ALL

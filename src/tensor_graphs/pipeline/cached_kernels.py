@@ -1,8 +1,9 @@
 """Compiled kernels of a cached plan, in a file beside the plan: another process then needs no compiler, nor its
 imports.
 
-They belong to the text of the emitted program. The key of the plan cache already contains the machine, its driver and
-the versions of the compilers; a program uses them on the same kind of GPU only.
+They are stored with the hash of the emitted program's text, and are used for equal text only. The key of the plan cache
+already contains the machine, its driver and the versions of the compilers; a program uses them on the same kind of GPU
+only.
 """
 
 from __future__ import annotations

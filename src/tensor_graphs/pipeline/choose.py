@@ -1,4 +1,5 @@
-"""Stages "extract" and "measure": the cheapest kernels of a hypergraph, measuring what the best plan lacks."""
+"""Stages "extract" and "measure": choice of the cheapest kernels of a hypergraph, for which unmeasured kernels of the
+best plan are measured."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def choose_cheapest(
     measurer: Measurer | None,
     carried: Carried = lambda graph: (),
 ) -> tuple[Hypergraph, Choice]:
-    """The hypergraph with the cheapest plan, and that plan. The search time is divided equally.
+    """Search each hypergraph for an equal share of the time; returns the one with the cheapest plan, and that plan.
 
     A plan whose search did not measure to the end replaces one whose search did only if it is cheaper with its
     unmeasured kernels at their pessimistic times.

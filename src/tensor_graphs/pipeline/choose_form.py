@@ -71,7 +71,8 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
 
 # ---------------------------------------------------------------- the caller's own function
 def faster_form(session: Session, task: Task, program: Program, report: Report) -> Program:
-    """The program, or a CallerProgram if the caller's function is faster and within tolerance.
+    """Compare the program with the caller's function; returns the program, or a CallerProgram if the function is faster
+    and its results are within tolerance.
 
     The comparison, or the reason for none, is recorded in the report.
     """

@@ -61,9 +61,10 @@ def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choi
 def describe_plan(
     report: Report, program: Program, choice: Choice, pricer: CostPricer, work: Graph, began: float
 ) -> None:
-    """Add a plan to a report: calls with their limits, the memory map, the simplified model, the plan's cost over time.
+    """Add a plan to a report: calls with their lower bounds, the memory map, the simplified model, the plan's cost over
+    time.
 
-    `work`: the simplified model. `began`: monotonic time of the call.
+    `work`: the simplified model. `began`: monotonic time at which the optimization began.
     """
     chosen = [c for i in choice.chosen if not (c := choice.hypergraph.candidates[i]).is_view]
     if program.plan is not None:

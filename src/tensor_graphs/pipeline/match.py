@@ -62,10 +62,9 @@ def match_kernels(
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of the rewritten
-    graph in 16-bit storage; as many as time allows. If there is time for none, the hypergraph of the unrewritten graph
-    (`unrewritten`, if already made).
-    """
+    """Hypergraphs to search, the one with the most candidates last: of lower effort levels (smaller saturations), of
+    the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
+    none, the hypergraph of the unrewritten graph (`unrewritten`, if already made)."""
     graphs: list[Hypergraph] = []
     backends, stop = task.backends, matching_limit(session, task, unrewritten)
     enough = generation_limit(session, backends)
@@ -130,7 +129,8 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
 def stored_narrow(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
 ) -> Hypergraph | None:
-    """Hypergraph of a bfloat16 model with bfloat16 storage, on a CPU with bfloat16 multiplication; None otherwise.
+    """Hypergraph in which the values of a bfloat16 model are stored in bfloat16, on a CPU with bfloat16 multiplication;
+    else None.
 
     Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans.
     """

@@ -40,11 +40,13 @@ Search = Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], Measured
 
 @dataclass
 class OverlappedTuning:
-    """Background thread that matches and measures hypergraphs in order (`matching`, small ones first).
+    """Background thread that makes hypergraphs and measures their kernels, in the order of `matching` (small ones
+    first).
 
-    Each is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`: `stop()` tells
-    when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that, because both
-    need the host. Errors are recorded in `faults` and end the work: the main search repeats it and raises them.
+    Each hypergraph is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`:
+    `stop()` tells when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that,
+    because both need the host. Errors are recorded in `faults` and end the work: the main search repeats it and raises
+    them.
     """
 
     matching: Sequence[Callable[[], Hypergraph]]

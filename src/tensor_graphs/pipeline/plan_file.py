@@ -140,8 +140,8 @@ def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
     """Parse the plan of a graph.
 
     `lift` makes a kernel for every size from a kernel and its call at generic sizes (`Symbolic.lift`); it is required
-    if the graph has free dimensions and the plan has C kernels. UsageError (or another named error) says what is
-    malformed, or which kernel has changed.
+    if the graph has free dimensions and the plan has C kernels. Raises UsageError (or another named error) that says
+    what is malformed, or which kernel has changed.
     """
     try:
         sizes = {str(k): _int(v) for k, v in data["sizes"].items()}

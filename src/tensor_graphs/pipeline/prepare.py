@@ -33,7 +33,8 @@ class Prepared:
     narrow: Graph  # simplified only: the form of eager execution on devices with 16-bit kernels
 
     def written(self, backends: Sequence[Backend]) -> Graph:
-        """The graph that the unfused baseline plan runs."""
+        """The graph that the unfused baseline (one library kernel per node) runs: with 16-bit floats on a GPU, widened
+        on a CPU."""
         return self.narrow if on_gpu(backends) else self.work
 
 
@@ -60,17 +61,15 @@ class Task:
         return on_gpu(self.backends)
 
     def searched(self, *, as_written: bool) -> Graph:
-        """Graph at concrete sizes that a plan computes.
-
-        That of the unfused baseline with `as_written`, else the optimized one.
-        """
+        """The graph at concrete sizes that a plan computes: with `as_written` that of the unfused baseline, else the
+        optimized one."""
         return self.model.written(self.backends) if as_written else self.model.work
 
 
 def prepare(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True, in_place: bool = False
 ) -> Prepared:
-    """The graphs of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
+    """Make the graphs of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
     With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
     also start the saturation workers. `in_place`: see `widen`.

@@ -36,7 +36,7 @@ CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back,
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """Plan cache entry of a search, and the entry's content if it is to be used.
+    """Place of a search in the plan cache: its entry, and the entry's content if it is to be used.
 
     `entry` is None for searches without measuring, whose result depends on the cost store's current content.
     """

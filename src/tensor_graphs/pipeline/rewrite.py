@@ -36,7 +36,8 @@ class Rewritten:
 
 
 def rewrite(session: Session, work: Graph) -> Rewritten:
-    """Views of a graph's unique blocks, each saturated within the options' limits and a share of the remaining time.
+    """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
+    time.
 
     With `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger
     of the budget and the limit of seconds: then a warning says that the next call may find another plan.

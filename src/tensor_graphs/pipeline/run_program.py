@@ -19,7 +19,7 @@ def renamed(graph: Graph, work: Graph) -> Graph:
 
 
 def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """Outputs of a program on named inputs and states, then its updated states, as a flat list.
+    """Run a program on named inputs and states; returns its outputs, then its updated states, as a flat list.
 
     Returns tensors on the program's device if any of `values` is a tensor, else arrays.
     """

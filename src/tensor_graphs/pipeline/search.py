@@ -62,8 +62,8 @@ class Accepted:
 
 
 def search(session: Session, task: Task) -> SearchResult:
-    """Result of a search: a size-polymorphic program if the graph has free dimensions and a plan that holds at every
-    size is found, else a program of fixed sizes."""
+    """Search for a program of a model; returns a size-polymorphic one if the graph has free dimensions and a plan that
+    holds at every size is found, else one of fixed sizes."""
     symbolic = for_every_size(session, task.source, task.model, task.backends)
     if symbolic is not None:
         try:
@@ -74,7 +74,7 @@ def search(session: Session, task: Task) -> SearchResult:
 
 
 def search_task(session: Session, task: Task) -> SearchResult:
-    """Result of searching, building, verifying and timing a program of a prepared graph."""
+    """Search, build, verify and time a program of a prepared graph; returns it with its report."""
     with threads_alternate() if task.on_gpu else nullcontext():  # so that measuring goes on beside matching and solving
         return _search_task(session, task)
 

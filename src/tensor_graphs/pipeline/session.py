@@ -70,8 +70,7 @@ class Session:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context manager of the whole optimization. At its end worker processes stop and memoized results are
-        dropped."""
+        """Context manager of the whole optimization. At its end worker processes stop and memo tables are emptied."""
         try:
             yield
         finally:
@@ -134,9 +133,8 @@ class Session:
 
     @property
     def waiting(self) -> bool:
-        """Whether the measuring processes have not started yet: candidate kernels may then be formed until they have,
-        even beyond the share of the budget for that.
-        """
+        """Whether the measuring processes have not started yet. Until they have, candidate kernels may be formed for
+        longer than their share of the budget."""
         return self.starting() and self.now() - self.start < MAX_STARTING_S
 
     @property
@@ -146,15 +144,15 @@ class Session:
         """
         return self._past(0.0)
 
-    @property
-    def late(self) -> bool:
-        """Whether 1 + LATE times the budget is used up: no further plan is sought if one is over tolerance."""
-        return self._past(LATE)
+    def late(self, seconds: float) -> bool:
+        """Whether 1 + LATE times the budget will be used up in `seconds`: if a plan is then over tolerance, no other
+        one is sought."""
+        return self._past(LATE, seconds)
 
-    def _past(self, share: float) -> bool:
-        """Whether the budget plus `share` of it is used up, or the user asked to stop."""
+    def _past(self, share: float, seconds: float = 0.0) -> bool:
+        """Whether the budget plus `share` of it is used up in so many seconds, or the user asked to stop."""
         return self.progress.stopped or (
-            self.left - self.ending_s <= -share * self.options.budget and not self.options.deterministic
+            self.left - seconds - self.ending_s <= -share * self.options.budget and not self.options.deterministic
         )
 
     def refused(self, reason: Exception) -> None:
@@ -197,8 +195,8 @@ def store_of(session: Session) -> Store:
 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
-    """Context manager of a cost store (default: the session's); warnings go to the report, rows are flushed at its
-    end."""
+    """Context manager of a cost store (default: the session's). Its warnings go to the report; new measurements are
+    written to disk at its end."""
     with kept_warnings(session):
         store = store or store_of(session)
         yield store

@@ -14,7 +14,7 @@ Sizes = dict[str, int]
 
 
 def ranges(graph: Graph) -> dict[str, Atom]:
-    """Free dimensions of a graph by name, sorted."""
+    """Free dimensions of a graph by name, sorted by name; each has its least and largest size (`min`, `max`)."""
     return dict(sorted(graph.free_dims.items()))
 
 

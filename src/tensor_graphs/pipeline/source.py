@@ -32,7 +32,7 @@ def as_graph(
     trust: bool = False,
     budget: float | None = None,
 ) -> Graph:
-    """Graph of a source: expression(s), Graph, function, nn.Module, ExportedProgram or path.
+    """Convert a source (expression(s), Graph, function, nn.Module, ExportedProgram or path) to a graph.
 
     `params` are bound by name; `dims` fix free dimensions of a loaded file or an exported module. `dynamic_shapes`: as
     of `torch.export`. `trust`: load files that may execute code. Raises UsageError for other sources and for unknown
@@ -106,7 +106,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
             raise UsageError(
                 "dynamic_shapes are torch.export's", hint='give an example as a type, ((tg.dim("T"), 8), "float32")'
             )
-        return trace(function, examples)
+        return trace(function, examples, budget=budget)
     from ..models.torch_export.export import load_module
 
     try:
@@ -115,7 +115,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
         if shapes is not None:
             raise
         try:
-            return trace(function, examples, arrays=False)
+            return trace(function, examples, arrays=False, budget=budget)
         except (TensorGraphsError, TypeError, AttributeError) as problem:
             # an error of this package inside export: a missing attribute of a Torch tensor, or a named error
             cause = error.__cause__
@@ -163,7 +163,8 @@ def _array(value: Any) -> Any:
 
 
 def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
-    """Graph at concrete sizes, and all sizes. Defaults: batch 1, sequence 128, clamped to the dimension's range."""
+    """(Graph at concrete sizes, sizes of all its dimensions). Sizes that are not given: batch 1, sequence 128, clamped
+    to the dimension's range."""
     chosen = dict(sizes or {})
     for name, atom in graph.free_dims.items():
         if name not in chosen:

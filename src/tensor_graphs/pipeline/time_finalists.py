@@ -41,7 +41,7 @@ def fastest_finalist(
     session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program],
     compiler: Compiler | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The finalist that is fastest as a whole program, with its program.
+    """Time the finalists (the few best plans) as whole programs; returns the fastest one with its program.
 
     That is `choice` with `program`, which are predicted to be the fastest, unless another finalist is faster by more
     than noise. `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to

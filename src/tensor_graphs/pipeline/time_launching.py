@@ -42,7 +42,8 @@ def begin_compiling(session: Session, program: Program, compiler: Compiler | Non
 def other_forms(
     session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
-    """The choice with a program for each way to launch its kernels that differs from the way of `program`.
+    """For each way to launch the kernels of `choice` other than that of `program`: the choice with that way, and its
+    program.
 
     `build` makes a program of a choice. `compiler` compiles these programs' kernels in advance. Empty without a
     compiler, and if there is no time; the session's list of omitted work then says so.

@@ -31,7 +31,8 @@ LARGE = 1 << 30  # combined bytes of two programs above which only one is bound 
 
 
 def time_program(session: Session, task: Task, program: Program, report: Report) -> Program | None:
-    """Measure whole calls of the program and of the unfused baseline, interleaved, into the report.
+    """Measure whole calls of the program and of the unfused baseline (one library kernel per node), interleaved, into
+    the report.
 
     Returns the baseline's program if it is faster, else None.
 

@@ -40,14 +40,15 @@ def _waited_ns() -> int:
 
 
 def wall_us(call: Run) -> float:
-    """Wall-clock time of a call in µs, less the time for which this thread waited for a core while others ran on it."""
+    """Call `call`; returns its wall-clock time in µs, less the time for which this thread waited for a core while
+    others ran on it."""
     began = Instant()
     call()
     return began.us()
 
 
 def gpu_us(call: Run) -> float:
-    """Time of a call in µs between two CUDA events on the current stream."""
+    """Call `call`; returns its time in µs between two CUDA events on the current stream."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -72,7 +73,7 @@ FLUSHES = 10  # writes of a buffer before a timed call: together longer than the
 def cold_clock_of(device: str) -> Callable[[Run], float]:
     """Timing function as `clock_of`; on a GPU without host overhead and with cold caches.
 
-    Each call is queued behind writes of a buffer twice the size of the L2 cache.
+    Each call is queued behind writes of a buffer twice the size of the L2 cache, which evict its data.
     """
     if device in ("", "cpu"):
         return wall_us

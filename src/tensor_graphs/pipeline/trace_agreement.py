@@ -39,7 +39,7 @@ class Rounding:
             gap = np.where(same, 0.0, np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64)))
             floats = dtypes.is_float(dtypes.name_of(found.dtype))
             fine = np.abs(np.asarray(own, np.float64)) * allowed_error("fast", 0.0, found.dtype.name) if floats else 0.0
-            off = ~same & ~(gap <= fine)
+            off = ~same & ~((gap <= fine) & np.isfinite(gap))  # an infinity explains no other value
             for movements in self._disturbed.refined() if off.any() else ():
                 moved = movements[output]
                 off &= ~(gap <= moved) & (moved != np.inf) if floats else ~moved
@@ -49,7 +49,7 @@ class Rounding:
 
 
 def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
-    """Whether an output of the graph (`found`) agrees with the function's (`own`).
+    """Whether an output of the graph (`found`) equals the function's (`own`) up to rounding.
 
     `sharp`, `exact`: the output of the graph and of the function in float64 (`exact` None: unknown). `root`: the output
     in the graph. Raises TraceError, which names `function` and the output `name`, for another shape or dtype.

@@ -40,10 +40,12 @@ GRAPH_ONLY = "compared with its graph only: "  # begins the text of a comparison
 def compare_torch(
     module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph, seed: int, time: OptionalTime
 ) -> str:
-    """Text that says how a graph was compared with a module run on its examples.
+    """Run a module on its examples and compare the results with its graph; returns text that says how, or why it was
+    not done.
 
-    The text says why if it was not. `kwargs`: named arguments of the example call. Raises TraceError if the graph gives
-    something else, if the module raises for its examples, or if it is not deterministic.
+    `kwargs`: named arguments of the example call. `seed`: of the random inputs for modules of large results. `time`:
+    limits the optional parts. Raises TraceError if the graph gives something else, if the module raises for its
+    examples, or if it is not deterministic.
     """
     call = ExampleCall(module, tuple(examples), dict(kwargs))
     sizes = _sizes(graph, [tuple(e.shape) for e in call.tensors])

@@ -31,7 +31,8 @@ class OptionalTime:
     omitted: list[str] = field(default_factory=list)
 
     def suffices(self, part: str, seconds: float) -> bool:
-        """Whether a part that takes about so many seconds may run; else it is listed as left out."""
+        """Whether there is time for a part that takes about `seconds`; if not, its name `part` is listed as left
+        out."""
         fits = seconds <= max(LEAST_S, self.spare())
         if not fits and part not in self.omitted:
             self.omitted.append(part)

@@ -10,9 +10,10 @@ The attempts, from the fastest plan to the unoptimized graph, which always passe
    family's sums keep the original order. The family whose rewritten kernels have most flops comes first.
 5. Disable rewriting.
 
-When no time is left, the next plan after a failure is the cheapest one of the values that the model itself has: the
-same kernels at the same prices, solved again. It is tried once, and only if its verification fits into the time by
-which the search for a plan may exceed the budget; then rewriting is disabled.
+Attempts are made as long as verifications like the last one end in time. The last one that does is for the cheapest
+plan of the values that the model itself has: the same kernels at the same prices, solved again. If the first plan ends
+too late, that plan is next nevertheless, if its verification takes no longer than the time by which the search for a
+plan may exceed the budget. Without time for any of these, rewriting is disabled.
 """
 
 from __future__ import annotations
@@ -59,20 +60,21 @@ NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 class FailedPlan:
     """A plan that failed verification.
 
-    `wrong`: problem at other sizes, or "". `took`: seconds of its verification. `last`: whether no plan but the
-    unoptimized graph is left. `hurried`: whether there is no time for the usual next plan. `narrow`: whether a failing
-    output has a wider dtype than an intermediate that the plan stores in 16 bits; `again`: whether the same plan with
-    wider intermediates is next. `finding`: diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
+    `wrong`: problem at other sizes, or "". `last`: whether no plan but the unoptimized graph is left. `hurried`:
+    whether there is no time for the usual next plan. `narrow`: whether a failing output has a wider dtype than an
+    intermediate that the plan stores in 16 bits; `again`: whether the same plan with wider intermediates is next.
+    `kept`: if the cheapest plan of the model's own values is next, the hypergraph that it is chosen from. `finding`:
+    diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
     """
 
     verdict: Verification
     wrong: str
-    took: float
     attempt: int
     last: bool
     hurried: bool
     narrow: bool
     again: bool
+    kept: Hypergraph | None
     finding: Diagnosis
 
 
@@ -99,8 +101,9 @@ class Acceptance:
     # verifies a size-polymorphic program at other sizes; returns the problem or ""
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
     over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
-    late: Callable[[], bool] = lambda: False  # whether there is no time for another plan if this one fails
+    late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
     patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
+    now: Callable[[], float] = time.monotonic
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
     omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
@@ -116,9 +119,9 @@ class Acceptance:
     )
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
-        """Best choice of kernels of a hypergraph, and its program.
+        """Choose kernels of a hypergraph (`exclusions.choose`) and make their program; returns both.
 
-        Raises NoPlanError if no candidates cover the outputs any more.
+        Raises NoPlanError if the remaining candidates do not cover the outputs.
         """
         choice, self.exclusions.tighter = self.exclusions.tighter, None
         try:
@@ -171,7 +174,7 @@ class Acceptance:
             choice, program = self.build(found)
             assert program.plan is not None
             with self.stage("verify"):
-                began = time.monotonic()
+                began = self.now()
                 try:
                     verdict, wrong = self._verdict(program, attempt)
                 except Halted:
@@ -184,7 +187,8 @@ class Acceptance:
                     continue
                 if verdict.passed and not wrong:
                     return choice, program, replace(verdict, failed=tuple(self.failed))
-                failure = self._failure(program, verdict, wrong, attempt, time.monotonic() - began)
+                took = self.now() - began
+            failure = self._failure(found, choice, program, verdict, wrong, attempt, took)
             stricter = self._stricter(found, choice, failure)
             if stricter is not None:
                 found = stricter
@@ -195,17 +199,28 @@ class Acceptance:
             return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
         raise _no_plan_within_tolerance()
 
-    def _failure(self, program: Program, verdict: Verification, wrong: str, attempt: int, took: float) -> FailedPlan:
+    def _failure(
+        self, found: Hypergraph, choice: Choice, program: Program, verdict: Verification, wrong: str, attempt: int,
+        took: float,
+    ) -> FailedPlan:  # fmt: skip
         """What is known about a failed attempt, with the diagnosis of its kernels where it decides what is next."""
-        dropped = self.exclusions.dropped
-        last = REWRITES in dropped or attempt == MAX_ATTEMPTS
-        hurried = self.late() and not (wrong or last or verdict.miscompiled)
-        narrow = not wrong and STORED not in dropped and self._stored_narrow(program, verdict)
-        again = narrow and not (last or hurried)
-        finding = NO_DIAGNOSIS if wrong or hurried or again else self._diagnosed(program)
-        if finding is None:  # the comparison of the plan's term took too long
-            hurried, finding = True, NO_DIAGNOSIS
-        return FailedPlan(verdict, wrong, took, attempt, last, hurried, narrow, again, finding)
+        out = self.exclusions
+        last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
+        optional = not (wrong or last or verdict.miscompiled)
+        fits = not (optional and self.late(took))
+        narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
+        again = narrow and not last and fits
+        kept = None
+        if optional and not narrow and self.late(2 * took) and (fits or (attempt == 1 and took <= self.patience)):
+            kept = out.original(found, choice)
+        finding: Diagnosis | None = NO_DIAGNOSIS
+        if not wrong and not again and kept is None and fits:
+            with self.stage("verify"):
+                finding = self._diagnosed(program)
+            if finding is None and not narrow and took <= self.patience:  # comparing the term took too long
+                kept = out.original(found, choice)
+        hurried = not fits or finding is None
+        return FailedPlan(verdict, wrong, attempt, last, hurried, narrow, again, kept, finding or NO_DIAGNOSIS)
 
     def _stricter(self, found: Hypergraph, choice: Choice, failure: FailedPlan) -> Hypergraph | None:
         """The hypergraph that the next plan is chosen from after a failure; None if no stricter one is left.
@@ -219,11 +234,10 @@ class Acceptance:
             wider = out.excluded(STORED, self.stored(found.view), *out.dropped)
             self.say(f"over tolerance, again without {STORED}")
             return wider
-        if failure.hurried and not failure.narrow and failure.took <= self.patience:
-            if (kept := out.original(found, choice)) is not None:
-                self.say(f"over tolerance, again without {REWRITTEN}")
-                self.omitted.append(OTHER_PLANS)
-                return out.excluded(REWRITTEN, kept)
+        if failure.kept is not None:
+            self.say(f"over tolerance, again without {REWRITTEN}")
+            self.omitted.append(OTHER_PLANS)
+            return out.excluded(REWRITTEN, failure.kept)
         if failure.narrow and failure.hurried:
             out.dropped.append(STORED)
         if wrong or failure.hurried:
@@ -245,8 +259,8 @@ class Acceptance:
         """The diagnosis of a program that failed, None if its term could not be compared in time. It ends early when
         the session is late, but not before DIAGNOSING_S seconds."""
         assert program.plan is not None
-        began, rewritten = time.monotonic(), REWRITES not in self.exclusions.dropped
-        ended = lambda: self.late() and time.monotonic() - began > DIAGNOSING_S
+        began, rewritten = self.now(), REWRITES not in self.exclusions.dropped
+        ended = lambda: self.late(0.0) and self.now() - began > DIAGNOSING_S
         return diagnose(self.graph, fixed(program.plan), rewritten=rewritten, ended=ended, device=program.tensors)
 
     def _record(self, failure: FailedPlan, known: int) -> None:

@@ -159,8 +159,8 @@ def _meter(step: StepReport, longest: float, count: int) -> str:
 
 
 def share_of_limit(step: StepReport) -> float | None:
-    """Lower bound of a kernel's time over its time, at most 1; None if either is unknown or the time is the bound
-    itself."""
+    """Roofline lower bound of a kernel's time divided by its time, at most 1; None if either is unknown or the time is
+    the bound itself."""
     if not step.limit_us or not step.us or step.source == "bound":
         return None
     return min(1.0, step.limit_us / step.us)

@@ -67,7 +67,8 @@ def store_page(store: Store) -> str:
 
 
 def repeated(snapshot: Snapshot) -> list[Repeated]:
-    """Kernel calls with medians of several runs, those that disagree most first."""
+    """Kernel calls that were measured in several runs, with the median of each run; those whose runs disagree most come
+    first."""
     names = ("digest", "regime", "run", "time_us", "median_us", "name", "backend", "shapes")
     found: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}
     about: dict[str, tuple[str, str, str]] = {}

@@ -24,7 +24,7 @@ def timeline(start: float, clocks: Iterable[tuple[str, Clock]]) -> Rows:
 
 
 def is_span(span: Sequence[float]) -> bool:
-    """Whether numbers are the begin and end of a span, within 30 years of the call."""
+    """Whether `span` has two numbers, begin and end in seconds since the call, in order and within 30 years of it."""
     return len(span) == 2 and -1e9 < span[0] <= span[1] < 1e9
 
 

@@ -25,7 +25,7 @@ _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> CompiledGraph:
     """Callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
 
-    Whatever cannot be traced or imported runs eagerly, with a warning; the report says why.
+    Operators that cannot be traced or imported run eagerly, with a warning; the report says why.
     """
     graph = CompiledGraph(module, options)
     graph.trace(example_inputs)
@@ -51,7 +51,7 @@ class CompiledGraph:
 
     # ------------------------------------------------------------ compilation
     def trace(self, example_inputs: Sequence[Any]) -> None:
-        """Trace the graph with AOTAutograd. Errors leave the graph eager."""
+        """Trace the graph with AOTAutograd for inputs like `example_inputs`. If that fails, the graph runs eagerly."""
         from torch._dynamo.backends.common import aot_autograd
         from torch._dynamo.exc import RestartAnalysis, SkipFrame
         from torch._functorch.aot_autograd import make_boxed_func
@@ -277,9 +277,9 @@ def wait(seconds: float | None = None) -> bool:
 
 
 def options_of(given: Mapping[str, Any]) -> CompileOptions:
-    """Options from the keywords that Dynamo passes on.
+    """Options from the keyword arguments that Dynamo passes to the backend: the mapping `options`.
 
-    Raises UsageError for others than `options`, and unknown options.
+    Raises UsageError for other keywords, and for unknown options.
     """
     rest = {n: v for n, v in given.items() if n != "options" and not (n == "mode" and v in (None, "default"))}
     if rest:

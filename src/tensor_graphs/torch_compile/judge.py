@@ -26,7 +26,8 @@ QUEUED = 16  # calls in a row on a GPU without waiting for their results
 
 
 def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[float]]:
-    """Times in µs of whole calls, alternating, until medians are settled; at least one sample of each.
+    """Time whole calls of several functions alternately, until medians are settled; returns µs of each call by name, at
+    least one sample each.
 
     `first` runs untimed before each call.
     """
@@ -59,7 +60,7 @@ class Judgement(NamedTuple):
 
 
 def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
-    """Whether the compiled call is faster by more than noise.
+    """Time both calls; the result says whether the compiled one is faster by more than noise.
 
     It must win in median and minimum, and in most pairs of calls where there are at least FEW. `first` runs untimed
     before each call. `on_gpu`: calls are timed singly, and QUEUED at a time without waiting between them, as in a model
@@ -150,8 +151,8 @@ class TrialStep:
         return results
 
     def values(self, function: Callable[..., Any]) -> list[Any]:
-        """Results of a call of a graph, and gradients of its arguments (None for those that results do not depend
-        on)."""
+        """Call a graph, forward and backward; returns its results, then the gradients of its arguments (None for those
+        that results do not depend on)."""
         results = function(*self.args)
         return [*results, *self._gradients(results)]
 

@@ -25,7 +25,7 @@ class PartReport:
 
 @dataclass
 class IslandReport:
-    """Report on the operators of one kind that stay eager."""
+    """Report on the operators of one kind that stay eager (islands between programs)."""
 
     operator: str
     count: int

@@ -25,11 +25,12 @@ def make_runner(
     part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None], exact: bool = False,
     saved: Container[int] = (),
 ) -> Any:  # fmt: skip
-    """Torch module that runs a program in place of a part's subgraph.
+    """Make a Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
     subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any
-    more. `saved`: results that only the backward graph reads; they are contiguous.
+    more. `saved`: indices of results that only the backward graph reads; the module returns them contiguous, the others
+    in the layout of the trace.
     """
     import torch
 
@@ -85,9 +86,9 @@ def make_runner(
 
 
 def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
-    """Function that calls a runner without the interpreter of the split module.
+    """Function that calls a runner (module of one program, `make_runner`) without the interpreter of the split module.
 
-    None if the module does more than that call.
+    None if the split module does more than that call.
     """
     placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
     rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]

@@ -43,7 +43,7 @@ TAIL = 300
 
 
 class Search:
-    """One search for the program of a graph, in this process or a subprocess."""
+    """One search for the program of a graph, in this process or a subprocess (`submit`)."""
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int], options: CompileOptions, device: str) -> None:
         self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device
@@ -56,7 +56,7 @@ class Search:
 
     @property
     def ended(self) -> bool:
-        """Whether there is a program or an error."""
+        """Whether the search is over: it has found a program or failed."""
         return self._ended.is_set() or self._owner != os.getpid()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -172,7 +172,8 @@ _starting = threading.Lock()
 
 
 def submit(search: Search) -> None:
-    """Run a search: at once for `wait=True`, else in the background after those submitted before."""
+    """Run a search: at once and in this thread with the option `wait`, else in the background, after those submitted
+    before."""
     if search.options.wait:
         search.run_here()
         return

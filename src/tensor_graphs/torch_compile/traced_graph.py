@@ -53,7 +53,7 @@ def _samples(x: Any) -> list[Any]:
 
 
 class Frozen:
-    """Weights whose values programs contain, recognized by identity, memory address and version.
+    """Weights that the programs treat as constants, recognized by identity, memory address and version.
 
     A write through `weight.data` changes none of these three, so on a CPU three elements of each weight are compared as
     well.
@@ -66,7 +66,7 @@ class Frozen:
         self._elements = [(w, w.value) for x in self.tensors for w in _samples(x)]
 
     def hold(self, args: Sequence[Any]) -> bool:
-        """Whether a call's arguments have these weights, unchanged."""
+        """Whether the weights among a call's arguments are the ones that the programs contain, unchanged."""
         for i, x, version, address in self._known:
             if args[i] is not x or x._version != version or x.data_ptr() != address:
                 return False
@@ -75,7 +75,7 @@ class Frozen:
 
 
 class Variant:
-    """Programs of a traced graph for certain weights and sizes."""
+    """Programs of a traced graph for certain frozen weights and fixed sizes."""
 
     def __init__(
         self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
@@ -226,7 +226,7 @@ class Variant:
         return any(r.active for r in self._runners)
 
     def fits(self, args: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-        """Whether the programs are for a call's weights and sizes."""
+        """Whether the programs are for the weights in `args` and the sizes of a call."""
         for name, (low, high) in self.within.items():
             if not low <= sizes.get(name, low) <= high:
                 return False
@@ -237,10 +237,11 @@ class Variant:
 
 
 class TracedGraph:
-    """Inference, forward or backward graph whose calls run programs if they are ready and in use, else raise NoProgram.
+    """Inference, forward or backward graph. Its calls run programs if they are ready and in use; otherwise an inference
+    or forward graph raises NoProgram, and a backward graph runs eagerly.
 
-    A backward graph runs eagerly then. `frozen`: positions of placeholders that are constants; `seen`: as in `split`;
-    `steady`: positions of placeholders that are parameters, which keep their memory between calls.
+    `frozen`: positions of placeholders that are constants; `seen`: as in `split`; `steady`: positions of placeholders
+    that are parameters, which keep their memory between calls.
     """
 
     def __init__(
@@ -258,9 +259,8 @@ class TracedGraph:
         self._seen, self._layouts = seen if kind == "forward" else None, TracedLayouts(module)
 
     def begin(self) -> None:
-        """Start the searches of a backward graph at the sizes that it was traced with. Other graphs start theirs at
-        their first call, which has values.
-        """
+        """Start the searches of a backward graph, at the sizes that it was traced with. Other graphs start theirs at
+        their first call, whose arguments give weights and sizes."""
         if self.kind == "backward" and not self.variants:
             self._begin(None, sizes_of(self.module))
 
@@ -293,7 +293,7 @@ class TracedGraph:
         return said
 
     def fitting(self, state: str) -> list[Variant]:
-        """Variants in a given state."""
+        """Variants whose `state` is the given one (SEARCHING, READY, LOST, PROGRAM or EAGER)."""
         return [v for v in self.variants if v.state == state]
 
     def _begin(self, args: Sequence[Any] | None, sizes: Mapping[str, int]) -> Variant | None:

@@ -15,7 +15,8 @@ EQUAL, CONSTANT = 1e-6, 0.1  # of the mean: deviation of elements that are equal
 
 
 def typical_of(tensors: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """(mean, standard deviation) of dense float tensors by name; without those that are zero or not finite."""
+    """(mean, standard deviation) of each dense float tensor, by name; tensors that are all zero or not finite are left
+    out."""
     import torch
 
     found = {}

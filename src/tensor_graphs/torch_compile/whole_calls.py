@@ -1,4 +1,5 @@
-"""Whole calls of what `tg.compile` returns: to the compiled callable, or to the caller's own where that is faster.
+"""Calls of the callable that `tg.compile` returns: to the compiled callable, or to the caller's own where that is
+faster.
 
 A graph's program is compared with the graph behind Dynamo's guards. The guards, and a graph that is slower than the
 code it was captured from, can cost more than a program gains. Once all graphs of a callable are decided, calls of equal
@@ -79,7 +80,8 @@ class CallTrial:
         self.interrupted = 0  # calls of `steps` whose times were left out
 
     def call(self, args: Sequence[Any], named: Mapping[str, Any], on_gpu: bool) -> Any:
-        """Results of the next call of the trial, with positional and named arguments; `on_gpu`: waits for the GPU."""
+        """Make the next call of the trial, with positional and named arguments, to one of the two callables, and time
+        it; returns its results. `on_gpu`: waits for the GPU."""
         if on_gpu:
             torch.cuda.synchronize()
         last, self._began = self._began, None

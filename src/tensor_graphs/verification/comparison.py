@@ -48,7 +48,7 @@ NOWHERE = WorstError()
 
 @dataclass(frozen=True)
 class OutputError:
-    """Errors of one output, worst over seeds, with the errors allowed."""
+    """Errors of one output, the worst over the inputs (seeds) it was verified on, with the errors allowed."""
 
     name: str
     plan: float  # relative Frobenius error of the program against float64
@@ -76,7 +76,7 @@ class OutputError:
 
     @property
     def said(self) -> str:
-        """Text that describes the error."""
+        """Text for messages: by how much the output is off, how much is allowed, and where it is worst."""
         away = f"is off by {self.plan:.3g}" if self.finite else "has NaN or infinities where they may not be"
         place = f" ({self.worst.said if not self.discrete else self.worst.where})" if self.worst.where else ""
         return f"output {self.name!r} {away}, allowed {self.allowed:.3g}{place}"
@@ -184,7 +184,7 @@ PIECE = 1 << 20  # elements compared at a time, to avoid float64 copies of whole
 
 
 def pieces(*arrays: Array) -> Iterator[list[Array]]:
-    """Corresponding flat slices of equally shaped arrays, in float64."""
+    """Yields corresponding slices (at most PIECE elements) of equally shaped arrays, flattened and in float64."""
     flat = [np.asarray(a).reshape(-1) for a in arrays]
     for start in range(0, flat[0].size, PIECE):
         yield [a[start : start + PIECE].astype(np.float64) for a in flat]
@@ -222,7 +222,7 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
 
 
 def rounding_allowance(tolerance: Tolerance) -> float:
-    """Relative error that kernels may add by rounding operands to fewer digits, at a tolerance.
+    """Relative error that a tolerance lets kernels add by rounding operands to fewer digits.
 
     A numeric tolerance itself; two float32 ulps for "eager" and "fast"; 0 for "exact".
     """
@@ -236,7 +236,8 @@ def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
 
 
 def in_form_of(y: Any, like: Any) -> Any:
-    """Output `y` as the kind of its reference `like`: a NumPy array, or a tensor on the reference's device."""
+    """Convert an output `y` to the kind of its reference `like`: a NumPy array, or a tensor on the reference's
+    device."""
     if is_torch(like):
         from .on_device import near
 
@@ -247,10 +248,10 @@ def in_form_of(y: Any, like: Any) -> Any:
 def compare_output(
     name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance, slack: float = 1.0
 ) -> OutputError:
-    """Errors of the output `name` against its float64 reference, as device tensors or as arrays.
+    """Compare the output `name` with its float64 reference, as device tensors or as arrays; returns its errors.
 
-    `y`: the program's result, of dtype `dtype`; `exact`: the reference; `own`: the unfused baseline's result. `slack`:
-    factor on the allowed error.
+    `y`: the program's result, of dtype `dtype`; `exact`: the reference; `own`: result of the unoptimized graph in its
+    own dtypes. `slack`: factor on the allowed error.
     """
     unequal: Any = _unequal
     if is_torch(exact):

@@ -20,7 +20,7 @@ _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
 
 def input_output_bytes(graph: Graph) -> int:
-    """Bytes of inputs, states and results of a graph, all of which a program holds at once."""
+    """Bytes of the inputs, states and results of a graph. A program holds all of them at once."""
     return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
 
 

@@ -40,7 +40,8 @@ SHARE = 0.125  # share of device memory that verification may use; the rest is t
 
 
 def fits(device: str, nbytes: int) -> bool:
-    """Whether references for `nbytes` of inputs and outputs leave enough device memory for the program."""
+    """Whether the references for `nbytes` of inputs and outputs fit into a device's memory and leave enough for the
+    program."""
     import torch
 
     if not is_gpu(torch.device(device)):
@@ -125,7 +126,8 @@ def reference_tensors(
     graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None,
     kept: dict[str, torch.Tensor] | None = None, turn: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-    """Inputs and reference runs on a device: (inputs, outputs in float64, outputs in the graph's own dtypes).
+    """Draw inputs on a device and run the graph there; returns (inputs, outputs in float64, outputs in the graph's own
+    dtypes).
 
     Raises torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`.
     `turn`: index of the input set within one verification, from 0. `poll` is called before each operation and may

@@ -38,7 +38,7 @@ FURTHER = (1, 2)  # further inputs, by their index (`drawing.inputs`)
 
 
 def strips_of(graph: Graph) -> list[StripAxes] | None:
-    """Axis along which each root can be computed in strips; None if a root cannot."""
+    """For each root of a graph the axis along which it can be computed in strips; None if some root cannot be."""
     found = []
     for root in graph.roots:
         if (axes := axes_of(root)) is None:
@@ -58,8 +58,8 @@ def verify_strips(
     poll: Callable[[], object],
     seeds: int | None = None,
 ) -> Verification:
-    """Verdict on `run` from comparing it with the graph on up to three random inputs (`seeds`: at most so many), strip
-    by strip until `enough()`.
+    """Compare `run` with the graph on up to three random inputs (`seeds`: at most so many), strip by strip until
+    `enough()`; returns the verdict.
 
     See `verify`. `cuts`: axis of each output (`strips_of`). The ordinary input comes last: it is the one that is
     compared whatever time is left, and whose compared fraction of elements the verdict gives.
@@ -125,8 +125,8 @@ class OutputStrips:
     """The strips of one output of a graph, in the order of their comparison: the first, the last, then the others in
     random order.
 
-    `starts`: first index of each strip. `count`: indices of the axis per strip. `taken`: bytes that the references of
-    one strip take at least.
+    `starts`: first index of each strip. `count`: number of indices of the axis in a strip. `taken`: bytes that the
+    references of one strip take at least.
     """
 
     def __init__(self, graph: Graph, root: Tensor, axes: StripAxes, rng: np.random.Generator) -> None:

@@ -77,8 +77,8 @@ def verify(
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
 ) -> Verification:
-    """Verdict on a program: `run` compared with the graph on random inputs; one input if the model is large, else
-    three.
+    """Compare a program, `run`, with its graph on random inputs (one if the model is large, else three); returns the
+    verdict.
 
     `run`: maps inputs and states by name to outputs, then updated states. `seeds`: number of inputs. `flops`: of the
     graph. `references`: cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`:
