@@ -172,7 +172,8 @@ class Batch:
 
 
 class LowerPool:
-    """Pool of up to `size` lowering workers (default: all cores but `LEFT_CORES`, at most `MOST`).
+    """Pool of up to `size` worker processes that lower terms to kernels (default: all cores but `LEFT_CORES`, at most
+    `MOST`).
 
     `begin` starts them, within the limit on the workers of all pools.
     """
@@ -186,7 +187,7 @@ class LowerPool:
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
     def number(self) -> int:
-        """A new, unique job number."""
+        """A new job number, unique in the pool."""
         self._count += 1
         return self._count
 
@@ -217,8 +218,8 @@ class LowerPool:
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Submit a complete batch of jobs; returns the queue from which the caller takes them. Each job is built when
-        it is sent."""
+        """Submit a complete batch of jobs, each given as a function that builds it when it is sent; returns the queue
+        from which the caller takes them."""
         found = self.growing()
         for job in jobs:
             found._put(job)
@@ -296,7 +297,7 @@ class LowerPool:
             self._selector = None
 
     def close(self) -> None:
-        """End all workers; they restart on demand."""
+        """End all worker processes; they start again when they are needed."""
         for process in [*self._processes]:
             self._drop(process)
 

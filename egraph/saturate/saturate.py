@@ -235,10 +235,12 @@ def saturate_blocks(
     """Run `saturate_block` for every graph, in parallel up to the pool size; returns the views in the order of the
     graphs.
 
-    `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the seconds of the whole
-    call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends the workers: blocks
-    keep their last complete view and their reports say "interrupted". Blocks with empty values (0 elements), for which
-    no law holds, are returned unchanged and their reports say so. Raises UsageError for a negative `slack`.
+    `exact`: use only rules that change no bit. `guard`: prune expensive e-nodes (by `slack`, in nanoseconds, and the
+    beam of the limits). `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the
+    seconds of the whole call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends
+    the workers: blocks keep their last complete view and their reports say "interrupted". Blocks with empty values (0
+    elements), for which no law holds, are returned unchanged and their reports say so. Raises UsageError for a negative
+    `slack`.
     """
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:

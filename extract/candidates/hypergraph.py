@@ -56,7 +56,8 @@ class Hypergraph:
     """The problem of choosing kernels.
 
     Vertices (values in layouts), candidate kernels (hyperedges from input to output vertices), and root vertices, which
-    a plan must produce.
+    a plan must produce. `view`: the e-graph whose e-classes are the values. `stats`: counts about how the candidates
+    were made, for the report.
     """
 
     view: EGraphView

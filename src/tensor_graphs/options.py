@@ -254,7 +254,8 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 def summary(name: str) -> str:
-    """Command-line help of an option: the first sentence of its documentation, without its full stop, in lower case."""
+    """Command-line help of the option `name`: the first sentence of its documentation, without its full stop, in lower
+    case."""
     doc: str = next(f.metadata["doc"] for f in fields(Options) if f.name == name)
     first = doc.partition(". ")[0].rstrip(".")
     return first[0].lower() + first[1:]

@@ -80,8 +80,8 @@ class ScoreLines:
 
 
 class ClusteredAttentionEmitter:
-    """Emitter of one kernel of clustered attention. The constructor raises Unfusable if the schedule does not suit the
-    kernel."""
+    """Emitter of one kernel of clustered attention (attention of few rows whose blocks form a thread-block cluster).
+    The constructor raises Unfusable if the schedule does not suit the kernel."""
 
     def __init__(
         self, kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, found: DecodeAttention, name: str,
