@@ -182,15 +182,20 @@ def steps_us(
 
 
 def programs_of(report: Any) -> list[dict[str, Any]]:
-    """Of each program of a graph: its pass, kernels, and on a GPU the way it is launched with the seconds of a call in
-    each way."""
+    """Of each program of a graph: its pass, kernels, on a GPU the way it is launched with the µs of a call in each way,
+    and what its report says about kernels and seconds."""
     found = []
     traced = next(g.traced for g in compiled_graph._graphs if g.report is report)
     for kind, runner in [(t.kind, r) for t in traced for v in t.variants for r in v._runners]:
         calls = runner.program._run
         ways = {n: round(1e6 * s, 1) for n, s in getattr(calls, "times", {}).items()}
+        report_ = runner.program.report
+        said = {} if report_ is None else {
+            "runs": report_.runs, "seconds": dict(report_.seconds), "omitted": list(report_.omitted),
+            "by_time": sorted([[round(k.us * k.count, 1), k.count, k.name] for k in report_.kernels], reverse=True)[:30],
+        }  # fmt: skip
         found.append({
-            "pass": kind, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
+            "pass": kind, "report": said, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
             "copied": len(getattr(calls, "places", ())),
         })  # fmt: skip
     return found
@@ -222,7 +227,9 @@ def trained(
         }  # fmt: skip
         say(str(report))
         row["programs"] = programs_of(report)
-        say(f"{name}: launched {row['programs']}")
+        for one in row["programs"]:
+            say(f"{name}: { ({k: v for k, v in one.items() if k != 'report'}) }")
+            say(f"  {one['report'].get('seconds')} {one['report'].get('by_time', [])[:12]}")
         row["error"], row["eager_error"] = errors(compiled, module, batches[0])
         say(f"{name}: error of gradients {row['error']:.2g}, eager {row['eager_error']:.2g}")
         if not untimed:

@@ -34,6 +34,7 @@ from .convolutions import HELPERS as PACKING
 from .convolutions import convolution_rows, pool_rows
 from .emit.attention import ROWS as ATTENTION_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
+from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows()))
+BACKEND = C(EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows()))
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

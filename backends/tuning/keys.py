@@ -14,7 +14,7 @@ from ...costdb.keys.device import MachineKey, host_key, toolchain_key
 from ...costdb.keys.key import KernelKey, Plain, canonical
 from ...costdb.keys.source import normalise
 from ...egraph.ir.dims import concrete
-from ...extract.model.kernel import Call, Template
+from ...extract.model.kernel import Call, Template, output_names
 
 EMITTER = "1"  # version of program/emit_cpu.py; raise it when the text emitted for a template changes
 
@@ -53,7 +53,8 @@ def _source(template: Template, call: Call) -> str:
     """
     if template.space is not None:
         return template.identity
-    named = replace(call, names={**{o: o for o in template.operands}, "scratch": "scratch", "out": "out"})
+    outputs = output_names(len(template.terms))
+    named = replace(call, names={n: n for n in (*template.operands, "scratch", *outputs)})
     texts = [
         template.write(named),
         *(template.write_prep(o, o, named) for o in sorted(template.prep)),

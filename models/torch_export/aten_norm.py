@@ -84,9 +84,7 @@ def batch_norm(
 ) -> Tensor:  # fmt: skip
     """Batch normalization with the given statistics; with those of the batch in training mode, or if none are given."""
     if training or mean is None or var is None:
-        axes = tuple(a for a in range(x.rank) if a != 1)
-        mean = t.mean(x, axes)
-        var = t.var(x, axes)
+        mean, var = _batch_statistics(x)
     return c.batch_norm(x, *_affine(x, gain, shift, x.shape[1]), t.cast(mean, x.dtype), t.cast(var, x.dtype), eps=eps)
 
 
@@ -104,17 +102,40 @@ def batch_norm_functional(
     """Return [batch normalization with batch statistics, mean, reciprocal standard deviation, new running mean, new
     running variance]. `momentum`: weight of the batch in the running statistics.
     """
-    axes = tuple(a for a in range(x.rank) if a != 1)
-    new_mean = mean * (1 - momentum) + t.mean(x, axes) * momentum
-    new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
-    saved = _saved_statistics(x, axes, eps)
-    return [batch_norm(x, gain, shift, mean, var, training, momentum, eps), *saved, new_mean, new_var]
+    if not training:
+        return [*batch_norm_inference(x, gain, shift, mean, var, momentum, eps), mean, var]
+    batch_mean, batch_var = _batch_statistics(x)
+    whole = c.batch_norm(
+        x, *_affine(x, gain, shift, x.shape[1]), *(t.cast(s, x.dtype) for s in (batch_mean, batch_var)), eps=eps
+    )
+    saved = [batch_mean, t.rsqrt(batch_var + eps)]
+    count = volume((x.shape[0], *x.shape[2:]))
+    unbiased = (
+        batch_var * (count / (count - 1)) if isinstance(count, int) and count > 1
+        else t.var(x, _but_channels(x), correction=1)
+    )  # fmt: skip
+    new = [
+        old * (1 - momentum) + t.cast(seen, old.dtype) * momentum for old, seen in ((mean, batch_mean), (var, unbiased))
+    ]
+    return [whole, *saved, *new]
 
 
-def _saved_statistics(x: Tensor, axes: tuple[int, ...], eps: float) -> list[Any]:
-    """Return [mean, reciprocal standard deviation] of a batch over `axes`, in float32 at least."""
-    x = t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
-    return [t.mean(x, axes), t.rsqrt(t.var(x, axes, correction=0) + eps)]
+def _but_channels(x: Tensor) -> tuple[int, ...]:
+    """All axes but 1."""
+    return tuple(a for a in range(x.rank) if a != 1)
+
+
+def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, variance) of each channel, in float32 at least."""
+    x, axes = t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x, _but_channels(x)
+    centred = x - t.mean(x, axes, True)
+    return t.mean(x, axes), t.mean(t.square(centred), axes)
+
+
+def _saved_statistics(x: Tensor, eps: float) -> list[Any]:
+    """Return [mean, reciprocal standard deviation] of each channel, in float32 at least."""
+    mean, var = _batch_statistics(x)
+    return [mean, t.rsqrt(var + eps)]
 
 
 def batch_norm_without_stats(
@@ -123,7 +144,7 @@ def batch_norm_without_stats(
     """Return [batch normalization with batch statistics, mean, reciprocal standard deviation]."""
     return [
         batch_norm(x, gain, shift, None, None, True, momentum, eps),
-        *_saved_statistics(x, tuple(a for a in range(x.rank) if a != 1), eps),
+        *_saved_statistics(x, eps),
     ]
 
 

@@ -143,8 +143,7 @@ def _match(
     _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("ahead"):
-            if tuning.short is not None:
-                tuning.settle(short_search_s(session))
+            tuning.settle(short_search_s(session))
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
     return graphs
