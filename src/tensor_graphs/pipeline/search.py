@@ -45,7 +45,8 @@ from .short_search import match_short_form, search_short_form
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The program that a search returns, with its report. `as_written`: it is the unfused baseline."""
+    """The program that a search returns, with its report, and the search's `task`. `as_written`: it is the unfused
+    baseline."""
 
     program: Program
     task: Task
@@ -54,7 +55,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Program of a chosen plan, and its verdict (None if it was not verified)."""
+    """Program of a chosen plan, with that choice and its verdict (None if it was not verified)."""
 
     choice: Choice
     program: Program
