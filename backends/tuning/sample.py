@@ -419,18 +419,19 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
     from ...egraph.ir import builders as api
 
     leaves = {n: api.param(n, k.shape, k.dtype) for n, k in s.types.items()}
-    out = pattern.build(term, leaves, s.attrs).type
+    out, *others = (pattern.build(t, leaves, s.attrs).type for t in template.terms)
+    more = tuple(Operand(kind, contiguous(_ints(kind))) for kind in others)
     operands = {n: Operand(s.types[n], _layout(s, template, n, s.types[n])) for n in template.operands}
-    call = Call(operands, Operand(out, contiguous(_ints(out))), s.attrs)
+    call = Call(operands, Operand(out, contiguous(_ints(out))), s.attrs, more=more)
     if template.applies is not None and not template.applies(call):
         return None
     if template.layout is not None:
-        call = Call(operands, Operand(out, template.layout(call)), s.attrs)
+        call = Call(operands, Operand(out, template.layout(call)), s.attrs, more=more)
     return call
 
 
 def sample(template: Template, seed: int = 0, dtype: str = "float32", attempts: int = 3000) -> Call | None:
-    """A small random legal call of a template, deterministic per seed; None if `attempts` attempts find none.
+    """Draw a small random legal call of a template, deterministic per seed; None if `attempts` attempts find none.
 
     `dtype`: dtype of values for which the ops of the pattern prescribe none.
     """

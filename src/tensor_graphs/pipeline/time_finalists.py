@@ -134,7 +134,8 @@ def fastest(samples: Sequence[Sequence[float]]) -> int:
 def sample_programs(
     programs: Sequence[Program], values: Sequence[Any], ended: Callable[[], bool]
 ) -> list[Sequence[float]]:  # fmt: skip
-    """Times in µs of calls of each program on the same inputs, in turn, until the medians are settled or `ended()`."""
+    """Times in µs of calls of each program on the same inputs `values`, in turn, until the medians are settled or
+    `ended()`."""
 
     def first() -> None:  # states that advance with each call would run past the end of their cache
         for p in programs:

@@ -31,7 +31,7 @@ def begin_compiling(session: Session, program: Program, compiler: Compiler | Non
     """Start compiling the kernels of `other_forms` in the compile processes, without waiting for the result.
 
     They work while `program` runs for the first time, which compiles those of its kernels in this process that were not
-    measured.
+    measured. `compiler` None: nothing is started.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped or _room(session) < SHORTEST_S:

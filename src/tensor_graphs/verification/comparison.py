@@ -48,7 +48,7 @@ NOWHERE = WorstError()
 
 @dataclass(frozen=True)
 class OutputError:
-    """Errors of one output, the worst over the inputs (seeds) it was verified on, with the errors allowed."""
+    """Errors of the output `name`, the worst over the inputs (seeds) it was verified on, with the error `allowed`."""
 
     name: str
     plan: float  # relative Frobenius error of the program against float64
@@ -115,7 +115,11 @@ class FailedAttempt:
 
 @dataclass(frozen=True)
 class Verification:
-    """Verdict on one program: errors of its outputs against float64, and the errors allowed."""
+    """Verdict on one program: errors of its outputs against float64, and the errors allowed.
+
+    `seeds`: number of inputs. `note`: text about how it was verified. `attempts`: number of plans tried, this one
+    included.
+    """
 
     outputs: tuple[OutputError, ...]
     seeds: int
