@@ -61,6 +61,7 @@ class Launch:
     text: str
     reads: list[Memory] = field(default_factory=list)
     writes: list[Memory] = field(default_factory=list)
+    scratch: list[Memory] = field(default_factory=list)  # of `writes`, what must not be an operand's memory
     ahead: list[Memory] = field(default_factory=list)
     early: bool = False
     waits: bool = True
@@ -105,10 +106,11 @@ def _memory_problems(launches: Sequence[Launch], results: Sequence[Memory]) -> I
                 yield f"{one.text}: reads bytes {x.start} to {x.end} of the workspace, which hold no value or another one"
         for w in one.writes:
             for x in (*one.reads, *(o for o in one.writes if o is not w)):
-                if w.overlaps(x) and w != x:
+                if w.overlaps(x) and (w != x or w in one.scratch):
                     yield f"{one.text}: writes bytes {w.start} to {w.end} of {w.name}, of which it uses {x.start} to {x.end}"
         for w in one.writes:
-            held = [*(h for h in held if not h.overlaps(w)), w]
+            if w.kind == WORKSPACE:
+                held = [*(h for h in held if not h.overlaps(w)), w]
     for x in results:
         if x.kind == WORKSPACE and not _is_held(x, held):
             yield f"a result at bytes {x.start} to {x.end} of the workspace was overwritten"
@@ -188,17 +190,20 @@ class _Reader:
         text = ast.unparse(call)[:120]
         if isinstance(name, ast.Name) and name.id in self.own and name.id in self.kernels:
             return self._own(text, call, self.kernels[name.id])
-        written = [k.value for k in call.keywords if k.arg == "out"]
-        target = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if target is not None and self._view(target) is not None and call.func.attr.endswith("_"):  # type: ignore[attr-defined]
-            written.append(target)
-        given = [*call.args, *([target] if target is not None and target not in written else [])]
-        given += [k.value for k in call.keywords if k.arg != "out"]
-        if not written:  # a helper, whose last operand is its result
-            written = [a for a in call.args if isinstance(a, ast.Name) and a.id in self.memory][-1:]
-            given = [a for a in given if a not in written]
-        reads, writes = ([x for e in part for x in self._read(e)] for part in (given, written))
+        reads, writes = ([x for e in part for x in self._read(e)] for part in self._library(call))
         return Launch(text, reads, writes)
+
+    def _library(self, call: ast.Call) -> tuple[list[ast.expr], list[ast.expr]]:
+        """(operands, results) of a call of library kernels: `f(x, out=y)`, `y.copy_(x)`, or a helper function, whose
+        last operand is its result."""
+        given = [*call.args, *(k.value for k in call.keywords if k.arg != "out")]
+        if out := [k.value for k in call.keywords if k.arg == "out"]:
+            return given, out
+        if isinstance(call.func, ast.Attribute) and self._view(call.func.value) is not None:
+            target = call.func.value
+            return (given, [target]) if call.func.attr.endswith("_") else ([*given, target], [])
+        last = [a for a in call.args if self._view(a) is not None][-1:]
+        return [a for a in given if a not in last], last
 
     def _own(self, text: str, call: ast.Call, kernel: KernelText) -> Launch:
         options = {k.arg: k.value for k in call.keywords}
@@ -211,8 +216,8 @@ class _Reader:
             )
             memory = self._read(given.args[0] if described and isinstance(given, ast.Call) else given)
             (made.writes if name in kernel.written else made.reads).extend(memory if name != "counters" else [])
-            if kernel.ahead is None or name in kernel.ahead:
-                made.ahead += memory
+            made.scratch += memory if name.startswith("part") else []
+            made.ahead += memory if kernel.ahead is None or name in kernel.ahead else []
         return made
 
 
@@ -271,7 +276,7 @@ def _cuda(text: str, early: bool) -> KernelText:
     if "await_previous();" in found[3]:
         head = found[3].partition("await_previous();")[0]
         lines = [line for line in head.splitlines() if "warm<" not in line]
-        ahead = frozenset(n for n in (*names, *boxes) if any(re.search(rf"\b{n}\b", line) for line in lines))
+        ahead = frozenset(n for n in (*names, *boxes) if any(re.search(rf"(?<![.\w]){n}\b", line) for line in lines))
     return KernelText(names, boxes, frozenset(written), ahead, early)
 
 
