@@ -29,6 +29,7 @@ from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.clock import Halted
+from tensor_graphs.extract.search.search import MeasuredAhead
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring, overlapped_tuning, recall, search, time_program
 from tensor_graphs.pipeline import verify_or_retry as accept
@@ -70,6 +71,34 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
     assert order == ["small begins", "large is made", "small ends", "large begins", "large ends"]
     assert early.faults == [] and early.graph is None
     early.end()
+
+
+def test_the_short_form_follows_and_its_plan_is_kept() -> None:
+    order: list[str] = []
+
+    def search(found: Any, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
+        begun()
+        while not enough():
+            pass
+        order.append(found.name)
+
+    def short(found: Any, enough: Callable[[], bool], begun: Callable[[], None]) -> MeasuredAhead:
+        begun()
+        order.append(found.name)
+        return MeasuredAhead([3], 1)
+
+    early = OverlappedTuning([lambda: graph("whole")], search, short)
+    early.matched()
+    early.follow(graph("short"))
+    early.settle(WAIT_S)
+    assert order == ["whole", "short"] and early.result == MeasuredAhead([3], 1)
+    early.end()
+    assert early.short is not None and early.faults == []
+    never = OverlappedTuning([lambda: graph("whole")], search, short)
+    never.matched()
+    never.settle(WAIT_S)  # there is nothing to wait for
+    never.end()
+    assert never.carried(graph("any")) == []
 
 
 def test_what_fails_is_noted_and_what_was_there_before_stays() -> None:

@@ -117,7 +117,8 @@ def _operand(kind: Type) -> Operand:
 
 
 def kinds_of(number: int, nan: str) -> tuple[str, ...]:
-    """Kinds of operand values (random, zeros, NaN, ...) to test in case `number`.
+    """Kinds of operand values (random, zeros, NaN, ...) to test in case `number`; NaN and infinities only if the kernel
+    propagates them.
 
     `nan`: the kernel's declared treatment of NaN (`Kernel.nan`).
     """
@@ -126,7 +127,8 @@ def kinds_of(number: int, nan: str) -> tuple[str, ...]:
 
 
 def values_of(template: UserKernel, case: Case, kind: str) -> dict[str, Array]:
-    """Values of all inputs by name. Integers stay in the ranges that the reference needs. `kind`: one of `KINDS`."""
+    """Draw values of all inputs, by name. Integers stay in the ranges that the reference needs. `kind`: one of
+    `KINDS`."""
     rng = np.random.default_rng(KINDS.index(kind))
     graph = Graph.of(output_terms(template, case.call))
     with np.errstate(all="ignore"):

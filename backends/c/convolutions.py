@@ -271,9 +271,8 @@ KINDS: Mapping[str, ConvolutionKind] = {
 
 # ---------------------------------------------------------------- rows
 def convolution_rows() -> list[LibraryKernel]:
-    """Library kernels of all convolutions: each algorithm with and without bias, activation, and a residual added
-    before or after the activation.
-    """
+    """Library kernels of all convolutions: each algorithm with and without bias, activation, and a residual that is
+    added before or after the activation."""
     found: list[LibraryKernel] = []
     for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
         more: dict[str, Any] = {
@@ -297,7 +296,7 @@ def convolution_rows() -> list[LibraryKernel]:
 
 
 def pool_rows() -> list[LibraryKernel]:
-    """Maximum and average pooling."""
+    """Library kernels of maximum and average pooling."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     return [
         LibraryKernel(

@@ -195,8 +195,8 @@ class CudaEmitter(StrategyEmitter):
     )
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the text that this emitter writes for the kernel that computes the terms `roots`; part of stored
-        keys.
+        """Version of the text that this emitter writes for the kernel that computes the terms `roots`; part of the key
+        of stored measurements.
 
         Kernels that read uint8 or int8 operands have the suffix `GROUPED`, since their quantization scales are applied
         per group, to sums of products.
@@ -237,7 +237,7 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 
 
 class Cuda(GpuGenerator):
-    """The CUDA C++ backend, whose generated kernels are emitted by `CudaEmitter`."""
+    """Backend that generates CUDA C++ kernels for NVIDIA GPUs; `CudaEmitter` writes their source."""
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

@@ -44,8 +44,8 @@ POWERS = Domain(powers=True)
 
 @dataclass(frozen=True)
 class FewRowAttentionSchedule(Schedule):
-    """Schedule (tuning parameters) of attention of few query rows, whose positions are shared by groups of threads (see
-    the module)."""
+    """Schedule (tuning parameters) of attention of few query rows. A group of `lanes` threads shares the head size of
+    one position at a time; a block has `groups` groups, for different positions."""
 
     lanes: int = number("threads along the head size of keys and values", Domain(1, 32, powers=True))
     vector: int = number("contiguous elements per thread along the head size", Domain(1, 8, powers=True))
@@ -60,8 +60,8 @@ class FewRowAttentionSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-KV factor: number of parts into which the positions are split; 1: not split
-        (`Schedule.scratch_parts`)."""
+        """Number of parts into which the positions are split (split-KV), whose partial results go through scratch
+        memory; 1: not split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def positions_of(shape: Shape) -> Axis | None:
 
 @dataclass(frozen=True)
 class FewRowAttentionRanking:
-    """Description of attention of few rows, to rank its schedules.
+    """Description of attention of few rows, from which its schedules are ranked.
 
     `rows`: query rows of a block; `head`, `columns`: head sizes of keys and of values; `room`: number of positions;
     `batch`: number of sets of keys; `itemsize`: bytes of an element of keys and values; `vector`: elements of the
@@ -172,8 +172,8 @@ class FewRowAttentionRanking:
 
 
 def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRowAttentionRanking | None:
-    """What ranking needs to know of `kernel`, whose axes have the roles `shape`; None if it is not attention of few
-    rows that this module's schedules can compute.
+    """What ranking needs to know of `kernel`, whose axes have the roles `shape`; None unless it is attention of few
+    rows with keys and values contiguous along the head size.
 
     `splits`: whether the positions may be split (split-KV).
     """
@@ -232,8 +232,8 @@ def applies(kernel: Kernel, shape: Shape) -> bool:
 
 
 def few_row_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[FewRowAttentionSchedule]:
-    """At most `count` schedules for `kernel`, best guess first; empty if it is no such attention. `splits`: whether the
-    positions may be split (split-KV)."""
+    """At most `count` schedules for `kernel`, best guess first; empty unless it is attention of few rows with keys and
+    values contiguous along the head size. `splits`: whether the positions may be split (split-KV)."""
     seen = description(kernel, shape, splits)
     return [] if seen is None else list(_ranked(seen, count))
 

@@ -1,4 +1,5 @@
-"""Schedules of SIMT and skinny-GEMM CUDA kernels: declarations, candidates (best guess first) and legality."""
+"""Schedules (tuning parameters) of SIMT and skinny-GEMM CUDA kernels: their classes, candidates (best guess first) and
+whether one is legal."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class SimtSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
@@ -103,7 +105,8 @@ class SkinnyGemmSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
@@ -246,7 +249,7 @@ def _unwalked(shape: Shape) -> bool:
 
 
 def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SimtSchedule]:
-    """At most `count` schedules, best guess first.
+    """At most `count` SIMT schedules for `kernel`, whose axes have the roles `shape`, best guess first.
 
     `splits`: whether the longest reduction may be split (split-K). Raises Unfusable if there is a product or a long
     reduction inside another reduction.
@@ -288,7 +291,7 @@ def merge_packed(found: Sequence[Schedule], own: Sequence[Schedule], count: int)
 
 def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRanking | None:
     """What ranking needs to know of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time;
-    None if `kernel` is no such GEMM or its weights have no known encoding (`code_forms`).
+    None if `kernel` is another kernel, or its weights have no known encoding (`code_forms`).
 
     `splits`: whether the reduction may be split (split-K).
     """

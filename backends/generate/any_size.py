@@ -34,8 +34,8 @@ class SizedKernel(KernelBase):
 
     `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes during the
     search), under which it is measured. `free`, `free_call`: terms and call in free sizes. `ranges`: least and largest
-    value of each free size; `generic`: the generic sizes. Schedule and sizes are those of a call (sizes are
-    attributes).
+    value of each free size; `generic`: the generic sizes. `others`: emitters whose kernels may serve sizes for which
+    the chosen schedule has none. Schedule and sizes are those of a call (sizes are attributes).
     """
 
     origin: GeneratedKernel
@@ -58,7 +58,7 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """Tensor variables of the pattern, in order of first use (`Template.operands`)."""
+        """Names of the tensors that the kernel reads, in order of first use in its pattern (`Template.operands`)."""
         return self.origin.operands
 
     @property
@@ -69,12 +69,13 @@ class SizedKernel(KernelBase):
 
     @property
     def lifted_from(self) -> tuple[Template, Call]:
-        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
+        """The kernel, and its call, from which this kernel for every size was made; they are at generic sizes, primes
+        that stand for free sizes (`Template.lifted_from`)."""
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """What is measured in place of `call`: (kernel at the generic sizes, call at these sizes with the schedule of
-        `call`)."""
+        """What is measured in place of `call`: (kernel at generic sizes, the primes that stood for free sizes in the
+        search; its call with the schedule of `call`)."""
         return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property
@@ -88,7 +89,8 @@ class SizedKernel(KernelBase):
         sizes is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty, because tuning jobs are written for the kernel at the generic sizes, `origin`."""
+        """Empty, because tuning jobs (kernels to be measured elsewhere) are written for `origin`, the kernel at generic
+        sizes."""
         return {}
 
     # ------------------------------------------------------------ code
@@ -126,9 +128,8 @@ class SizedKernel(KernelBase):
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's
-        sizes are symbolic.
-        """
+        """Bytes of scratch memory for `call` at any size, enough for each form (source with its range of sizes); an
+        expression if the call's sizes are symbolic."""
         total: Dim = 0
         for form in self.all_forms(call):
             total = total + bind(form.scratch, {n: call.attrs[n] for n in self.ranges})
@@ -175,11 +176,12 @@ class SizedKernel(KernelBase):
 def sized_kernel(
     template: GeneratedKernel, call: Call, numbers: Numbers, others: Sequence[Emitter] = ()
 ) -> SizedCall | None:
-    """The kernel for every size, with its call, that corresponds to `template` and `call` at generic sizes; None if its
-    terms hold at these sizes only.
+    """The kernel for every size, with its call, made from `template` and `call` at generic sizes (primes that stand for
+    free sizes); None if its terms hold at these sizes only.
 
     Whether its source can be generalized is only found out by `SizedKernel.forms_of`. `numbers`: generic size -> size
-    expression. `others`: emitters whose schedules may be used at sizes at which the chosen schedule has no form.
+    expression. `others`: emitters whose schedules may be used at sizes at which the chosen schedule has no form (source
+    with a range of sizes).
     """
     ranges = {n: (atom.min, atom.max) for n, atom in sorted(numbers.graph.free_dims.items())}
     try:

@@ -45,7 +45,7 @@ class Launch(Protocol):
 
 
 class LaunchBase:
-    """Default members of `Launch`."""
+    """Base of emitted launches, with the default of `Launch.definitions`."""
 
     name: str
     source: str
@@ -69,7 +69,8 @@ class Emitter(Protocol):
     def version(self) -> str: ...
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the text of the kernels that compute the terms `roots`, part of stored keys."""
+        """Version of the text that the emitter writes for kernels that compute the terms `roots`; part of the key of
+        stored measurements."""
         ...
 
     @property
@@ -79,8 +80,8 @@ class Emitter(Protocol):
 
     @property
     def carries(self) -> bool:
-        """Whether a kernel that replaces some elements of an operand also copies the other elements to the output;
-        otherwise they are copied before the kernel runs."""
+        """Whether a kernel that replaces some elements of an operand (scatter) also copies the other elements to the
+        output; if not, they are copied before the kernel runs."""
         ...
 
     @property
@@ -118,8 +119,8 @@ class Emitter(Protocol):
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if it has parameters that no
-        strategy of the emitter has."""
+        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if its parameters are those of no
+        schedule class of this emitter."""
         ...
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
@@ -191,7 +192,7 @@ class EmitterBase:
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """None, because this emitter has no kernels with size parameters."""
+        """None, because this emitter has no kernels with size parameters (`Emitter.with_sizes`)."""
         return None
 
     carries: bool = False
@@ -205,7 +206,11 @@ class EmitterBase:
 @dataclass(frozen=True)
 class Lowered:
     """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (`shape`), and its candidate
-    schedules (`space`)."""
+    schedules (`space`: parameter name -> integer, best guess first).
+
+    `constant`: operands that may be read before the previous kernel has ended. `made`, `cut`: caches of launches by
+    name and of split kernels by number of parts.
+    """
 
     kernel: Kernel
     shape: Shape
@@ -222,7 +227,8 @@ class Lowered:
         return can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The two kernels of a reduction split into `parts` parts: (kernel of partial results, combining kernel)."""
+        """The two kernels of the longest reduction split into `parts` parts: (one of partial results, one that combines
+        them)."""
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]

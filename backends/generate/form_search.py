@@ -214,8 +214,8 @@ class FormSearch:
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Element count of each operand in free sizes; 32-bit addresses suffice where all counts are at most
-        `LARGEST`."""
+        """For each operand and result, its number of elements as an expression in free sizes; 32-bit addresses suffice
+        where all are at most `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(

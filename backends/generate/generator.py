@@ -45,15 +45,16 @@ class KernelGenerator(BackendBase):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Name of the emitter, and of the backend."""
+        """Name of the backend, which is that of its emitter."""
         return self.emitter.name
 
     def unavailable(self) -> str:
-        """Why the backend is unusable on this machine; empty if it is usable."""
+        """Why the backend is unusable on this machine, as a message; "" if it is usable."""
         return missing_module(self.emitter.needs) or super().unavailable()
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """What fusion groups of `view` may contain: the policies with which they are grown, one after the other."""
+        """What fusion groups (terms that one kernel computes) of `view` may contain: the policies with which they are
+        grown, one after the other."""
         return FUSION_POLICIES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
@@ -68,8 +69,8 @@ class KernelGenerator(BackendBase):
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Yields (template, output classes, operand classes) for the fusion groups of a view, as `Lowering.generated`
-        does, from a new `Lowering` each time."""
+        """Yields (template, output e-classes, operand e-classes) of the kernels for the fusion groups (terms that one
+        kernel computes) of `view`, from a new `Lowering` each time; parameters as for `Lowering.generated`."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
@@ -106,16 +107,19 @@ class GpuGenerator(KernelGenerator, GpuBackend):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """The kernel for every size that corresponds to a generated kernel and its call at generic sizes
-        (`Target.any_size`), with `numbers`: generic size -> size expression. None if its terms hold at these sizes
-        only. It is priced at the generic sizes."""
+        """The kernel for every size made from `template` and `call`, a generated kernel at generic sizes (primes that
+        stand for free sizes), at which it is priced. None if its terms hold at these sizes only.
+
+        `numbers`: generic size -> size expression. `others`: backends whose kernels may serve sizes for which the
+        chosen schedule has none. `searched`, `probes`: not used (`Target.any_size`).
+        """
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         emitters = [b.emitter for b in others if isinstance(b, KernelGenerator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)
 
 
 def missing_module(modules: Iterable[str]) -> str:
-    """Message that names the first module that is not installed; "" if all are."""
+    """Message that names the first of `modules` that is not installed; "" if all are."""
     return next((f"{module} is not installed" for module in modules if not _there(module)), "")
 
 

@@ -29,7 +29,12 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source text of a kernel's module, and the metadata that a caller of its function `run` needs."""
+    """Source of a Python module with one kernel (`text`), and what a caller of its function `run` needs to know.
+
+    `operands`: arguments of `run` before the outputs and scratch; `prepared`: those of them that `prepare_<name>`
+    converts once; `fresh`: whether `run` returns a new tensor instead of writing its output; `scratch`: bytes of
+    scratch memory; `generated`: whether the text defines kernels that need compilation.
+    """
 
     text: str
     operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch
@@ -40,22 +45,22 @@ class KernelText:
 
     @property
     def digest(self) -> str:
-        """Hash of the text."""
+        """Hash (24 hex digits) of the module's text."""
         return blake2b(self.text.encode(), digest_size=12).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The text and its metadata as JSON values."""
+        """The module's text and what is known of it, as JSON values."""
         return asdict(self)
 
     @staticmethod
     def of_json(data: Mapping[str, Any]) -> KernelText:
-        """Kernel text from the JSON values of `to_json`."""
+        """The kernel text that `to_json` gave as JSON values."""
         return KernelText(**{**data, "operands": tuple(data["operands"]), "prepared": tuple(data["prepared"])})
 
 
 def kernel_text(template: Template, call: Call) -> KernelText:
-    """The module text of one kernel: `template`, whose code works on Torch tensors, in the layouts and schedule of
-    `call`."""
+    """Source of a Python module with the kernel of `template`, whose code works on Torch tensors, in the layouts and
+    schedule of `call`."""
     from ..program.helper_functions import helper_source
 
     names = tuple(template.operands)
@@ -113,7 +118,7 @@ def call_json(call: Call) -> dict[str, Any]:
 
 
 def call_of_json(data: Mapping[str, Any]) -> Call:
-    """A call from the JSON values of `call_json`."""
+    """The call that `call_json` gave as JSON values."""
     return Call(
         {n: operand_of_json(o) for n, o in data["operands"].items()}, operand_of_json(data["output"]),
         {n: tuple(v) if isinstance(v, list) else v for n, v in data["attrs"].items()}, {}, dict(data["schedule"]),

@@ -33,8 +33,8 @@ def changes_at_large_sizes(
     template: GeneratedKernel, call: Call, at: Callable[[Mapping[str, int]], GeneratedKernel], free_call: Call,
     ranges: Bounds, generic: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Whether the terms of `template`, called as `call` at the `generic` sizes, lower to another kernel where sizes are
-    largest (`ranges`: least and largest value of each).
+    """Whether the terms of `template` lower to another kernel where sizes are largest (`ranges`: least and largest
+    value of each) than for `call`, which is at the `generic` sizes (primes that stand for free sizes).
 
     `at(sizes)`: the template at other sizes, which are called as `free_call`. Sizes at which the terms are not valid or
     not lowered are left out.

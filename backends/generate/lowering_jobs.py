@@ -28,7 +28,8 @@ class Job:
 
     Without `form`: a fusion group's terms and its call, to be lowered by each of the generators (backends) `names`.
     With `form`: calls of one template of a kernel. `limit`: relative error that kernels may add by rounding operands.
-    `weights`, `images`: names of operands, and of results, that are weights or images.
+    `weights`, `images`: names of operands, and of results, that are weights or images. `machine`: the GPU for which
+    schedules are ranked; None for kernels of the CPU.
     """
 
     names: tuple[str, ...]
@@ -47,7 +48,8 @@ Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, f
 
 
 def flattened_terms(terms: Sequence[Tensor]) -> Flat:
-    """Terms in picklable form: (nodes in topological order with argument indices, indices of the terms).
+    """The terms in a form that can be pickled: (nodes in topological order as (op, numbers of the operands,
+    attributes), numbers of the terms).
 
     Tensors compare by identity, which pickling would not preserve.
     """
@@ -57,7 +59,7 @@ def flattened_terms(terms: Sequence[Tensor]) -> Flat:
 
 
 def rebuilt_terms(found: Flat) -> tuple[Tensor, ...]:
-    """The terms that `flattened_terms` has flattened."""
+    """The terms that `flattened_terms` gave as lists."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))

@@ -172,7 +172,8 @@ class Batch:
 
 
 class LowerPool:
-    """Pool of up to `size` lowering workers (default: all cores but `LEFT_CORES`, at most `MOST`).
+    """Pool of up to `size` worker processes that lower terms to kernels (default: all cores but `LEFT_CORES`, at most
+    `MOST`).
 
     `begin` starts them, within the limit on the workers of all pools.
     """
@@ -186,7 +187,7 @@ class LowerPool:
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
     def number(self) -> int:
-        """A new, unique job number."""
+        """A new job number, unique in the pool."""
         self._count += 1
         return self._count
 
@@ -195,11 +196,14 @@ class LowerPool:
         for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
             self._drop(process)
         while len(self._processes) < self.size and _room.acquire(blocking=False):
+            count = len(self._processes)
             try:
                 self._start()
             except OSError:  # go on without workers
-                _room.release()
-                self.size = len(self._processes)
+                self.size = count
+            finally:  # also after Ctrl-C
+                if len(self._processes) == count:
+                    _room.release()
 
     def _start(self) -> None:
         environment = {"OMP_NUM_THREADS": "1", **limited_environment(self.size)}
@@ -217,8 +221,8 @@ class LowerPool:
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Submit a complete batch of jobs; returns the queue from which the caller takes them. Each job is built when
-        it is sent."""
+        """Submit a complete batch of jobs, each given as a function that builds it when it is sent; returns the queue
+        from which the caller takes them."""
         found = self.growing()
         for job in jobs:
             found._put(job)
@@ -287,8 +291,9 @@ class LowerPool:
 
     def _drop(self, process: _Process) -> None:
         self._processes.remove(process)
-        assert self._selector is not None
-        self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
+        self._selector = self._selector or selectors.DefaultSelector()
+        with contextlib.suppress(KeyError):  # Ctrl-C came before it was registered
+            self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
         process.end()
         _room.release()
         if not self._processes:
@@ -296,7 +301,7 @@ class LowerPool:
             self._selector = None
 
     def close(self) -> None:
-        """End all workers; they restart on demand."""
+        """End all worker processes; they start again when they are needed."""
         for process in [*self._processes]:
             self._drop(process)
 

@@ -31,7 +31,8 @@ class LoweringRequest(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """Cache key of the request: everything that the group's templates depend on within one optimization."""
+        """Key under which the answer to this request is cached: everything that the group's templates depend on within
+        one optimization."""
         return self.group.terms, layout_key(self.call), self.weights, self.images
 
 

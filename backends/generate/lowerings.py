@@ -81,8 +81,8 @@ class Lowering:
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Yields (template, output classes, operand classes) for every fusion group of `view` that one kernel can
-        compute.
+        """Yields (template, output e-classes, operand e-classes) for every fusion group (terms for one kernel) of
+        `view` that one kernel can compute.
 
         Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
         found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
@@ -204,7 +204,8 @@ class Lowering:
         return target() if self.device.on_gpu else None
 
     def answers(self, asked: LoweringRequest) -> Sequence[Answer]:
-        """(template, flops, number of expressions) of each template that computes the fusion group of a request.
+        """(template, flops, number of expressions) of each generated kernel that computes the fusion group (terms for
+        one kernel) of the request `asked`.
 
         Cached, because repeated layers give equal requests.
         """
@@ -246,8 +247,8 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Lower a `Job` in a worker process: a fusion group by every template that computes it, or given calls of one
-        template.
+        """Lower, in a worker process, the `terms` of a `job`: a fusion group by every template that computes it, or
+        given calls of one template.
 
         Returns what `answers` says for a group; [] for calls of one template, which keeps the lowered kernels.
         """
@@ -373,7 +374,7 @@ class Lowerings:
         return backend.opened(self)
 
     def close(self) -> None:
-        """End the worker processes. Lowered kernels stay; processes restart on demand."""
+        """End the worker processes, which start again when they are needed. Lowered kernels stay."""
         self.pool.close()
 
     def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:

@@ -32,10 +32,11 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Domain:
-    """Legal values of a parameter, from `low` to `high` (None: unbounded) or one of `values`, and its neighbours.
+    """Legal values of a schedule parameter, from `low` to `high` (None: unbounded) or one of `values`, and how the
+    schedule search changes them.
 
-    `powers`: only powers of two. `steps`: a move doubles or halves the value ("scale"), adds or subtracts one ("step"),
-    or keeps it ("none").
+    `powers`: only powers of two. `steps`: a move (one change that the search tries) doubles or halves the value
+    ("scale"), adds or subtracts one ("step"), or keeps it ("none").
     """
 
     low: int = 1
@@ -67,14 +68,15 @@ class Domain:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Declaration of a schedule parameter.
+    """Declaration of a schedule parameter: `meaning`, a text for the documentation, and `domain`, its legal values.
 
     `kind`: "number"; "flag" (stored as 1 or not at all); "depths", one number per reduction axis (`k0`, `k1`, …); or
-    "sides", one number for any of rows, columns and reduction axes (`tm`, `tn`, `t0`, …). `drops`: a move to 1 removes
-    the parameter and the flags `companions`. `starts`: the value that a move gives a schedule without the parameter;
-    the move also sets the flags `companions`. None: no move adds the parameter. `form`: whether the parameter selects
-    another structure of the kernel's code (such as loads by TMA), which kernels with equal loops may not support.
-    `common`: whether price predictions ignore the parameter, because it hardly changes a kernel's time.
+    "sides", one number for any of rows, columns and reduction axes (`tm`, `tn`, `t0`, …). `drops`: a move (one change
+    that the schedule search tries) to 1 removes the parameter and the flags `companions`. `starts`: the value that a
+    move gives a schedule without the parameter; the move also sets the flags `companions`. None: no move adds the
+    parameter. `form`: whether the parameter selects another structure of the kernel's code (such as loads by TMA),
+    which kernels with equal loops may not support. `common`: whether price predictions ignore the parameter, because it
+    hardly changes a kernel's time.
     """
 
     meaning: str
@@ -96,8 +98,8 @@ FLAG = Domain(1, 1, steps="none")
 def number(meaning: str, domain: Domain, *, default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """Field of a schedule class: a number that every stored schedule has (type int).
 
-    `meaning`: text for the documentation. `default`: default of the dataclass field. `more`: further fields of
-    `Parameter`.
+    `meaning`: text for the documentation. `domain`: its legal values. `default`: default of the dataclass field.
+    `more`: further fields of `Parameter`.
     """
     return field(default=default, metadata={"parameter": Parameter(meaning, domain, required=True, **more)})
 
@@ -105,13 +107,13 @@ def number(meaning: str, domain: Domain, *, default: Any = dataclasses.MISSING, 
 def optional(meaning: str, domain: Domain, **more: Any) -> Any:
     """Field of a schedule class: a number that may be absent (type int | None).
 
-    `more`: further fields of `Parameter`.
+    `meaning`: text for the documentation. `domain`: its legal values. `more`: further fields of `Parameter`.
     """
     return field(default=None, metadata={"parameter": Parameter(meaning, domain, **more)})
 
 
 def flag(meaning: str, *, fixed: bool = False, **more: Any) -> Any:
-    """Field of a schedule class: a flag (type bool). Moves toggle it, unless it is `fixed`.
+    """Field of a schedule class: a flag (type bool). The schedule search toggles it, unless it is `fixed`.
 
     `meaning`: text for the documentation. `more`: further fields of `Parameter`.
     """
@@ -122,23 +124,26 @@ def flag(meaning: str, *, fixed: bool = False, **more: Any) -> Any:
 def depths(meaning: str, domain: Domain, stored: str = "k") -> Any:
     """Field of a schedule class: one number per reduction axis (type tuple[int, ...]).
 
-    `meaning`: text for the documentation. `stored`: prefix of the names of the stored parameters (`k0`, `k1`, …).
+    `meaning`: text for the documentation. `domain`: legal values of each. `stored`: prefix of the names of the stored
+    parameters (`k0`, `k1`, …).
     """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "depths", stored=stored)})
 
 
 def sides(meaning: str, domain: Domain, stored: str) -> Any:
-    """Field of a schedule class: numbers by dimension (type tuple[tuple[str, int], ...]).
+    """Field of a schedule class: a number for any of rows (`m`), columns (`n`) and reduction axes (by index), as
+    (dimension, number) pairs.
 
-    Dimensions are `m`, `n` or the index of a reduction axis. `meaning`: text for the documentation. `stored`: prefix
-    of the names of the stored parameters.
+    `meaning`: text for the documentation. `domain`: legal values of each. `stored`: prefix of the names of the stored
+    parameters (`tm`, `tn`, `t0`, …).
     """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "sides", stored=stored)})
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base of schedules: tuning parameters of a generated kernel. Subclasses are frozen dataclasses.
+    """Base of schedules, the tuning parameters of a generated kernel. Subclasses are frozen dataclasses, one for each
+    strategy (way to write kernels).
 
     `tag`: stored name, always with the value 1, that marks the schedules of one strategy; empty if the parameters'
     names suffice. `warp_specialized`: whether warps of a kernel have different roles; the first look of a search tries

@@ -45,7 +45,7 @@ Fitted = Dim | LimitedFit
 
 
 def value_at(fitted: Fitted, sizes: Sizes) -> int:
-    """The value of a function that `fit` has found, at the given sizes (name -> number)."""
+    """The value of `fitted`, a number or a function that `fit` has found, at the given sizes (name -> number)."""
     found = fitted.at(sizes) if isinstance(fitted, LimitedFit) else bind(fitted, sizes)
     assert isinstance(found, int)
     return found

@@ -28,7 +28,8 @@ class NoForm(Exception):
 
 @dataclass(frozen=True)
 class Text:
-    """Emitted text with holes for numbers that depend on sizes: `pieces` alternate with `values`."""
+    """Emitted text with holes for numbers that depend on sizes: the texts `pieces` alternate with `values`, functions
+    of the sizes."""
 
     pieces: tuple[str, ...]
     values: tuple[Fitted, ...]
@@ -89,10 +90,10 @@ class EmittedTexts:
 
 @dataclass(frozen=True)
 class SizedForm:
-    """A form of a kernel for every size: texts of one schedule with sizes as parameters, correct for sizes within
+    """A form of a kernel for every size: what one schedule emits, with sizes as parameters, correct for sizes within
     `bounds` (size -> least, largest).
 
-    The texts are the call's statement, bytes of scratch memory, and definitions.
+    `statement`: the call; `scratch`: bytes of scratch memory; `definitions`: name -> source.
     """
 
     statement: Text

@@ -40,38 +40,39 @@ class Request:
 
 
 def earlier_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge two lists of candidate schedules: first those of earlier strategies (`found`), then those of the present
-    one (`own`). The last of `found` are dropped so that at most `count` schedules remain."""
+    """Merge the candidate schedules of earlier strategies (`found`; ways to write kernels) and of the present one
+    (`own`): first the earlier ones. The last of `found` are dropped so that at most `count` schedules remain."""
     return [*found[: count - len(own)], *own]
 
 
 def alternating(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge two lists of candidate schedules: those of earlier strategies (`found`) and of the present one (`own`)
-    alternate, so that a short search tries both. `count` does not limit the result."""
+    """Merge the candidate schedules of earlier strategies (`found`; ways to write kernels) and of the present one
+    (`own`): they alternate, so that a short search tries both. `count` does not limit the result."""
     return [s for pair in zip_longest(found, own) for s in pair if s is not None]
 
 
 def every_third(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge two lists of candidate schedules: two of earlier strategies (`found`), then one of the present one (`own`),
-    and so on; at most `count` in all."""
+    """Merge the candidate schedules of earlier strategies (`found`; ways to write kernels) and of the present one
+    (`own`): two of the former, then one of the latter, and so on; at most `count` in all."""
     threes = zip_longest(found[::2], found[1::2], own)
     return [s for three in threes for s in three if s is not None][:count]
 
 
 def ask_all(count: int, found: int) -> int:
-    """How many candidate schedules to ask a strategy for: `count`, although earlier strategies gave `found` already."""
+    """How many candidate schedules to ask a strategy (way to write kernels) for: `count`, although earlier strategies
+    gave `found` already."""
     return count
 
 
 def ask_rest(count: int, found: int) -> int:
-    """How many candidate schedules to ask a strategy for: `count` less the `found` ones that earlier
-    strategies gave."""
+    """How many candidate schedules to ask a strategy (way to write kernels) for: `count` less the `found` ones that
+    earlier strategies gave."""
     return count - found
 
 
 def ask_if_none(count: int, found: int) -> int:
-    """How many candidate schedules to ask a strategy for: `count` if earlier strategies gave none (`found` is 0), else
-    0."""
+    """How many candidate schedules to ask a strategy (way to write kernels) for: `count` if earlier strategies gave
+    none (`found` is 0), else 0."""
     return 0 if found else count
 
 
@@ -118,7 +119,8 @@ class StrategyEmitter(EmitterBase):
     strategies: tuple[Strategy[Any], ...] = field(default=(), kw_only=True)
 
     def candidates(self, request: Request, count: int = COUNT) -> Sequence[Schedule]:
-        """At most `count` candidate schedules for a request, best guess first; empty if no strategy applies."""
+        """At most `count` candidate schedules for the kernel of a request, best guess first; empty if no strategy (way
+        to write kernels) applies."""
         found: Sequence[Schedule] = ()
         updates = reads_overwritten(request.kernel)
         for strategy in self.strategies:
@@ -135,16 +137,16 @@ class StrategyEmitter(EmitterBase):
         return found
 
     def find(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule] | None:
-        """(strategy, typed schedule) that `schedule` (parameter name -> integer) belongs to; None if no strategy has
-        these parameters."""
+        """(strategy, typed schedule) for `schedule` (parameter name -> integer): the way to write kernels that has
+        these parameters; None if there is none."""
         for strategy in self.strategies:
             if (parsed := strategy.schedule.parse(schedule)) is not None:
                 return strategy, parsed
         return None
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if no strategy has its
-        parameters."""
+        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if its parameters are those of no
+        strategy (way to write kernels)."""
         return self._found(schedule)[1]
 
     def _found(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule]:
@@ -159,12 +161,13 @@ class StrategyEmitter(EmitterBase):
 
     # ------------------------------------------------------------ Emitter
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[dict[str, int]]:
-        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first (`Emitter.space`)."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first; parameters as for
+        `Emitter.space`."""
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`
-        (`Emitter.rounding`)."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; other
+        parameters as for `Emitter.space`."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:

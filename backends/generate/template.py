@@ -57,10 +57,12 @@ CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of 
 
 @dataclass(frozen=True, eq=False)
 class GeneratedKernel(KernelBase):
-    """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output fusion).
+    """Template (a kernel's meaning and code, with open schedule parameters) of the kernel generated for one term, or
+    for several terms over the same inputs (multi-output fusion).
 
-    `root` and `others`: the terms of the outputs. `precision`: input precision of float32 matrix products. `last`: the
-    output is channels-last."""
+    `root` and `others`: the terms of the outputs. `emitter`: writes the source. `precision`: input precision of float32
+    matrix products. `last`: the output is channels-last. `lowered`: cache of kernels by layout.
+    """
 
     root: Tensor
     emitter: Emitter
@@ -96,9 +98,8 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def combinations(self) -> int:
-        """Maximum number of operand-layout combinations to lower; smaller for large terms, because lowering hundreds of
-        operations takes 0.1 s.
-        """
+        """Maximum number of combinations of operand layouts for which the kernel is lowered; smaller for large terms,
+        because lowering hundreds of operations takes 0.1 s."""
         return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(self.nodes)))
 
     @cached_property
@@ -108,7 +109,8 @@ class GeneratedKernel(KernelBase):
 
     @property
     def code_identity(self) -> str:
-        """Text that stands for the emitter in the key of stored measurements; the terms are in the pattern."""
+        """Constant that stands for the kernel's code in the key of stored measurements; what tells generated kernels
+        apart, their terms, is in the pattern."""
         return CODE_IDENTITY
 
     @property
@@ -170,7 +172,8 @@ class GeneratedKernel(KernelBase):
         return found.space if found is not None else ()
 
     def write(self, call: Call) -> str:
-        """The Python statements of a call: copies of the operands whose elements scatters keep, then the launches."""
+        """The Python statements of a call: first copies of those operands that a scatter replaces in part, then the
+        launches."""
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
@@ -193,7 +196,7 @@ class GeneratedKernel(KernelBase):
         return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
 
     def effort(self, call: Call) -> float:
-        """Work of a call in flops, including recomputation due to its schedule."""
+        """Flops of a call, including what its schedule computes more than once."""
         found = self.lower(call)
         if found is None:
             return self.work
@@ -307,7 +310,7 @@ class GeneratedKernel(KernelBase):
 
 
 def layout_key(call: Call) -> Hashable:
-    """Cache key of the layouts of a call: strides and dtypes of operands and outputs."""
+    """Key under which what depends on the layouts of a call is cached: strides and dtypes of operands and outputs."""
     operands = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in operands])
 
@@ -359,7 +362,8 @@ def stored_schedule(found: Lowered, call: Call) -> Numbers:
 
 
 def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
-    """Emit the kernel of `template` for a call with its schedule, once; returns its launches in execution order."""
+    """Emit the kernel of `template` for a call with its schedule, unless that has been done; returns its launches in
+    execution order."""
     found = template.lower(call)
     assert found is not None
     schedule = stored_schedule(found, call)
@@ -392,7 +396,7 @@ def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
 ) -> GeneratedKernel:  # fmt: skip
-    """The generated kernel that computes `root`: a term over inputs, or several terms.
+    """The generated kernel that computes `root`: a term over inputs, or several terms. `emitter` writes its source.
 
     `transposed`: names of weights whose layout changes at load time. `last`: the output is channels-last. `precision`:
     input precision of float32 matrix products.

@@ -19,14 +19,14 @@ WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
 
 
 def even(size: int, dtype: str) -> int:
-    """Elements from one row of `size` elements to the next so that all rows are aligned to 16 bytes; `size` if that
-    would add too much padding."""
+    """Elements of `dtype` from one row of `size` elements to the next so that all rows are aligned to 16 bytes; `size`
+    if that would add too much padding."""
     padded = padded_row(size, dtype)
     return padded if (padded - size) * WORTH <= size else size
 
 
 def is_unaligned(kind: Type) -> bool:
-    """Whether a weight is a 16-bit matrix whose rows are not aligned for TMA and vector loads."""
+    """Whether a weight of the type `kind` is a 16-bit matrix whose rows are not aligned for TMA and vector loads."""
     if kind.rank != 2 or kind.dtype not in HALVES:
         return False
     _, columns = concrete(kind.shape)
@@ -34,7 +34,7 @@ def is_unaligned(kind: Type) -> bool:
 
 
 def laid_out(weight: Buffer, call: Call) -> Buffer:
-    """The buffer that describes a weight after `prepared` has changed its layout.
+    """The buffer (dtype, sizes and strides) that describes `weight` after `prepared` has changed its layout.
 
     In the new layout the weights of one output element are contiguous: a matrix is transposed and its rows padded;
     filters become channels-last, in the call's 16-bit dtype if it has one; depthwise filters have the filter axis

@@ -28,7 +28,8 @@ class RowUpdate(NamedTuple):
 
 
 def row_update(e: Expr) -> RowUpdate | None:
-    """The parts of a read with one row replaced; None for other expressions."""
+    """The parts of `e` if it reads an operand with one row replaced: where(position == place, row, load); None for
+    other expressions."""
     if e.op != "where" or e.args[0].op != "eq" or e.args[2].op != "load":
         return None
     at, place = e.args[0].args
@@ -38,7 +39,7 @@ def row_update(e: Expr) -> RowUpdate | None:
 
 
 def reads_overwritten(kernel: Kernel) -> bool:
-    """Whether a kernel reads an operand that it writes a row into."""
+    """Whether `kernel` reads an operand into which it also writes a row."""
     places = {place for store in kernel.stores for place, _ in store.parts}
     return bool(places) and any((u := row_update(e)) is not None and u.place in places for e in kernel.exprs)
 

@@ -10,7 +10,8 @@ from .kernel import Kernel
 
 
 def structure(kernel: Kernel) -> tuple[Any, ...]:
-    """Operations, index divisions and decided conditions of a kernel, without sizes, strides and other numbers.
+    """A value that stands for what `kernel` does without its numbers: operations, index divisions and decided
+    conditions, but no sizes or strides. It is equal for kernels that differ in numbers only.
 
     Lowering simplifies index arithmetic and decides comparisons by the ranges of axes. If the structures at two choices
     of sizes differ, neither kernel is correct at the other sizes.

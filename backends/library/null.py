@@ -28,7 +28,8 @@ def _row(op: str) -> LibraryKernel:
 
 
 class NullBackend(BackendBase):
-    """Backend with one empty kernel for every op that is not a leaf."""
+    """Backend with one empty kernel for every op that is not a leaf. `helpers`: the source text of that kernel's
+    function."""
 
     name = "null"
     helpers: Mapping[str, str] = {

@@ -271,7 +271,8 @@ def _layout() -> list[LibraryKernel]:
 
 
 class NumpyBackend(BackendBase):
-    """Backend of NumPy kernels on the CPU: always usable, with a reference kernel for every op."""
+    """Backend of NumPy kernels on the CPU: always usable, with a reference kernel for every op. `helpers`: source texts
+    that kernels' code may need, by name."""
 
     name = "numpy"
     helpers: Mapping[str, str] = HELPERS

@@ -93,7 +93,8 @@ def _batched(call: Call) -> bool:
 
 
 def contractions() -> list[LibraryKernel]:
-    """All kernel templates of matrix products, convolutions, pooling, recurrent layers and attention."""
+    """Make the library kernels, in NumPy code, of matrix products, convolutions, pooling, recurrent layers and
+    attention."""
     more: dict[str, Any] = {"family": "contraction"}
     column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
     halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"

@@ -1,4 +1,5 @@
-"""Templates of NumPy kernels: what each has in common, and conditions on dtypes."""
+"""Common parts of NumPy library kernels: the constructor of a table row, code from format strings, and conditions on
+dtypes."""
 
 from __future__ import annotations
 
@@ -14,23 +15,23 @@ Applies = Callable[[Call], bool]
 
 
 def of_kind(*categories: str) -> Applies:
-    """The condition that every operand has a dtype of one of the categories "bool", "int", "float"."""
+    """Make the condition on calls that every operand has a dtype of one of the categories "bool", "int", "float"."""
     return lambda call: all(dtypes.category(o.type.dtype) in categories for o in call.operands.values())
 
 
 def wide_floats(call: Call) -> bool:
-    """Whether all floats are float32 or float64."""
+    """Condition on calls: all float operands are float32 or float64."""
     kinds = {o.type.dtype for o in call.operands.values() if dtypes.is_float(o.type.dtype)}
     return kinds <= {"float32", "float64"}
 
 
 def has_halves(call: Call) -> bool:
-    """Whether a float operand has a 16-bit dtype."""
+    """Condition on calls: a float operand has a 16-bit dtype."""
     return not wide_floats(call)
 
 
 def every(*conditions: Applies) -> Applies:
-    """The condition that all of `conditions` hold."""
+    """Make the condition on calls that all of `conditions` hold."""
     return lambda call: all(c(call) for c in conditions)
 
 
@@ -40,13 +41,15 @@ def sizes(operand: Operand) -> tuple[int, ...]:
 
 
 def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
-    """Template of a library kernel that runs NumPy code; `more`: further fields of `LibraryKernel`."""
+    """Template `np.NAME` of a library kernel that runs the NumPy code `code` for `pattern` (rule language); `more`:
+    further fields of `LibraryKernel`."""
     return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
 
 
 def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
-    """Code of a kernel from a format string with fields for a call's operands, attributes (as literals, including
-    infinities) and `functions`: field -> function from the call to its text."""
+    """Make the code of a kernel (function from a call to its text) from a format string with fields for a call's
+    operands, attributes (as literals, including infinities) and `functions`: field -> function from the call to its
+    text."""
 
     def code(call: Call) -> str:
         attrs = {k: literal(v) for k, v in call.attrs.items()}

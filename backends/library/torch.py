@@ -229,7 +229,8 @@ def _rest() -> list[LibraryKernel]:
 
 
 class TorchBackend(BackendBase):
-    """Backend of Torch kernels on the CPU, on NumPy's memory."""
+    """Backend of Torch kernels on the CPU, on NumPy's memory. `helpers`: source texts that kernels' code may need, by
+    name."""
 
     name = "torch"
     operands = "torch"

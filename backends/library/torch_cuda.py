@@ -295,7 +295,7 @@ TENSOR_VIEWS: tuple[LibraryKernel, ...] = (
 
 
 class TorchCudaBackend(GpuBackend):
-    """Backend of Torch's GPU library kernels."""
+    """Backend of Torch's GPU library kernels. `helpers`: source texts that kernels' code may need, by name."""
 
     name = "torch_cuda"
     helpers: Mapping[str, str] = {**SHARED, **OWN}

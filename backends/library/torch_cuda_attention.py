@@ -48,7 +48,7 @@ def _lines(call: Call) -> bool:
 
 
 def heads_inside(call: Call) -> Strides:
-    """Strides of attention's result with all heads of a position contiguous: [batch, T, heads, D] in memory."""
+    """Strides of attention's result when all heads of a position are contiguous, as in [batch, T, heads, D]."""
     _, *heads, rows, width = extents(call.output)
     inner: list[int] = []
     step = width
@@ -86,7 +86,7 @@ def _grouped_code(kernel: str) -> Callable[[Call], str]:
 
 
 def attentions() -> list[LibraryKernel]:
-    """Library kernels of attention on a GPU."""
+    """Library kernels of attention that run Torch code on the GPU."""
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
     more: dict[str, Any] = {"family": "attention"}

@@ -66,7 +66,7 @@ def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
 
 
 def products() -> list[LibraryKernel]:
-    """All templates of matrix products."""
+    """Library kernels of matrix products that run Torch code on the CPU."""
     more: dict[str, Any] = {"family": "contraction"}
     packed: dict[str, Any] = {**more, "dense": ("*",), "applies": usable_if(SINGLE, two_d, bias_line, filled)}
     onednn: dict[str, Any] = {

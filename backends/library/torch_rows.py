@@ -1,4 +1,4 @@
-"""Templates of Torch CPU kernels: what each has in common, and conditions on dtypes."""
+"""Common parts of Torch CPU library kernels: the constructor of a table row, and conditions on dtypes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .torch_calls import (
 
 
 def one_float(call: Call) -> bool:
-    """Whether all dtypes of the call are one float dtype."""
+    """Condition on calls: operands and results all have the same float dtype."""
     found = dtypes_of(call)
     return len(found) == 1 and found <= set(FLOATS)
 
 
 def packs(call: Call) -> bool:
-    """Whether oneDNN packs weights of this dtype: float32, and bfloat16 if the CPU supports it."""
+    """Condition on calls: oneDNN packs weights of their dtype: float32, and bfloat16 if the CPU supports it."""
     found = dtypes_of(call)
     return found == {"float32"} or (found == {"bfloat16"} and multiplies_bfloat16())
 
@@ -39,12 +39,14 @@ def multiplies_bfloat16() -> bool:
 
 
 def usable_if(*conditions: Applies | None) -> Applies:
-    """The condition that a call is `usable` for Torch and that all of `conditions` hold; None is always true."""
+    """Make the condition on calls that Torch can run them (`usable`) and that all of `conditions` hold; None is always
+    true."""
     return both(usable, *conditions)
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> LibraryKernel:
-    """Template of a library kernel that runs Torch code on the CPU; `more`: further fields of `LibraryKernel`."""
+    """Template of a library kernel that runs Torch code on the CPU, for `pattern` (rule language); `more`: further
+    fields of `LibraryKernel`."""
     return LibraryKernel(f"torch.{name}", "torch", pattern, code, applies=usable_if(applies), **more)
 
 

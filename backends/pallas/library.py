@@ -96,9 +96,10 @@ COMPUTED: dict[str, Spell] = {
 
 
 def speller(entry: Op) -> Spell | None:
-    """Function that spells an atomic op in JAX, from a node and the texts of its operands; None if the op has no text.
+    """Function that writes an atomic op in JAX, from a node and the Python texts of its operands; None if JAX has no
+    text for the op.
 
-    Taken from the op's entry, its type law, or its index map.
+    It comes from the op's entry in the op table, its type law, or its index map.
     """
     if entry.text.jax:
         return node_text

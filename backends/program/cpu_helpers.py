@@ -95,7 +95,8 @@ def pointer(x):
 
 
 def library_text(functions: Mapping[str, str], threads: bool = True, own_threads: bool = False) -> str:
-    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name.
+    """Python source that defines the C kernels of an emitted program: their C text, its compilation, and one function
+    per kernel. `functions`: kernel name -> C text.
 
     `threads`: whether long loops run in parallel. `own_threads`: parallel loops use the threads of `c_threads` instead
     of the OpenMP threads that Torch uses.

@@ -190,10 +190,8 @@ class CudaKernel:
 
 
 def cuda_text(source: str) -> str:
-    """The complete CUDA C++ of an emitted source as one file; empty if the source has no CUDA kernels.
-
-    For readers and compilers.
-    """
+    """All CUDA C++ in the emitted Python `source`, as one file for readers and compilers; "" if it has no
+    CUDA kernels."""
     kernels = re.findall(r'= (?:Sized)?CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
     beside = re.findall(r'^CUDA_(?:ROLES|TILES|CLUSTERS)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""

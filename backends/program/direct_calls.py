@@ -41,9 +41,8 @@ SOURCE = Path(__file__).with_name("direct_calls.c")
 
 @cache
 def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
-    """The C function `tensor_graphs_<name>` of direct_calls.c as a Python function of one tuple; None if it cannot be
-    compiled on this machine.
-    """
+    """Compile direct_calls.c; returns its function `tensor_graphs_<name>` as a Python function of one tuple. None if it
+    cannot be compiled on this machine."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
@@ -87,7 +86,7 @@ def _compiled(path: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
 
 
 class DirectCalls:
-    """The direct function of calls with inputs of one choice of shapes.
+    """The direct function (a call as one C function) for inputs of one choice of shapes, and when to try to make it.
 
     `call`: the function; None if there is none (yet). `wait`: number of calls until the next attempt to make one (0: no
     attempt). Attempts become rarer and end after `MOST` functions, because inputs may have other strides, devices or
@@ -114,9 +113,8 @@ class DirectCalls:
 
 
 def final(bound: Any) -> Any:
-    """The `Calls` object that made the last call of a bound program, if its way of launching is final and its
-    launches run without the emitted program's code; else None.
-    """
+    """The `Calls` object that made the last call of the bound program `bound`, if its way of launching is final and its
+    launches run without the emitted program's code; else None."""
     sized = hasattr(bound, "kept")
     calls: Any = getattr(bound, "last", None) if sized else bound
     if not all(hasattr(calls, name) for name in NEEDED):  # none yet, or of a program saved by an older version
@@ -139,8 +137,8 @@ def _turned(bound: Any, calls: Any) -> bool:
 
 
 def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
-    """The C function that makes calls of the bound program `bound` with inputs like `given`, the inputs of its last
-    call; None if there is none yet, or none at all. Calls hold the lock `lock`."""
+    """Make the C function for calls of the bound program `bound` with inputs like `given`, the inputs of its last call;
+    None if there is none yet, or none at all. Calls hold the lock `lock`."""
     calls, torch = final(bound), modules["torch"]
     if calls is None or not calls.kernels.table or len(calls.types) > MOST_TENSORS:
         return None
@@ -190,7 +188,7 @@ def _private(calls: Any) -> list[Any]:
 
 
 def driver_address(library: Any, name: str) -> int:
-    """Address of a function of the driver; 0 if the driver lacks it."""
+    """Address of the function `name` of the CUDA driver `library`; 0 if the driver lacks it."""
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 

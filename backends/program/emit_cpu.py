@@ -40,12 +40,13 @@ CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "pointer"}  # ope
 
 
 def is_torch(template: Template) -> bool:
-    """Whether a template's code takes Torch tensors."""
+    """Whether the code of `template` takes Torch tensors."""
     return operand_kind(template) == "torch"
 
 
 def operand_kind(template: Template) -> str:
-    """The form in which a template's code gets its operands: see `contract.Target.operands`."""
+    """The form in which the code of `template` takes its operands, such as "numpy" or "torch"
+    (`contract.Target.operands`)."""
     from ..registry import backends
 
     found = backends().get(template.backend)
@@ -54,7 +55,8 @@ def operand_kind(template: Template) -> str:
 
 @dataclass
 class ProgramEmitter:
-    """Emitter of programs for plans on the CPU; subclasses emit for other devices. Holds the state of one emission."""
+    """Emitter of the source of programs for plans (lists of kernel calls) on the CPU; subclasses emit for other
+    devices. Holds the state of one emission."""
 
     plan: Plan
     reuse_outputs: bool
@@ -83,7 +85,7 @@ class ProgramEmitter:
     one_size = True  # whether the program runs at one size
 
     def emit(self) -> EmittedProgram:
-        """Source of the plan's program, with the requirements collected while emitting."""
+        """Emit the plan's program; returns its source with what it requires: weights, states, memory."""
         plan = self.plan
         self.root = memory.roots(plan)
         self.makers = {v: s for s in plan.steps for v in s.outputs}
@@ -154,7 +156,8 @@ class ProgramEmitter:
         return helper
 
     def ref(self, value: int, kind: str) -> str:
-        """Name of a value's variable in an operand kind; emits its definition on first use."""
+        """Name of the variable that holds the value number `value` in the form `kind` ("numpy", "torch", …); emits its
+        definition when first asked."""
         found = self.names.get((value, kind))
         if found is not None:
             return found

@@ -32,12 +32,13 @@ from .emitted_program import EmittedProgram
 
 
 def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emitted program of a GPU plan. With `reuse_outputs`, the next call overwrites the outputs."""
+    """Emit the source of the program that runs `plan` on a GPU. With `reuse_outputs`, the next call overwrites the
+    outputs."""
     return GpuProgramEmitter(plan, reuse_outputs).emit()
 
 
 def torch_dtype(dtype: str) -> str:
-    """The Torch dtype as source text."""
+    """Python expression of the Torch dtype called `dtype`."""
     return f"torch.{dtypes.check(dtype)}"
 
 
@@ -48,7 +49,7 @@ HALVES = frozenset(["float16", "bfloat16"])
 
 @dataclass
 class GpuProgramEmitter(ProgramEmitter):
-    """Emitter of programs for GPU plans: every value is a Torch tensor.
+    """Emitter of the source of programs for GPU plans, in which every value is a Torch tensor.
 
     Values have fixed addresses, except inputs, results that are written to fresh memory, and results that kernels
     allocate.
@@ -185,6 +186,7 @@ class GpuProgramEmitter(ProgramEmitter):
         types = [f"({literal(leaf.shape)}, {torch_dtype(leaf.dtype)})" for leaf in self.plan.graph.inputs]
         options = [f"reuse={self.reuse_outputs}", f"library={library}", f"strict={self.strict}"]
         options += ["states=states"] if self._state_types() else []
+        options += ["memory=memory"] if "device_bytes" in self.helpers else []
         lines = [
             f"kernels = Launches({self._variants()})", "",
             f"def launch({', '.join([*given, *kernels])}):",

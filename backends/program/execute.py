@@ -41,7 +41,8 @@ def _shown(file: str, text: str) -> _Lines:
 
 
 def execute(text: str, file: str, space: dict[str, Any]) -> None:
-    """Execute source in a namespace; `linecache` has its lines under `file` while the namespace exists.
+    """Execute the source `text` in the namespace `space`. `linecache` has its lines under the name `file` while the
+    namespace exists.
 
     Tracebacks and Triton read the lines there. Triton's cache key contains the line number at which a kernel begins.
     That is set to 1 for all kernels, so that a kernel compiled for measuring is a cache hit in a program. Without this,

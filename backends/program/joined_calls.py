@@ -25,7 +25,7 @@ Call = tuple[str, Sequence[str]]  # function, arguments
 
 @dataclass
 class JoinedCalls:
-    """Rewriter of a program's lines that joins consecutive calls.
+    """Joins consecutive calls of C functions among the lines of an emitted program into one C function.
 
     `fixed`: line -> call of a C function whose arguments are the same in each run. `movable`: lines that read no
     values: they make arrays, views and addresses. `functions`: C texts by function name, to which functions of joined
@@ -47,8 +47,8 @@ class JoinedCalls:
     table: str = ""
 
     def joined(self, lines: Iterable[str]) -> list[str]:
-        """The lines, with each sequence of several consecutive calls replaced by one call, and each call on arrays of
-        this run by a call without arguments."""
+        """`lines` with each sequence of several consecutive calls replaced by one call, of a new C function, and each
+        call on arrays of this run by a call without arguments."""
         lines = list(lines)
         self.moving = self._addresses(lines)
         self.table = self.named("at")

@@ -24,7 +24,7 @@ WAYS = ("", HELD, OVERLAPPING)
 
 
 def plan_for_launching(plan: Plan) -> Plan:
-    """The plan with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
+    """`plan` with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
     `Plan.launching`.
 
     If kernels read weights and states before they wait for their predecessor, the first generated kernel is launched
@@ -48,7 +48,7 @@ def plan_for_launching(plan: Plan) -> Plan:
 
 
 def changes_schedules(plan: Plan, launching: str) -> bool:
-    """Whether the way of launching `launching` changes the schedules or constant operands of a plan."""
+    """Whether launching the kernels of `plan` in the way `launching` changes their schedules or constant operands."""
     pairs = zip(plan.steps, plan_for_launching(replace(plan, launching=launching)).steps, strict=True)
     return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,13 +54,13 @@ KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
 class Program(Unpicklable):
-    """An executable plan.
+    """An executable plan: emitted source bound to weights.
 
     Takes inputs by position or name, as NumPy arrays or Torch tensors; returns outputs of the same kind in the graph's
     structure.
 
     Calls from several threads run one after another. Outputs are fresh arrays unless `reuse_outputs`. Weights are read
-    at the first call or at `bind`. A state starts as the param of its name, else as zeros.
+    at the first call or at `bind`. A state (memory kept between calls) starts as the param of its name, else as zeros.
 
     A program with free sizes runs at every size in their ranges; the first call at a size prepares its memory plan.
 
@@ -94,10 +95,10 @@ class Program(Unpicklable):
         binaries: Binaries | None,
         device: str | None,
     ) -> Program:
-        """A program without a plan, from the parts of a saved folder.
+        """A program from the parts of a saved folder; its `plan` is None.
 
-        `source`: text of program.py. `binaries`: compiled kernels, if they are known. `device`: the user's choice; None
-        for the manifest's device.
+        `source`: text of program.py. `weights`: arrays by key. `binaries`: compiled kernels, if they are known.
+        `device`: the user's choice; None for the manifest's device.
         """
         made = object.__new__(cls)
         made.plan, made.layout, made._params = None, None, {}
@@ -150,7 +151,7 @@ class Program(Unpicklable):
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
         """Read and prepare the weights now, if not yet done; `params` replaces params by name.
 
-        Resets states. Returns itself.
+        Resets states (memory kept between calls). Returns itself.
 
         Raises UsageError for unknown params, params without data or of another shape or dtype, and for `params` of a
         loaded program, which has only its saved weights. The program then keeps its weights.
@@ -184,11 +185,11 @@ class Program(Unpicklable):
     def divide(
         self, buckets: Buckets, plans: Mapping[str, Program], forms: Mapping[int, BucketForm] | None = None
     ) -> Program:
-        """Run other plans in some buckets of sizes, from the next binding on. Returns itself.
+        """Run other plans in some buckets (ranges) of sizes, from the next binding on. Returns itself.
 
         `plans`: programs with the same inputs and outputs, by the names of their plans in `buckets`; each must hold for
-        the sizes of its buckets. `forms`: executor by a bucket's least size, which runs in place of the bucket's plan
-        for arguments that its `quick` accepts. Plans share equal weights.
+        the sizes of its buckets. `forms`: by a bucket's least size, what runs in place of the bucket's plan for
+        arguments that its `quick` accepts. Plans share equal weights.
         """
         with self._lock:
             self.manifest = replace(self.manifest, buckets=buckets)
@@ -201,7 +202,8 @@ class Program(Unpicklable):
         return self
 
     def pooled(self, weights: SharedWeights) -> Program:
-        """Take weights from a pool of programs over the same params, from the next binding on. Returns itself."""
+        """Take weights from `weights`, a pool that programs over the same params share, from the next binding on.
+        Returns itself."""
         self._pool = weights
         return self
 
@@ -217,21 +219,23 @@ class Program(Unpicklable):
         return self
 
     def missing_bytes(self) -> int:
-        """Bytes that binding the program allocates on its device: all of `memory`, except shared states and those
-        weights that the pool holds already."""
+        """Bytes still to be allocated on the device before the program can run (`bind`): its memory by `memory_of`,
+        less the states that it shares with other programs and the weights that the pool shared with them already holds.
+        """
         there = sum(bytes_of(s) for s in self.manifest.states if s[0] in (self._shared or {}))
         there += 0 if self._pool is None else self._pool.held(self._weights)
         return sum(memory_of(self.manifest).values()) - there
 
     def check_room(self) -> None:
-        """Check free device memory without allocating.
+        """Check, without allocating, that the program fits into the free memory of its device.
 
         Raises DeviceMemoryError if `missing_bytes` are not free.
         """
         self._programs.check_room(self.device, self.missing_bytes())
 
     def preparing_s(self) -> float:
-        """Estimated seconds of preparing the weights, except those that its pool holds."""
+        """Estimated seconds of preparing the weights for the program, except those that the pool shared with other
+        programs holds already."""
         weights, pool = self._weights, self._pool
         if isinstance(weights, EvaluatedWeights):
             missing = [n for n, _, _ in self.manifest.weights if pool is None or not pool.holds(weights, n)]
@@ -311,8 +315,8 @@ class Program(Unpicklable):
 
     @property
     def binaries(self) -> Binaries | None:
-        """The compiled kernels that the program was given, else the kernels of its calls so far; None if they are not
-        known."""
+        """The compiled kernels that the program was given, else those that its calls have launched so far; None if
+        there are none, or if they cannot be stored."""
         with self._lock:
             self._collect()
             return self._binaries
@@ -325,7 +329,8 @@ class Program(Unpicklable):
             self._binaries = binaries
 
     def unbind(self) -> None:
-        """Release prepared weights and states; the next call reads the weights again."""
+        """Release the prepared weights and the states (memory kept between calls); the next call reads the weights
+        again."""
         with self._lock:
             self._collect()
             self._run, self.states, self._space = None, {}, {}
@@ -334,7 +339,8 @@ class Program(Unpicklable):
         trim()
 
     def reset(self) -> None:
-        """Set all states to their initial values, except shared ones."""
+        """Set all states (memory kept between calls) to their initial values, except those shared with other
+        programs."""
         with self._lock:
             self._reset()
 
@@ -349,7 +355,7 @@ class Program(Unpicklable):
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Overwrite a state with an array or tensor of its shape.
+        """Overwrite the state `name` (memory kept between calls) with `value`, an array or tensor of its shape.
 
         Raises UsageError for an unknown name, ShapeError for another shape.
         """
@@ -361,7 +367,8 @@ class Program(Unpicklable):
             raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
 
     def get_state(self, name: str) -> Array:
-        """A copy of a state's values. Raises UsageError for an unknown name."""
+        """A copy of the values of the state `name` (memory kept between calls). Raises UsageError for an
+        unknown name."""
         with self._lock:
             return self._exchange.read(self._state(name))
 
@@ -374,11 +381,26 @@ class Program(Unpicklable):
 
     @property
     def tensors(self) -> str:
-        """Torch device of the tensors that the program works on; "" for a program on arrays."""
+        """Name of the Torch device whose tensors the program works on; "" for a program on NumPy arrays."""
         return self._programs.tensors(self.device)
 
+    @contextmanager
+    def poisoned(self) -> Iterator[None]:
+        """Context manager in which the next call runs the emitted code on memory that holds NaN wherever the call must
+        write before it reads: the workspace and results of a program on a GPU. For tests and verification; no other
+        thread may call the program meanwhile."""
+        if self._run is None:
+            self.bind()
+        assert self._run is not None
+        direct, self._direct = self._direct, None
+        try:
+            with self._programs.poisoned(self._run):
+                yield
+        finally:
+            self._direct = self._direct or direct
+
     def wait(self, what: str) -> None:
-        """Wait until the device has finished its work.
+        """Wait until the program's device has finished its work.
 
         Raises DeviceFaultError if the work failed; `what` names the operation for the message.
         """
@@ -441,7 +463,8 @@ class Program(Unpicklable):
             raise found from error
 
     def flat_near(self, *given: Any) -> Sequence[Any]:
-        """Flat outputs of a call, left on the program's device. `given`: all of the program's inputs."""
+        """Run the program and return its outputs as a flat sequence, left on the program's device. `given`: all of the
+        program's inputs."""
         if self._direct is not None and (found := self._launched(self._direct, given)) is not None:
             return found
         specs: Sequence[Any] = self.manifest.inputs
@@ -490,7 +513,8 @@ class Program(Unpicklable):
         return None if self._bound is None else self._programs.direct(self._bound, given, self._lock)
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """Fast marshalling function for inputs of types `specs` (`BucketForm.quick`); None if there is none."""
+        """Function that converts inputs of the types `specs` to arguments quickly (`BucketForm.quick`); None if there
+        is none."""
         return self._exchange.quick(specs, lambda: None if self._run is None else self._tensors)
 
     def _tensor_calls(self, space: Mapping[str, Any]) -> TensorCalls:
@@ -501,7 +525,8 @@ class Program(Unpicklable):
         return TensorCalls(bool(space.get("TENSORS")), [outputs[i] for i in own], len(own) == len(outputs))
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """Flat outputs of a call. `taken`: the arguments that the function of `quick` made of the inputs.
+        """Run the program and return its outputs as a flat sequence. `taken`: the arguments that the function of
+        `quick` made of the inputs.
 
         Raises ShapeError for sizes that the program does not accept, UsageError for a write past the end of an axis,
         and an error of the device if a kernel fails (`DevicePrograms.fault`).
@@ -585,13 +610,13 @@ class Program(Unpicklable):
         return CallsAtSizes(specs, form.quick(specs), form, program, DirectCalls(tries))
 
     def near(self, values: Sequence[Any]) -> list[Any]:
-        """The values as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no
+        """`values` as tensors on the program's GPU, or as NumPy arrays for a CPU program, so that calls need no
         transfer."""
         return [self._exchange.near(v) for v in values]
 
     # ------------------------------------------------------------ inspection
     def memory(self) -> dict[str, int]:
-        """Bytes by device name: for the program's device, the sum of `memory_by_kind`."""
+        """Bytes of memory that the program takes, by device name: for its device, the sum of `memory_by_kind`."""
         return {self.manifest.device: sum(self.memory_by_kind().values())}
 
     def memory_by_kind(self) -> dict[str, int]:

@@ -162,7 +162,7 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 
 
 class Triton(GpuGenerator):
-    """The Triton backend, whose generated kernels are emitted by `TritonEmitter`."""
+    """Backend that generates Triton and Gluon kernels for NVIDIA GPUs; `TritonEmitter` writes their source."""
 
 
 HELPERS = {

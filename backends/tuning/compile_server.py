@@ -38,14 +38,15 @@ class Lines:
     rest: bytes = b""
 
     def of(self, piece: bytes) -> list[bytes]:
-        """The lines that are complete once `piece` is appended to the bytes received so far."""
+        """Append `piece` to the bytes received so far; returns the lines that are complete now."""
         *whole, self.rest = (self.rest + piece).split(b"\n")
         return whole
 
 
 @dataclass(eq=False)
 class Compiler:
-    """A forked compiler: its process id, socket, current job and deadline."""
+    """A forked compiler process: its process id `pid`, its socket `way`, its current job (None: idle) and the time
+    `until` which that may take, on the monotonic clock."""
 
     pid: int
     way: socket.socket

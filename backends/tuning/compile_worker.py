@@ -34,7 +34,8 @@ _launched: list[tuple[Any, Any, tuple[Any, ...]]] = []  # compiled kernel, grid,
 
 @cache
 def prepare(capability: int) -> None:
-    """Install a fake Triton driver for a compute capability (90 is sm_90), and compile instead of launching."""
+    """Install a fake Triton driver for a compute capability (90 is sm_90), so that launches only compile. Needs no
+    GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher as launcher
     from triton.runtime import driver
@@ -112,9 +113,10 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
 
 
 def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
-    """Resource use, as of `compile_text`, of a module's CUDA C++ kernels: compiled by NVRTC, without a launch.
+    """Compile a module's CUDA C++ kernels by NVRTC, without launching them; returns their resource use, as of
+    `compile_text`.
 
-    `kernels`: the helper class of cuda_helpers.py. `capability`: 90 is sm_90.
+    `kernels`: the class `CudaKernel` of the emitted module. `capability`: 90 is sm_90.
     """
     found = [kernel.compiled(f"sm_{capability}").code for kernel in kernels.known.values()]
     registers, spills = (max(used) for used in zip(*map(resources, found)))
@@ -127,9 +129,8 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job (text, call, compute capability), with the seconds it took: the result of `compile_text`, or
-    status and message of a failure.
-    """
+    """Do one job (text, call, compute capability); returns the reply: the result of `compile_text`, or status and
+    message of a failure, with the seconds it took."""
     began = time.monotonic()
     try:
         text, call = KernelText.of_json(job["text"]), call_of_json(job["call"])
@@ -160,7 +161,8 @@ def run(out_, scratch):
 
 
 def begin(capability: int) -> None:
-    """Load the compilers and compile a trivial kernel: the first compilation takes seconds.
+    """Load the compilers and compile a trivial kernel for the compute capability, since the first compilation takes
+    seconds.
 
     NVRTC is loaded in a second thread, which has ended when the function returns.
     """

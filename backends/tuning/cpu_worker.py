@@ -172,9 +172,8 @@ WATCHES: dict[str, Stopwatch] = {WALL: wall, BUSY: busy}
 
 
 class DisturbanceProbe:
-    """Detector of samples during which other processes disturbed the machine: it times a small fixed kernel and
-    counts involuntary context switches.
-    """
+    """Detector of timing samples that other processes disturbed: it times a small fixed kernel and counts involuntary
+    context switches."""
 
     def __init__(self) -> None:
         self.a, self.b = np.ones(1 << 14, np.float32), np.empty(1 << 14, np.float32)
@@ -199,7 +198,7 @@ _probe = DisturbanceProbe()
 def timed(
     runs: list[Bound], seconds: float, watch: Stopwatch = wall
 ) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Times of calls in µs, as (accepted samples, all samples).
+    """Time a kernel; returns µs of a call as (accepted samples, all samples).
 
     `runs`: the kernel bound to each operand set, called in turn; short kernels repeat within a sample.
 
@@ -270,11 +269,11 @@ def _checked_strips(
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Reply to one measuring job.
+    """Do one measuring job and return the reply.
 
-    With "check" false, the kernel is timed without a check, because it passed the check in an earlier job. "clock"
-    is a key of `WATCHES`. Reply: "samples" in µs, "accuracy" (norms), and "reference", the precision of the reference
-    ("" without a check); of a failure, its status, stage and message.
+    With "check" false, the kernel is timed without a check, because it passed the check in an earlier job. "clock" is a
+    key of `WATCHES`. Reply: "samples" in µs, "accuracy" (norms), and "reference", the precision of the reference (""
+    without a check); of a failure, its status, stage and message.
     """
     stage = "compile"
     try:
@@ -314,7 +313,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preload() -> None:
-    """Import Torch if the environment variable `PRELOAD` asks for it; the first job that needs Torch reports errors."""
+    """Import Torch if the environment variable `PRELOAD` asks for it. Errors are ignored here: the first job that needs
+    Torch reports them."""
     if os.environ.get(PRELOAD) == "torch":
         with suppress(ImportError):
             import torch  # noqa: F401

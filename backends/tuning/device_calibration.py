@@ -36,7 +36,8 @@ class DeviceCalibration:
             self.running = process.ask_later({"job": "calibrate", "seconds": CALIBRATE_S}, START_S)
 
     def take(self) -> None:
-        """Store the limits if their measurement has ended; does not wait. Raises WorkerError if it failed."""
+        """Store the limits of the device if their measurement has ended; does not wait. Raises WorkerError if it
+        failed."""
         if self.running is None or not self.running.done():
             return
         reply, self.running = self.running.result(), None

@@ -36,7 +36,7 @@ LOCAL = "local"
 
 @dataclass
 class RowList(SinkBase):
-    """Sink that keeps rows in memory. Its `snapshot` of earlier measurements is empty."""
+    """Destination of rows that keeps them in memory. Its `snapshot`, the earlier measurements, is empty."""
 
     rows: list[Row] = field(default_factory=list)
     snapshot: Snapshot | None = field(default_factory=Snapshot)
@@ -58,7 +58,7 @@ class FleetWorker:
         self.local = LocalMeasurers(self.sink, device=device, workers=workers, schedules=schedules)
 
     def measure(self, job: Job) -> tuple[bytes, str]:
-        """Result of measuring one job: (its rows as a Parquet table, an error text or "")."""
+        """Measure one job; returns (its rows as a Parquet table, an error text or "")."""
         found, _, bad = wanted([job], Snapshot(), self.schedules)
         error = bad.get(0, "")
         try:

@@ -31,7 +31,8 @@ _loading: list[Thread] = []
 
 
 def begin_compiler() -> None:
-    """Start a thread that loads Triton, which generated kernels need. Errors are left to their first launch."""
+    """Start a thread that loads Triton, which generated kernels need. Errors are ignored: the first launch reports
+    them."""
     _loading.append(Thread(target=_load_compiler, daemon=True))
     _loading[0].start()
 

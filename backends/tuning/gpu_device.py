@@ -29,19 +29,19 @@ class MeasuringDevice(Protocol):
     sound: bool  # false after an aborted capture, which leaves Torch's memory pools in capture mode
 
     def synchronize(self) -> None:
-        """Wait until all work is done; raises errors of that work."""
+        """Wait until all work on the device is done; raises errors of that work."""
         ...
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """Function that replays the calls in order, without host overhead."""
+        """Record calls; returns a function that replays them in order, without host overhead."""
         ...
 
     def elapsed(self, run: Run) -> float:
-        """Time of one run on the device, in µs."""
+        """Run `run` once; returns its time on the device in µs."""
         ...
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Times on the device, in µs, of each of `count` consecutive runs, after an untimed run."""
+        """Run `run` once untimed, then `count` times in a row; returns the time of each run on the device in µs."""
         ...
 
     def nothing(self) -> object:
@@ -76,7 +76,7 @@ class CudaDevice:
         self.torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """CUDA graph of the calls; their allocations are in the graph's pool.
+        """Capture calls in a CUDA graph; returns a function that replays it. Their allocations are in the graph's pool.
 
         Torch's context manager is not used: it collects garbage and empties caches each time, which takes longer than
         everything else here.
@@ -99,7 +99,7 @@ class CudaDevice:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """Time of a run between two CUDA events on the current stream, in µs."""
+        """Run `run` once between two CUDA events on the current stream; returns the time between them in µs."""
         self._start.record()
         run()
         self._end.record()
@@ -107,7 +107,7 @@ class CudaDevice:
         return float(self._start.elapsed_time(self._end)) * 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Times of runs in µs, from CUDA events between runs; the device never waits for the host."""
+        """Times of `count` runs in µs, from CUDA events between runs; the device never waits for the host."""
         marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         for mark in marks:
             run()
@@ -129,7 +129,8 @@ class CudaDevice:
 
 @dataclass
 class HostDevice:
-    """Measuring device for tests: the CPU as a stand-in for a GPU."""
+    """Measuring device for tests: the CPU as a stand-in for a GPU. The fields are those of `MeasuringDevice`, with
+    small values."""
 
     name: str = "cpu"
     cache_bytes: int = 1 << 12
@@ -157,7 +158,7 @@ class HostDevice:
         return (time.perf_counter_ns() - start) / 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Wall-clock times of runs in µs, after an untimed run."""
+        """Wall-clock times of `count` runs in µs, after an untimed run."""
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:

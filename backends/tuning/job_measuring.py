@@ -31,7 +31,11 @@ FLUSH_S, FLUSH_ROWS = 5.0, 500  # seconds and rows after which rows are written
 
 @dataclass
 class ShardSink(SinkBase):
-    """Sink that writes rows to Parquet shards under a folder every few seconds, so that a kill loses little."""
+    """Destination of rows that writes them to Parquet shards under the folder `root` every few seconds, so that a kill
+    loses little.
+
+    `rows`: those not written yet. `last`: monotonic time of the last write.
+    """
 
     root: Path
     rows: list[Row] = field(default_factory=list)
@@ -122,8 +126,8 @@ def measure_jobs(
 
 
 class LocalMeasurers:
-    """Context manager of one machine's measuring processes for CPU and GPU jobs: started when first needed, closed on
-    exit. `sink` gets the rows; other parameters as for `measure_jobs`."""
+    """Context manager of one machine's measuring processes for CPU and GPU jobs, which start when first needed and end
+    on exit. `sink` gets the rows; other parameters as for `measure_jobs`."""
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
@@ -141,7 +145,7 @@ class LocalMeasurers:
     def measure(
         self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
     ) -> None:
-        """Measure the candidates `found` into the sink, first those of the GPU.
+        """Measure the candidates `found` and put the rows into the sink, GPU candidates first.
 
         `taken`: function from candidates to those of them to measure, which may end early. Raises
         DeviceUnavailableError for GPU candidates if there is no GPU.
@@ -171,8 +175,9 @@ class LocalMeasurers:
 def wanted(
     jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
-    """(candidates to measure, number of jobs already measured, job index -> error) of jobs, given the measurements
-    `have`. `most`: number of schedules per kernel."""
+    """Split jobs by the measurements `have`: (candidates to measure, number of jobs already measured, job index ->
+    error of a job that cannot be read). `most`: number of schedules per kernel. A text in place of a job is the error
+    of one that was not even parsed."""
     found: list[Candidate] = []
     old, bad = 0, dict[int, str]()
     for number, job in enumerate(jobs):

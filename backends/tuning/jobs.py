@@ -60,7 +60,7 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
 
 
 def template_of_job(job: Job, call: Call) -> Template:
-    """The template that a job names, or its regenerated kernel. `call`: the job's call, parsed.
+    """Find the template that a job names, or regenerate its kernel. `call`: the job's call, parsed.
 
     Raises UsageError if this version's kernel has another identity.
     """
@@ -118,11 +118,9 @@ def _natural(value: Any) -> int:
 
 # ---------------------------------------------------------------- files
 def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
-    """Write one job per distinct call: JSON lines, or Parquet for a `.parquet` path; atomic.
+    """Write one job per distinct kernel call of `candidates`: JSON lines, or Parquet for a `.parquet` path; atomic.
 
-    Returns the number of jobs.
-
-    Raises UnwritableError if the file cannot be written.
+    Returns the number of jobs. Raises UnwritableError if the file cannot be written.
     """
     seen: dict[str, str] = {}
     for c in candidates:

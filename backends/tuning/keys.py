@@ -76,10 +76,12 @@ def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
 
 
 def key_text(name: str, source: str) -> str:
-    """Text of a helper function as it enters keys: normalised source, without comments, docstrings and spacing.
+    """Text of the helper function `name` as it enters keys: normalised source, without comments, docstrings and
+    spacing.
 
-    `helper_texts.json` maps the normalised source of older helpers to their exact text, which stored keys contain; such
-    a helper enters with that text. So editing comments never invalidates a measurement, and editing code always does.
+    `helper_texts.json` maps the names of older helpers to their exact text, which stored keys contain; a helper whose
+    normalised source still equals that of this text enters keys with it. So editing comments never invalidates a
+    measurement, and editing code always does.
     """
     recorded = _recorded_helpers().get(name)
     text = normalise(source)

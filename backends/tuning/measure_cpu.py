@@ -51,7 +51,8 @@ class Timing:
 @dataclass(frozen=True)
 class Failure:
     """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut (the time was up; never
-    stored); on a GPU also emit-error, resources or spills. `stage`: the step that failed, such as compile."""
+    stored); on a GPU also emit-error, resources or spills. `message`: the error's text. `stage`: the step that failed,
+    such as compile."""
 
     status: str
     message: str
@@ -69,33 +70,33 @@ class _Cut(Exception):
 
 
 class Sink(Protocol):
-    """Protocol of destinations of rows, such as costdb's Store. Default implementations: `SinkBase`."""
+    """Protocol of destinations of measured rows, such as the cost store. Default implementations: `SinkBase`."""
 
     def add(self, rows: Iterable[Row]) -> object:
-        """Add rows; they may become durable only with `flush`."""
+        """Add rows; they may reach the disk only with `flush`."""
         ...
 
     def flush(self) -> object:
-        """Make all added rows durable."""
+        """Write all added rows to the disk."""
         ...
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """Earlier measurements, which schedule searches continue from."""
+        """Earlier measurements, which schedule searches continue from; None if there are none."""
         ...
 
     def calibrated(self, device: str) -> bool:
-        """Whether the limits of a device are known, or need not be measured."""
+        """Whether the limits of a device (bandwidths, peak rates, launch gap) are known, or need not be measured."""
         ...
 
 
 class SinkBase:
-    """Defaults of `Sink`: no earlier rows, nothing to make durable, no calibration."""
+    """Defaults of `Sink`: no earlier rows, nothing to flush, no calibration."""
 
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """Do nothing: added rows are as durable as they get (`Sink.flush`)."""
+        """Do nothing: added rows are not buffered (`Sink.flush`)."""
         return None
 
     def calibrated(self, device: str) -> bool:
@@ -191,7 +192,11 @@ class CpuWorkerProcess:
         self._process = started(self.module, self.environment)
         self._replies = queue.Queue()
         assert self._process.stdout is not None
-        threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
+        try:
+            threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
+        except BaseException:  # also Ctrl-C, before anybody closes this worker
+            self.close()
+            raise
         return self._process
 
     @property
@@ -219,7 +224,7 @@ class CpuWorkerProcess:
 def started(
     module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = (), count: int = 1
 ) -> subprocess.Popen[str]:
-    """A worker process that runs a module of this package, with line-based pipes.
+    """Start a worker process that runs a module of this package, with line-based pipes.
 
     `environment`: further environment variables. `arguments`: of the command line. The process has the memory limit of
     one of `count` workers. Raises WorkerError if it cannot be started.
@@ -268,11 +273,12 @@ def ended_of(worth: object) -> Callable[[], bool] | None:
 
 
 class CpuMeasurer:
-    """Measures candidates in a worker process and adds rows to a sink (a cost store). A `Measurer`.
+    """Measures candidates in a worker process and adds the rows to a sink (a cost store). Implements the protocol
+    `Measurer`.
 
     `seconds`: sampling time per candidate (up to four times that if other processes disturb it). Results are first
     checked against a float64 reference. `timeout`: seconds per candidate in total. `preload`: library that the worker
-    imports when it starts.
+    imports when it starts. `spent` and `clocks` are empty: nothing is counted on a CPU.
     """
 
     ahead = False
@@ -294,11 +300,11 @@ class CpuMeasurer:
         worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Measure each distinct call and store timing, accuracy and failures; returns when the rows are durable.
+        """Measure each distinct call and store timing, accuracy and failures; returns when the rows are on disk.
 
-        Parameters as for `Measurer.measure`; `progress` is called with the number of finished candidates. A
-        kernel that still runs `GRACE_S` after time is up is abandoned without a row. Always returns (), because
-        no measurement stays in flight.
+        Parameters as for `Measurer.measure`; `progress` is called with the number of finished candidates. A kernel that
+        still runs `GRACE_S` after time is up is abandoned without a row. Always returns (), because no measurement
+        stays in flight.
         """
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)
@@ -322,7 +328,7 @@ class CpuMeasurer:
         return False
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
-        """Result of measuring one call, not stored."""
+        """Measure one call and return the result without storing it."""
         reply = self.worker.ask({**encode(template, call), "seconds": self.seconds})
         if not reply["ok"]:
             return Failure(reply["status"], reply["message"], reply.get("stage", ""))

@@ -46,7 +46,7 @@ KEEP_S = 2.0  # seconds after which rows are written to the sink before a round 
 
 
 class GpuMeasurer(TrialPipeline):
-    """Measures candidates on the GPU and adds rows to a sink (a cost store). A `Measurer`.
+    """Measures candidates on the GPU and adds the rows to a sink (a cost store). Implements the protocol `Measurer`.
 
     `device` "cpu" uses Torch's CPU tensors and Triton's interpreter: for tests, the times are meaningless. `workers`:
     number of compiler processes (0 on "cpu"). `timeout`: seconds for each device job of one schedule. `calibrates`:
@@ -95,14 +95,14 @@ class GpuMeasurer(TrialPipeline):
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
-        Returns the candidates whose measurement continues in the background: none without `leave`, unless the
-        attribute `keeps` is set and time is up. The rows of all others are durable when the call returns.
+        Returns the candidates whose measurement continues in the background: none without `leave`, unless the attribute
+        `keeps` is set and time is up. The rows of all others are on disk when the call returns.
 
         Candidates are drawn from the iterable slightly ahead of measuring. `progress`: called with the number of
         finished candidates. `worth`: cost cutoff of a candidate in µs, above which measuring is useless; called
-        repeatedly. `look`: searches end with their first guesses. `later`: (candidate, whether it is a first look) that
-        may be measured next; idle compilers compile their first schedules. `leave`: return early with the candidates
-        still in flight; these continue in the background and in the next call, which makes their rows durable.
+        repeatedly. `look`: searches end with their first guesses. `later`: (candidate, whether only first guesses are
+        to be tried) that may be measured next; idle compilers compile their first schedules. `leave`: return early with
+        the candidates still in flight; these continue in the background and in the next call, which stores their rows.
         """
         self.start()
         began = time.monotonic()
@@ -303,7 +303,7 @@ class GpuMeasurer(TrialPipeline):
             return not wait([self.pool.submit(text, call) for text, call in texts.values()], timeout=seconds).not_done
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
-        """Result of measuring a call with its own schedule, not stored."""
+        """Measure a call with its own schedule and return the result without storing it."""
         self._call_back()
         self._drop()
         self._until(None)
@@ -319,7 +319,7 @@ class GpuMeasurer(TrialPipeline):
         return Timing(tuple(only.cold), only.accuracy or {})
 
     def rest(self) -> None:
-        """End the measurements in flight and make their rows durable. The processes stay for the next call."""
+        """End the measurements in flight and write their rows to the disk. The processes stay for the next call."""
         with contextlib.suppress(Exception):
             self._call_back()
         self._given_up()

@@ -431,7 +431,7 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
 
 
 def sample(template: Template, seed: int = 0, dtype: str = "float32", attempts: int = 3000) -> Call | None:
-    """A small random legal call of a template, deterministic per seed; None if `attempts` attempts find none.
+    """Draw a small random legal call of a template, deterministic per seed; None if `attempts` attempts find none.
 
     `dtype`: dtype of values for which the ops of the pattern prescribe none.
     """

@@ -50,9 +50,10 @@ class ScheduleSearch:
 
     `ranked`: guesses, best first. `count`: number of schedules to measure. `fits`: legality of any schedule; None means
     only ranked ones are legal. `near`: best schedules at other shapes. `like`: best schedules of kernels with the same
-    loops. `known`: µs of measured schedules, infinite for failures. `moves`: neighbours of a schedule, legal or not;
-    None means none. `form`: function from a schedule to its kind of code (with warp specialization or without); a first
-    look tries one of each. `confirm`: schedules that were the fastest on another machine; tried before all others.
+    loops. `known`: µs of measured schedules, infinite for failures; `proposed`: schedules proposed so far. `moves`:
+    neighbours of a schedule, legal or not; None means none. `form`: function from a schedule to its kind of code (with
+    warp specialization or without); a first look tries one of each. `confirm`: schedules that were the fastest on
+    another machine; tried before all others.
     """
 
     ranked: Sequence[Schedule]
@@ -76,10 +77,10 @@ class ScheduleSearch:
         self.known[key_of_schedule(schedule)] = us
 
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
-        """The schedules to measure next; empty when the search has ended.
+        """Propose the schedules to measure next; none when the search has ended.
 
-        Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`,
-        the search ends after the first guesses if one of them succeeded.
+        Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`, the
+        search ends after the first guesses if one of them succeeded.
         """
         return self._noted(self._first_look(worth) if look else self._wanted(worth), self.room)
 
@@ -94,7 +95,7 @@ class ScheduleSearch:
         return self.room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
 
     def ahead(self) -> list[Schedule]:
-        """Likely next proposals given current results, to compile early. They do not count as proposed."""
+        """Likely next proposals given current results, to be compiled early. They do not count as proposed."""
         under_way = len(self.proposed - self.known.keys())
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 

@@ -36,7 +36,7 @@ MOVES = {"scale": "×2, ÷2", "step": "±1", "none": "none"}
 
 
 def schedule_table(listed: Mapping[str, StrategyEmitter]) -> str:
-    """Markdown page of the strategies and schedule parameters of emitters, which are given by backend name."""
+    """Markdown page of the strategies and schedule parameters of the emitters `listed`, by backend name."""
     sections = [
         f"## Backend `{name}`\n\nStrategies are listed in `{_file(type(emitter))}`.\n\n{_emitter(emitter)}"
         for name, emitter in sorted(listed.items())

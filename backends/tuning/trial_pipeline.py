@@ -51,7 +51,7 @@ class Ended(Exception):
 
 
 class TrialPipeline:
-    """Kernels in flight, and the processes that work on their trials.
+    """The kernels that are being measured, and the processes that work on their trials (one schedule each).
 
     `device`: "cuda", or "cpu" for tests. `pool`: compiler processes; None compiles nothing in advance. `schedules`,
     `calibrates`: as for `GpuMeasurer`.

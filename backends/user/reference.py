@@ -43,7 +43,7 @@ class ReferenceForm:
     ranks: tuple[tuple[str, int], ...] = ()
 
     def attributes(self, env: Env) -> dict[str, Any]:
-        """Values of the derived attributes; `env` maps operands to `Fact`s."""
+        """Values of the derived attributes by name; `env` maps operands to `Fact`s (type, whether a weight)."""
         return {name: evaluate(parse_guard(text), env) for name, text in self.derived}
 
 
@@ -65,7 +65,8 @@ def forms(kernel: Kernel) -> list[ReferenceForm]:
 
 
 def pattern_of(terms: Sequence[Tensor]) -> str:
-    """Terms over inputs as a pattern, with constants as literals. Raises KernelError if they have other leaves."""
+    """Write terms over inputs as a pattern, with constants as literals. Raises KernelError if they have other
+    leaves."""
     inputs = {str(t.attr("name")): t for t in topological(terms) if t.op == "input"}
     return _Writer(inputs, {}).form(terms, ()).pattern
 

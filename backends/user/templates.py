@@ -26,7 +26,7 @@ UNTUNED = {"choice": 0}  # the only schedule of a kernel without choices
 
 @dataclass(frozen=True, eq=False)
 class UserKernel(LibraryKernel):
-    """Template of a kernel that a user's file declares, for one pattern of its reference."""
+    """Template of a kernel that a user's file declares, for `form`, one pattern of its reference."""
 
     file: KernelFile = field(kw_only=True)
     kernel: Kernel = field(kw_only=True)
@@ -47,7 +47,8 @@ def templates_of(file: KernelFile) -> list[UserKernel]:
 
 
 def kernel_templates(kernel: Kernel, file: KernelFile) -> Iterator[UserKernel]:
-    """The templates of one kernel."""
+    """Yields the templates of one kernel: for each pattern of its reference and each backend a single one if the
+    backend has a tuner, else one for each combination of choices."""
     found = forms(kernel)
     for backend in BACKENDS[kernel.language]:
         for number, form in enumerate(found):

@@ -41,7 +41,7 @@ LARGEST = {
 
 
 def module_of(x: Any) -> Any:
-    """The array module of a value: NumPy or Torch."""
+    """The array module of the value `x`: NumPy or Torch."""
     if type(x).__module__.partition(".")[0] == "torch":
         import torch
 
@@ -50,13 +50,13 @@ def module_of(x: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """Value (array, NumPy scalar or tensor) in float64."""
+    """The value `x` (array, NumPy scalar or tensor) in float64."""
     return np.asarray(x).astype(np.float64, copy=False) if module_of(x) is np else x.double()
 
 
 def equal_bits(x: Any, y: Any, floating: bool) -> Any:
-    """Mask of the elements in which arrays, or tensors, have equal bits; all NaN are equal. `floating`: whether they
-    are floats."""
+    """Mask of the elements in which the arrays or tensors `x` and `y` have equal bits; all NaN are equal. `floating`:
+    whether they are floats."""
     same = x == y
     if not floating:
         return same
@@ -65,7 +65,7 @@ def equal_bits(x: Any, y: Any, floating: bool) -> Any:
 
 
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> WorstError:
-    """Element or slice of a result that is nearest to its limit, or farthest beyond.
+    """Element or slice of a result `y` whose error is nearest to its limit, or farthest beyond it.
 
     Parameters as for `MeasuredErrors` and `MeasuredErrors.worst`.
     """
@@ -149,8 +149,8 @@ class MeasuredErrors:
         return share(gap, size, least), share(lost, math.sqrt(self.known))
 
     def worst(self, dtype: str, allowed: float) -> WorstError:
-        """Element or slice nearest to its limit, or farthest beyond; `allowed`: relative error of the whole in
-        `dtype`."""
+        """Element or slice whose error is nearest to its limit, or farthest beyond it; `allowed`: relative error of the
+        whole in `dtype`."""
         if not self.flat.total:
             return WorstError()
         xp, flat = self.xp, self.flat
@@ -191,9 +191,9 @@ def share(gap: float, scale: float, least: float = 0.0) -> float:
 
 # ---------------------------------------------------------------- integers, bools, NaN and infinities
 def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> WorstError:
-    """Result of comparing an integer or bool output `y`: elements that match neither the baseline `own` nor the float64
-    run `exact`. In the result, `ratio` is their share and `where` names the first one. `unstable`: elements whose value
-    rounding decides, for which any value is accepted."""
+    """Compare an integer or bool output `y`; returns the elements that match neither the baseline `own` nor the float64
+    run `exact`: `ratio` is their share and `where` names the first one. `unstable`: elements whose value rounding
+    decides, for which any value is accepted."""
     xp = module_of(own)
     if not math.prod(own.shape):
         return WorstError()
@@ -216,9 +216,9 @@ def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None =
 
 
 def misplaced(xp: Any, v: Any, r: Any, o: Any, dtype: str = "float64") -> Any:
-    """Mask of the elements of a result `v` whose class (NaN, +inf, -inf, finite) is neither that of the reference `r`
-    nor that of the baseline `o`, all in float64. `xp`: NumPy or Torch. Values within rounding of the largest number of
-    `dtype` may be infinite or finite."""
+    """Mask of the elements of a result `v` that are NaN, +inf, -inf or finite where neither the reference `r` nor the
+    baseline `o` is; all in float64. `xp`: NumPy or Torch. Values within rounding of the largest number of `dtype` may
+    be infinite or finite."""
     edge = LARGEST[dtype] * (1 - 64 * UNITS[dtype])
     near = (xp.abs(r) >= edge) & (xp.abs(v) >= edge) & ((v > 0) == (r > 0))
     return ~(_alike(xp, v, r) | _alike(xp, v, o) | near)

@@ -24,7 +24,7 @@ CONGRUENCE = 0.01
 
 @dataclass(frozen=True)
 class Equation:
-    """Two terms that a rule or a definition states to be equal."""
+    """Two terms that a rule or a definition states to be equal. `name`: of the rule or definition."""
 
     name: str
     left: Tensor

@@ -154,7 +154,7 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """E-classes of all subterms of some terms that the view contains.
+    """E-classes of all subterms of the terms `roots` that the view contains.
 
     A slice that the view has as a slice of a slice is found, too.
     """

@@ -50,9 +50,9 @@ class TooDeep(Exception):
 class Unfolding:
     """Conversion of congruence proofs to linear chains of rewrite steps.
 
-    With rules it is lazy: a term is rewritten only as far as the next rule's pattern requires, and the rule is applied
-    to the actual subterms instead of the terms of the stated equation. Lazy chains are far shorter but not bounded.
-    Without rules it is strict.
+    With `rules` (by name) it is lazy: a term is rewritten only as far as the next rule's pattern requires, and the rule
+    is applied to the actual subterms instead of the terms of the stated equation. Lazy chains are far shorter but not
+    bounded. Without rules it is strict. `depth`: of the current recursion.
     """
 
     proofs: ShortProofs
@@ -222,7 +222,8 @@ def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, 
 
 
 def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Chain:
-    """The shorter of the strict and the lazy chain from `a` to `b`. Raises TooDeep if both are too long."""
+    """The shorter of the strict and the lazy chain from `a` to `b`; `rules`: by name. Raises TooDeep if both are too
+    long."""
     found = []
     for known in (rules, {}):
         try:

@@ -31,7 +31,8 @@ def extreme(f: Callable[..., Array], empty: Callable[[str], float | int]) -> Cal
 
 
 def sum_(x: Array, axis: Any, keepdims: bool) -> Array:
-    """NumPy's sum over the axes `axis` in the dtype of `x`; 16-bit floats accumulate in float32."""
+    """NumPy's sum over the axes `axis` in the dtype of `x`; 16-bit floats accumulate in float32. `keepdims`: these axes
+    stay, with size 1."""
     wide = np.float32 if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else None
     return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=wide or x.dtype)).astype(x.dtype, copy=False)
 
@@ -44,7 +45,10 @@ def matmul(x: Array, y: Array) -> Array:
 
 
 def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:
-    """View of an array's sliding windows along `axis` (NumPy strides); the elements of a window are a new last axis."""
+    """View of an array's sliding windows along `axis` (NumPy strides); the elements of a window are a new last axis.
+
+    Windows have `size` elements, `dilation` apart, and begin `stride` apart.
+    """
     count = (x.shape[axis] - dilation * (size - 1) - 1) // stride + 1
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
     step = x.strides[axis]
@@ -76,27 +80,28 @@ def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
 
 
 def slice_(attrs: Mapping[str, Any], x: Array) -> Array:
-    """View of the elements `start`, `start + step`, … below `stop` along `axis`."""
+    """View of the elements `start`, `start + step`, … below `stop` of `x` along `axis` (all four in `attrs`)."""
     found: Array = x[(slice(None),) * attrs["axis"] + (slice(attrs["start"], attrs["stop"], attrs["step"]),)]
     return found
 
 
 def pad(attrs: Mapping[str, Any], x: Array) -> Array:
-    """`x` with `lo` elements `value` before and `hi` after it along `axis`."""
+    """`x` with `lo` elements `value` before and `hi` after it along `axis` (all four in `attrs`)."""
     widths = [(0, 0)] * x.ndim
     widths[attrs["axis"]] = (attrs["lo"], attrs["hi"])
     return np.pad(x, widths, constant_values=np.asarray(attrs["value"]).astype(x.dtype))
 
 
 def iota(attrs: Mapping[str, Any]) -> Array:
-    """Read-only view of the shape `shape` whose elements are their index along `axis`."""
+    """Read-only view of the shape `shape` whose elements are their index along `axis` (both in `attrs`)."""
     shape, axis = attrs["shape"], attrs["axis"]
     line = np.arange(shape[axis]).astype(dtypes.numpy_dtype(attrs["dtype"]))
     return np.broadcast_to(line.reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape)
 
 
 def cast(attrs: Mapping[str, Any], x: Array) -> Array:
-    """`x` in another dtype. Floats are truncated to ints; which ints NaN and too large floats give is unspecified."""
+    """`x` in the dtype that `attrs` gives. Floats are truncated to ints; which ints NaN and too large floats give is
+    unspecified."""
     target = dtypes.numpy_dtype(attrs["dtype"])
     if target.kind in "iu" and x.dtype.kind not in "iub":
         with np.errstate(invalid="ignore"):  # out of range and NaN are unspecified, as in C
@@ -114,7 +119,7 @@ def _float8_values() -> Array:
 
 
 def from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
-    """The values of codes `x` (uint8) of float8 e4m3fn, in the float dtype `dtype`."""
+    """The values of codes `x` (uint8) of float8 e4m3fn, in the float dtype that `attrs` gives."""
     found: Array = np.take(_float8_values(), x)
     return found.astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
 
@@ -136,7 +141,8 @@ def inside(index: Array, size: int) -> Array:
 def scatter(attrs: Mapping[str, Any], x: Array, index: Array, updates: Array) -> Array:
     """Copy of `x` with `updates` written at `index` along `axis`.
 
-    `mode`: "set", or the operation that combines them with the elements of `x`: "add", "mul", "max", "min".
+    `axis` and `mode` are in `attrs`. `mode`: "set", or the operation that combines them with the elements of `x`:
+    "add", "mul", "max", "min".
     """
     out = x.copy()
     spot = along(index, attrs["axis"])
@@ -148,7 +154,7 @@ def scatter(attrs: Mapping[str, Any], x: Array, index: Array, updates: Array) ->
 
 
 def argsort(attrs: Mapping[str, Any], x: Array) -> Array:
-    """Indices that sort `x` along `axis`, stable; largest first if `descending`."""
+    """Indices that sort `x` along `axis`, stable; largest first if `descending` (both in `attrs`)."""
     if not attrs["descending"]:
         return np.argsort(x, axis=attrs["axis"], kind="stable")
     # stable descending: sort the flipped array, then flip the result and its indices

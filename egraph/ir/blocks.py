@@ -40,7 +40,8 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockInstance:
-    """One occurrence of a block: the model's values for the block's leaves and outputs.
+    """One occurrence of a block: the model's values for the block's inputs, params and states (its leaves), and for its
+    outputs, each in the order of the block.
 
     `block` is an index into `Blocks.unique`.
     """

@@ -73,7 +73,8 @@ def arange(stop: Dim, dtype: str = "int64") -> Tensor:
 
 
 def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
-    """A tensor of a shape that holds the index along one axis: 0, 1, … along that axis, equal along the others."""
+    """A tensor of the given shape that holds the index along one axis: 0, 1, … along that axis, equal along the
+    others."""
     return make("iota", (), {"axis": axis_of(axis, len(shape)), "shape": shape, "dtype": dtype})
 
 
@@ -105,7 +106,8 @@ def as_operand(value: Any) -> Any:
 
 # ---------------------------------------------------------------- operand alignment
 def axis_of(axis: int, rank: int) -> int:
-    """The axis as a non-negative number; negative axes count from the end. Raises ShapeError if it is out of range."""
+    """The axis of a tensor of this rank as a non-negative number; negative axes count from the end. Raises ShapeError
+    if it is out of range."""
     if not -rank <= axis < builtins.max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0
@@ -151,7 +153,7 @@ _RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def elementwise(name: str) -> Callable[..., Tensor]:
-    """The builder of an elementwise op without attributes.
+    """The builder of the elementwise op `name`, which has no attributes.
 
     Of one operand: integers and bools of an op for floats are cast to float32 first. Of two: ranks and dtypes are
     aligned.

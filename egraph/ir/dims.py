@@ -22,9 +22,10 @@ from ...errors import ShapeError
 @total_ordering
 @dataclass(frozen=True)
 class Atom:
-    """Factor of a dimension's terms.
+    """Factor of a dimension's terms: a size or a quotient that is not split further.
 
-    A named size (`op` is 'size') with its range, or an opaque floor quotient or remainder of two dimensions.
+    `op` is 'size' for the size called `name`, which ranges from `min` to `max`; otherwise it is '//' or '%', the floor
+    quotient or remainder of the two dimensions `args`.
     """
 
     op: str

@@ -35,7 +35,7 @@ class AxisIndex(NamedTuple):
 
 
 class AffineMap(NamedTuple):
-    """The result reads operand 0 at an affine index: one `AxisIndex` per operand axis."""
+    """Says that the result reads operand 0 at an affine index: `axes` has one `AxisIndex` per operand axis."""
 
     axes: tuple[AxisIndex, ...]
 

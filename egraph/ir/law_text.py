@@ -98,7 +98,7 @@ def has_rank(vector: str, rank: int) -> str:
 
 
 def vec_of(items: Iterable[str]) -> str:
-    """Egglog text of the vector of the given elements."""
+    """Egglog text of the vector of `items`, egglog texts themselves."""
     return f"(vec-of {' '.join(items)})"
 
 

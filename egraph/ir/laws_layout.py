@@ -37,7 +37,8 @@ def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def requested_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog case of an op whose result has the shape of the attribute `shape` and the operand's dtype."""
+    """Yields the one egglog case, at all `ranks`, of an op whose result has the shape of the attribute `shape` and the
+    operand's dtype."""
     yield LawCase("a_shape", D0)
 
 

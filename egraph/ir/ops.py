@@ -263,7 +263,8 @@ class Op:
         return computes and not self.floats_only and self.algebra != "order"
 
     def indexed_size(self, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """Size of the axis of operand 0 that `index_operand` indexes; `shape` is the shape of operand 0."""
+        """Size of the axis of operand 0 that `index_operand` indexes; `attrs`: those of the call; `shape`: the shape of
+        operand 0."""
         return shape[attrs["axis"] if "axis" in self.attrs else 1]
 
 

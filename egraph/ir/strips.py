@@ -22,7 +22,7 @@ _ALONG = ("slice", "concat", "pad")  # ops that act along their attribute `axis`
 
 @dataclass(frozen=True)
 class Strip:
-    """A slice (strip) of a graph's root as an expression over slices of leaves.
+    """A slice (strip) of a graph's root as an expression `term` over slices of leaves.
 
     `reads`: name of the input that stands for each sliced leaf -> (leaf, axis along which it is sliced).
     """

@@ -69,7 +69,7 @@ class Tensor:
         return OPS[self.op]
 
     def attr(self, name: str) -> Any:
-        """Value of one attribute."""
+        """Value of the attribute `name`."""
         return dict(self.attrs)[name]
 
     @property

@@ -144,7 +144,7 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def run(self, text: str) -> Any:
-        """Run one egglog command; returns egglog's report. Raises EngineError with egglog's message."""
+        """Run the egglog command `text`; returns egglog's report. Raises EngineError with egglog's message."""
         try:
             return self.egraph.run_program(*self.egraph.parse_program(text))
         except BaseException as error:  # egglog's panics are BaseExceptions
@@ -330,7 +330,8 @@ class Engine:
 
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
-        """Subsume e-nodes, given as rows of the last view. They stay in later views.
+        """Subsume the e-nodes `victims`, rows of the last view: egglog matches them no more, but they stay in later
+        views.
 
         Returns ({"pruned": number of subsumed e-nodes}, no arrays).
         """

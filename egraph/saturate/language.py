@@ -41,7 +41,8 @@ def number_key(value: float) -> Any:
 
 @dataclass
 class Interner:
-    """Table of integer ids for attribute values that egglog does not represent itself (floats, texts).
+    """Table of integer ids for attribute values that egglog does not represent itself (`floats`, `strings`; a value's
+    id follows from its position).
 
     Rule constants are interned first, so their ids are the same for every graph; `copy` before adding a graph's own
     values.
@@ -79,14 +80,14 @@ class Interner:
         return self._float_ids[key]
 
     def alias(self, value: float, target: int) -> None:
-        """Give a number the existing id `target`.
+        """Give the number `value` the existing id `target`.
 
         A model's constant, rounded to its dtype, then equals the rule's exact constant.
         """
         self._float_ids.setdefault(number_key(value), target)
 
     def knows(self, value: float) -> bool:
-        """Whether a number has an id."""
+        """Whether the number `value` has an id."""
         return number_key(value) in self._float_ids
 
     def decode(self, kind: str, number: int) -> Any:

@@ -229,7 +229,7 @@ class Lifted:
     """An e-graph view with symbolic sizes.
 
     `symbolic` has the same e-nodes and e-classes as `generic`, the view at the generic sizes without e-nodes that do
-    not lift. `lost` counts dropped e-nodes per op.
+    not lift. `numbers` maps numbers at the generic sizes to expressions. `lost` counts dropped e-nodes per op.
     """
 
     generic: EGraphView

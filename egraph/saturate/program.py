@@ -24,10 +24,13 @@ from .term_cost import CAP, Pricing, cost_program
 
 @dataclass(frozen=True, eq=False)
 class EgglogProgram:
-    """An egglog program and the interned ids it uses. `names` lists the one-directional rules.
+    """An egglog program and the interned ids it uses.
 
-    `rules`: ruleset of each rule -> its declarations, which the engine runs when the rule can match. `signatures`: op
-    -> letters of its arguments (`language.signature`). `key`: hash of all commands.
+    `commands`: texts that declare ops and costs. `rules`: ruleset of each rule -> its declarations, which the engine
+    runs when the rule can match. `names` lists the one-directional rules. `signatures`: op -> letters of its arguments
+    (`language.signature`). `pruned`: whether e-nodes are pruned, by cost or by a beam; `beam`: number of e-nodes per
+    e-class that the beam keeps (0: no beam). `constants`: numbers that rules mention. `parts`: whether composite ops
+    are united with their decompositions. `key`: hash of all commands.
     """
 
     commands: tuple[str, ...]

@@ -64,7 +64,7 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True)
 class OneSession:
-    """Session source with a single session, for saturations one after another."""
+    """Session source with the single session `only`, for saturations one after another."""
 
     only: SaturationSession
     size: int = 1

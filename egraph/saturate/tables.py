@@ -30,10 +30,11 @@ Row = tuple[int, ...]  # node ids of node and operands, then attribute ids (dims
 class LoweredGraph:
     """A graph as egglog input tables.
 
-    `rows[op]` holds (node, *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every
-    node; `active` is 0 for a node that depends on weights alone, else 1. `leaves`, `weights` (weight-only nodes of the
-    graph) and `roots` are node ids. `equal` holds pairs of node ids with the same value. `dims`: size vectors by id.
-    `known`: (op, attribute ids) of the graph's nodes -> their attributes.
+    `nodes`: its nodes, whose indices are the ids; `interner` maps attribute values to ids. `rows[op]` holds (node,
+    *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every node; `active` is 0 for a
+    node that depends on weights alone, else 1. `leaves`, `weights` (weight-only nodes of the graph) and `roots` are
+    node ids. `equal` holds pairs of node ids with the same value. `dims`: size vectors by id. `known`: (op, attribute
+    ids) of the graph's nodes -> their attributes.
     """
 
     graph: Graph
@@ -70,10 +71,8 @@ class LoweredGraph:
         return found | {"i_fact": _text(self.facts)}
 
     def decode(self, op: str, values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
-        """Attributes of an e-node from their ids (dims are given as tuples).
-
-        Attributes of the graph's own nodes are returned unchanged.
-        """
+        """Attributes of an e-node of the op `op` from their ids `values` (dims are given as tuples). Attributes of the
+        graph's own nodes are returned unchanged."""
         key = (op, tuple(values))
         found = self.known.get(key)
         if found is None:

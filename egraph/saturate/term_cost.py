@@ -72,7 +72,7 @@ class Cost:
 
 
 def number(value: int) -> Cost:
-    """Cost expression: an integer constant."""
+    """Cost expression of the integer constant `value`."""
     return Cost("int", value)
 
 
@@ -109,7 +109,8 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Default cost model: nanoseconds per launch and per view, femtoseconds per byte and per floating-point operation.
+    """Default cost model: nanoseconds per kernel launch and per view, femtoseconds per byte (`byte_fs`) and per
+    floating-point operation (`flop_fs`).
 
     The defaults match the order of magnitude of one large GPU; `pipeline` passes values calibrated from the cost store.
     """

@@ -59,12 +59,12 @@ def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
-    """Saturate graphs at increasing effort, up to `limits` and `effort` (0: no rewriting); returns for each stage one
-    view per graph.
+    """Saturate graphs by `rules` at increasing effort, up to `limits` and `effort` (0: no rewriting); returns for each
+    stage one view per graph.
 
     Each stage is the union of everything found so far. The last stage is the result; earlier stages are the results
-    that smaller settings would give. After `deadline` seconds, or when `stop` returns true, the list ends early (never
-    empty). Raises UsageError if `effort` is out of range.
+    that smaller settings would give. `exact`: use only rules that change no bit. After `deadline` seconds, or when
+    `stop` returns true, the list ends early (never empty). Raises UsageError if `effort` is out of range.
     """
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(

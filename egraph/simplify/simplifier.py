@@ -62,7 +62,7 @@ class Simplifier:
         return node
 
     def scalar(self, value: float, like: Tensor) -> Tensor:
-        """Fill with the rank and dtype of a tensor, and size 1 along every axis."""
+        """Fill with the number `value`, with the rank and dtype of `like`, and size 1 along every axis."""
         return fill((1,) * like.rank, value, like.dtype)
 
     def stretched(self, x: Tensor, shape: Shape) -> Tensor:

@@ -64,7 +64,7 @@ class Matcher:
 
     @cached_property
     def values(self) -> list[tuple[Any, ...]]:
-        """Attribute values of each e-node."""
+        """Attribute values of each e-node, in the order of its op's attributes."""
         return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
@@ -234,10 +234,8 @@ def _set(slots: list[Any], place: int, value: Callable[[], Any]) -> Callable[[Th
 
 @memo(4096)
 def rounded(value: float, dtype: str) -> float:
-    """A number rounded to a dtype, so that 0.1 in a model and 0.1 in a pattern are equal in float32.
-
-    NaN if an integer dtype cannot represent the number.
-    """
+    """The number `value` rounded to a dtype, so that 0.1 in a model and 0.1 in a pattern are equal in float32. NaN if
+    an integer dtype cannot represent the number."""
     if dtypes.category(dtype) != "float":
         return float(value) if float(value).is_integer() else float("nan")
     with np.errstate(all="ignore"):

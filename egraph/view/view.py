@@ -29,8 +29,8 @@ class EGraphView:
     """E-nodes and e-classes as arrays. E-node i is `op[i]` with `attrs[i]` over the e-classes `kid[off[i]:off[i+1]]`.
 
     `cls` is the e-class per e-node. `types` and `weight` are per e-class (`weight`: depends on params and constants
-    only). `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the original graph to its e-class.
-    `roots`: e-classes of the outputs, then of the state updates.
+    only). `report`: how saturation went. `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the
+    original graph to its e-class. `roots`: e-classes of the outputs, then of the state updates.
     """
 
     op: list[str]
@@ -118,7 +118,8 @@ class EGraphView:
         return _build(self, choice, cls, built)
 
     def terms(self, choice: Sequence[int] | Mapping[int, int], classes: Sequence[int]) -> list[Tensor]:
-        """`term` for several e-classes; shared subterms are built once."""
+        """The terms of several e-classes, each as `term` gives it, under one choice (the chosen e-node per e-class).
+        Shared subterms are built once."""
         built: dict[int, Tensor] = {}
         return [_build(self, choice, c, built) for c in classes]
 

@@ -37,8 +37,9 @@ class KernelMatch(NamedTuple):
 class BoundForm(NamedTuple):
     """One binding of a match to layouts.
 
-    `picks`: for each operand, index of its layout in the list of layouts of its e-class. `made`: strides of the output
-    (None: row-major). `weights`: names of the operands that are computed from weights only.
+    `call`: the kernel call. `picks`: for each operand, index of its layout in the list of layouts of its e-class.
+    `made`: strides of the output (None: row-major). `weights`: names of the operands that are computed from weights
+    only.
     """
 
     picks: tuple[int, ...]
@@ -195,8 +196,8 @@ class MatchBinder:
     def call_of(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call:
-        """The call of a template on operands `chosen` (in the template's order) with row-major outputs; whether the
-        template applies to the call is not checked."""
+        """Makes the call of a template on operands `chosen` (in the template's order), with attribute values `attrs`
+        and row-major outputs. Whether the template applies to the call is not checked."""
         first, *more = map(self.layouts.operand, outputs)
         operands = {o: self.layouts.operand(v) for o, v in zip(template.operands, chosen)}
         return Call(operands, first, dict(attrs), more=tuple(more))

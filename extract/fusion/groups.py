@@ -74,8 +74,11 @@ class _ClassGroups:
 
 @dataclass
 class FusionGroups:
-    """All fusion groups (terms that one generated kernel could compute) of a view. `given`: e-classes in memory before
-    any kernel runs."""
+    """All fusion groups (terms that one generated kernel could compute) of a view.
+
+    `given`: e-classes in memory before any kernel runs. `pricing`: costs by which the cheapest e-nodes are chosen.
+    `policies`: limits under which groups are grown, one after another.
+    """
 
     view: EGraphView
     given: frozenset[int]

@@ -32,8 +32,14 @@ class GroupNode:
 
 @dataclass
 class FusionGrowth:
-    """Growth of one fusion group from the output e-class `cls`, under a fusion policy: state of the search and
-    result."""
+    """Growth of one fusion group from the output e-class `cls`, under a fusion policy: state of the search and result.
+
+    `leaves`: e-classes that the group reads, each with its placeholder in the term (None: not made yet). `done`: key of
+    a visited e-class -> its `GroupNode`, or the e-class itself if it is a leaf; a key is (e-class, values with outside
+    consumers on the path, products on the path, whether below a product, whether broadcast operands and reductions are
+    leaves). `open`: keys visited or being visited. `made`: terms of inlined e-nodes. `root`: the e-node of the output.
+    `nodes`: number of inlined e-nodes. `inside`: e-classes that the group may contain.
+    """
 
     groups: FusionGroups
     cls: int

@@ -370,7 +370,8 @@ class MaximalFusion:
         return [members[: cut + 1], members[cut + 1 :]]
 
     def group(self, members: list[int]) -> MultiOutputGroup | None:
-        """Fusion group of some values over their operands; None if there are too many operands or results."""
+        """Fusion group that computes the values `members` (e-classes) from their operands; None if there are too many
+        operands or results."""
         own, view, values = {*members}, self.view, self.values
         made: dict[int, Tensor] = {}
         leaves: dict[Tensor, int] = {}

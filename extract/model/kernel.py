@@ -49,7 +49,9 @@ class Call:
     """A kernel call as a code template sees it: operands, output, attributes, and the names in the emitted source.
 
     Sizes, strides and attributes may be expressions in free sizes; `tuned` then has the concrete shapes for which
-    weights are packed."""
+    weights are packed. `schedule`: values of the schedule parameters of a generated kernel. `constant`: names of the
+    operands that no earlier kernel of the program writes, so that they may be read before that kernel has ended.
+    """
 
     operands: Mapping[str, Operand]
     output: Operand
@@ -349,7 +351,8 @@ class Vertex(NamedTuple):
 class Candidate:
     """A kernel template bound to vertices (e-classes in a layout).
 
-    Reads `inputs` (operand -> vertex), writes `output` and, for several outputs, `more`.
+    Reads `inputs` (operand -> vertex), writes `output` and, for several outputs, `more`. `call`: the call with the
+    types and strides of these vertices.
 
     Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one input,
     no work) have family "view".

@@ -33,17 +33,19 @@ OUTPUT_SEPARATOR = ";"  # between the terms of a pattern, one term per output
 class KernelBase:
     """Data and derived members that all kernel templates have.
 
-    `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. A kernel with several
-    outputs has one term per output, separated by semicolons; its code writes into `out`, `out1`, … `family` groups
-    kernels in reports and cost models; views (aliases of their one operand) have the family "view". `prep` maps
-    operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the code then
-    receives its value (a packed or transposed layout) instead of the weight. `inplace` lists operands whose buffer
-    `out` may reuse, `beside` those of each further output. `dense` lists operands that must be contiguous ("*": all),
-    `reads_last` those that must be channels-last images: a copy of a row-major value to that layout is a candidate.
-    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain. `exact`:
-    bitwise equal to the interpreter. `loss` is the relative error from rounding operands to fewer digits than they have
-    in memory: the kernel is a candidate only where the tolerance allows that. `rate`: approximate ratio of its
-    arithmetic throughput to the usual throughput of its operands' dtype.
+    `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. `when` lists guard
+    conditions in the same language, which must hold for a match. A kernel with several outputs has one term per output,
+    separated by semicolons; its code writes into `out`, `out1`, … `family` groups kernels in reports and cost models;
+    views (aliases of their one operand) have the family "view". `prep` maps operands that must be weight-only to an
+    expression over `{w}` (the weight) evaluated once at load; the code then receives its value (a packed or transposed
+    layout) instead of the weight. `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further
+    output. `dense` lists operands that must be contiguous ("*": all), `reads_last` those that must be channels-last
+    images: a copy of a row-major value to that layout is a candidate. `setup` names imports or helper definitions (keys
+    of the backend's `helpers`) that the source must contain. `exact`: bitwise equal to the interpreter. `version` is
+    part of the identity under which measurements are stored: another one makes the kernel unmeasured. `loss` is the
+    relative error from rounding operands to fewer digits than they have in memory: the kernel is a candidate only where
+    the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual throughput of its
+    operands' dtype.
     """
 
     name: str
@@ -64,7 +66,8 @@ class KernelBase:
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
+        """None: only generated kernels are made for every size from a kernel at generic sizes
+        (`Template.lifted_from`)."""
         return None
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:

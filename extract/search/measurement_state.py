@@ -52,6 +52,7 @@ class MeasurementState:
     that untried schedules are left. `tuned`: tuned to the usual length, untried schedules are left. `in_flight`: call
     -> (candidate, whether for a first look) while the measurer works on it. `schedules`: approximate number of
     schedules requested so far, by first looks (True) and by tuning (False). `measurer` None: nothing is measured.
+    `index`: the candidates by call and by output.
     """
 
     hypergraph: Hypergraph

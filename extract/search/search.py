@@ -33,7 +33,12 @@ MAX_AHEAD_SOLVE_S = 2.5  # longest solve of `measure_ahead`
 
 @dataclass
 class Choice:
-    """A solved hypergraph: the chosen candidates in execution order, their prices and the solver's result."""
+    """A solved hypergraph: the chosen candidates in execution order, the prices of all candidates, and the solver's
+    result.
+
+    `rounds`: number of rounds of solving and measuring. `seconds`: time of the search by activity. `budgets`: limits
+    that the plan satisfies.
+    """
 
     hypergraph: Hypergraph
     chosen: list[int]  # indices into hypergraph.candidates

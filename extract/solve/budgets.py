@@ -17,7 +17,8 @@ Uses = Callable[[Sequence[Candidate]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Budget:
-    """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`.
+    """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`. `name`: of
+    the limited quantity, for messages.
 
     `use` is evaluated again before every solve, so that new measurements count. Infinity allows every plan. Raises
     UsageError if `most` is negative or NaN.

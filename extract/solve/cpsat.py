@@ -43,7 +43,8 @@ class SolverAnswer:
     """Result of a solver.
 
     `chosen`: rows, children first (None: no solution). `cost`: sum of the costs of these rows. `lower`: valid lower
-    bound. `proven`: whether the search was exhaustive.
+    bound. `proven`: whether the search was exhaustive. `stats`: the solver's own numbers, among them its `status` by
+    name.
     """
 
     chosen: list[int] | None
@@ -107,7 +108,7 @@ class Encoding:
                 m.add(sum(both) <= self.y[k])
 
     def hint(self, chosen: Sequence[int]) -> None:
-        """Warm start: hint a solution (rows, children first) to the solver."""
+        """Gives the solver a solution `chosen` (rows, children first) to start from."""
         m, rows = self.model, self.rows
         m.clear_hints()
         taken = set(chosen)
@@ -187,10 +188,8 @@ def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:
-    """A CP-SAT solver configured for extraction.
-
-    `seconds`: time limit, in CP-SAT's deterministic units with `deterministic`.
-    """
+    """Makes a CP-SAT solver configured for extraction, with `workers` threads. `seconds`: time limit, in CP-SAT's
+    deterministic units with `deterministic`."""
     from ortools.sat.python import cp_model
 
     found = cp_model.CpSolver()
@@ -248,10 +247,11 @@ def solve_cpsat(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Answer of CP-SAT to minimizing the DAG cost over `rows` within `seconds`, from a solution `start`.
+    """Answer of CP-SAT, with `workers` threads, to minimizing the DAG cost over `rows` within `seconds`, from a
+    solution `start` (rows, children first; None: no solution is known).
 
-    `start`: rows, children first. With `deterministic`, the limit is in CP-SAT's repeatable time units. `limits`: (use
-    of each row, upper limit of the sum over the chosen rows).
+    With `deterministic`, the limit is in CP-SAT's repeatable time units. `stop`: polled; True ends the search.
+    `limits`: (use of each row, upper limit of the sum over the chosen rows).
     """
     from ortools.sat.python import cp_model
 

@@ -252,7 +252,7 @@ def best_greedy(
     name).
 
     `quick`: of the greedy methods only the one by tree cost. `given_only`: only `extra` if one of them is a solution.
-    (inf, [], "") if a root has no finite term.
+    `expired`: polled; True cuts the slower methods short. Returns (inf, [], "") if a root has no finite term.
     """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
     if given_only and (best := _cheapest(rows, candidates))[1]:

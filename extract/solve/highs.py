@@ -214,7 +214,8 @@ def solve_highs(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Answer of HiGHS to minimizing the DAG cost over `rows`, from a solution `start` (rows, children first).
+    """Answer of HiGHS to minimizing the DAG cost over `rows` within `seconds`, from a solution `start` (rows, children
+    first).
 
     Ends after the root relaxation if its bound is below `root_ratio` times the cost. `limits`: (use of each row, upper
     limit of the sum over the chosen rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no

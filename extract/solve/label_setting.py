@@ -328,7 +328,7 @@ def _strongest(bucket: Bucket, width: int, shares: BeamRanking, relaxed: Relaxed
 
 
 def bits_of(mask: int) -> list[int]:
-    """Positions of the set bits, lowest first."""
+    """Positions of the set bits of `mask`, lowest first."""
     found = []
     while mask:
         low = mask & -mask

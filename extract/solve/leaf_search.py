@@ -56,7 +56,9 @@ FRONTIER_DP_LEAF_SHARE = 0.4
 
 @dataclass
 class Leaf:
-    """A component after presolve: rows, best known solution, lower bound, and the method that found or proved it."""
+    """A component after presolve: its rows, the best known solution `chosen` (rows, children first) with its `cost`, a
+    lower bound `lower` of any solution's cost, and the `method` that found or proved it. `proven`: whether no solution
+    is cheaper."""
 
     rows: ProblemRows
     cost: float
@@ -81,9 +83,10 @@ class LeafSearch:
     """Exact search of leaves (components after presolve) by a method (`solve.METHODS`), until the optimality gap is at
     most `gap`.
 
-    `workers`: number of CP-SAT's threads. `solve`: function that extracts from a problem within given seconds, with a
-    choice array as a warm start; used for parts of leaves that are too large (None: no parts are solved). `unproved`:
-    number of rows of the smallest component that the frontier DP did not solve to proven optimality.
+    `clock`: the remaining time. `workers`: number of CP-SAT's threads. `solve`: function that extracts from a problem
+    within given seconds, with a choice array as a warm start; used for parts of leaves that are too large (None: no
+    parts are solved). `unproved`: number of rows of the smallest component that the frontier DP did not solve to proven
+    optimality.
     """
 
     clock: SolveClock

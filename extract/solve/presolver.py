@@ -175,6 +175,8 @@ class Presolver:
     def drop_dominated(self, expired: Callable[[], bool] = lambda: False) -> None:
         """Drop each row for which another row of its class costs at most as much and reads only classes in the must
         sets of the dropped row's children.
+
+        `expired`: polled at classes with many rows; True ends the pass early.
         """
         for c, row in enumerate(self.items):
             if len(row) < 2:

@@ -20,7 +20,8 @@ less time left."""
 class SolveClock:
     """Time limit of a solve in seconds, and the measured seconds per row of a pass over the problem.
 
-    `deterministic`: the clock is ignored, and limits are counted work. `stop`: polled; True ends the search.
+    `deterministic`: the clock is ignored, and limits are counted work. `stop`: polled; True ends the search. `began`:
+    `time.perf_counter()` at the start.
     """
 
     time_limit: float

@@ -17,15 +17,15 @@ class NumPyLibrary:
     names: Any = np  # functions that have the same name and meaning in both libraries
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """The array in a dtype, rounded to the nearest number, ties to even."""
+        """The array `x` in a dtype, rounded to the nearest number, ties to even."""
         return x.astype(dtypes.numpy_dtype(dtype), copy=False)
 
     def bits(self, x: Any) -> Any:
-        """The array as signed integers of the same width, over the same memory."""
+        """The array `x` as signed integers of the same width, over the same memory."""
         return x.view(f"i{x.dtype.itemsize}")
 
     def of_bits(self, x: Any, dtype: str) -> Any:
-        """The array as numbers of a dtype of the same width, over the same memory."""
+        """The inverse of `bits`: the integers `x` as numbers of a dtype of the same width, over the same memory."""
         return x.view(dtypes.numpy_dtype(dtype))
 
     def float8(self, x: Any) -> Any:

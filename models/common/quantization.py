@@ -40,12 +40,13 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 def check_form(form: str) -> str:
     """`form`, unchanged, if it is the name of an encoding (one of `FORMS`); raises UsageError for any other text."""
     if form not in FORMS:
-        raise UsageError(f"quantize={form!r} is no form of quantized weights", hint=f"one of {', '.join(FORMS)}")
+        raise UsageError(f"quantize={form!r} is no encoding of quantized weights", hint=f"one of {', '.join(FORMS)}")
     return form
 
 
 def group_of(form: str, size: int) -> int:
-    """Group size: numbers along K that share a scale, the largest usual size that divides K, or all of K.
+    """Group size of the encoding `form`: numbers along K (an axis of `size` numbers) that share a scale, the largest
+    usual size that divides K, or all of K.
 
     Raises UnsupportedError for mxfp4 if `size` is not a multiple of 32.
     """
@@ -84,8 +85,8 @@ def _packed(codes: Any, axis: int) -> Any:
 
 
 def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", "scale")) -> dict[str, Array]:
-    """Encode a weight matrix [rows, K]; returns {"q": codes, "scale": scales [rows, groups] of `dtype`}, or only the
-    `wanted` parts.
+    """Encode a weight matrix [rows, K] in `form`; returns {"q": codes, "scale": scales [rows, groups] of `dtype`}, or
+    only the `wanted` parts.
 
     q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Blocks of rows are encoded in
     several threads. Raises UsageError for weights that are not finite.
@@ -102,8 +103,8 @@ def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", 
 def encoded_on(
     weight: Array, form: str, dtype: str, by_rows: bool, device: str, wanted: Sequence[str] = ("q", "scale")
 ) -> dict[str, Any]:  # fmt: skip
-    """Encode a weight matrix on a Torch device; returns tensors there, with the names and the bits of the arrays of
-    `encoded`.
+    """Encode a weight matrix on a Torch device; takes the same `form`, `dtype` and `wanted` as `encoded`, and returns
+    tensors there with the names and the bits of its arrays.
 
     `by_rows`: whether the weight is [rows, K], else [K, rows]. At most `ENCODED_ON_DEVICE` numbers are encoded at once,
     so that intermediates need little memory. Raises torch.OutOfMemoryError if they do not fit.
@@ -175,13 +176,13 @@ def _codes(ratio: Any, form: str, lib: Library) -> Any:
 
 
 def dequantized(form: str, codes: Tensor, scale: Tensor) -> Tensor:
-    """The expression of the matrix [rows, K] over codes and scales as `encoded` makes them."""
+    """The expression of the matrix [rows, K] over codes and scales as `encoded` makes them for the encoding `form`."""
     zero = 8.0 if form == "int4" else 0.0
     return q.dequantize(numbers(form, codes), scale, full((1,) * codes.rank, zero, scale.dtype))
 
 
 def numbers(form: str, codes: Tensor, axis: int = -1) -> Tensor:
-    """The expression of decoded codes before scaling; 4-bit codes are packed along `axis`."""
+    """The expression of codes of the encoding `form`, decoded but not scaled; 4-bit codes are packed along `axis`."""
     if form == "int8":
         return codes
     if form == "fp8":
@@ -193,7 +194,8 @@ def numbers(form: str, codes: Tensor, axis: int = -1) -> Tensor:
 
 
 def weight_params(name: str, parts: dict[str, Any], form: str) -> Tensor:
-    """The expression of a weight over the params `NAME.q` and `NAME.scale`, whose types are those of `parts`."""
+    """The expression of a weight in the encoding `form` over the params `NAME.q` and `NAME.scale`, whose types are
+    those of `parts`."""
     leaves = [param(f"{name}.{p}", parts[p].shape, dtypes.name_of(parts[p].dtype)) for p in ("q", "scale")]
     return dequantized(form, *leaves)
 

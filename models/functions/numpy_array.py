@@ -335,7 +335,7 @@ def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
 
 
 def deep(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Copy of nested lists, tuples and dicts with `change` applied to every leaf."""
+    """Copy of `value`, nested lists, tuples and dicts, with `change` applied to every leaf."""
     if type(value) in (list, tuple):
         return type(value)([deep(v, change) for v in value])
     if type(value) is dict:

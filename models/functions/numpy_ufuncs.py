@@ -196,7 +196,7 @@ def common_dtype(*values: Any) -> str:
 
 
 def operand(value: Any, dtype: str) -> Tensor:
-    """Return an operand cast to a dtype. Raises TraceError if a Python integer is out of range."""
+    """Return the operand `value` as a tensor of a dtype. Raises TraceError if a Python integer is out of range."""
     value = expression(value)
     if isinstance(value, Tensor):
         return t.cast(value, dtype)
@@ -226,7 +226,8 @@ def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | 
 
 
 def reduction_dtypes(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
-    """Return the dtypes of a reduction's loop: (accumulator, element, result)."""
+    """Return the dtypes of a reduction's loop over operands of `dtype`: (accumulator, element, result). `wanted`: the
+    caller's `dtype=`, or None."""
     signature = None if wanted is None else (wanted, None, None)
     return _resolved(ufunc, (None, dtypes.numpy_dtype(dtype), None), signature, reduction=True)
 
@@ -289,7 +290,8 @@ def _beyond(ufunc: np.ufunc, inputs: Sequence[Any], names: Sequence[str]) -> Ten
 
 
 def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
-    """Write the result `node` into the array `out` where the mask `where` holds, and return `out`."""
+    """Write the result `node` into the array `out` where the mask `where` holds, and return `out`. Raises TraceError if
+    `out` is not a traced array."""
     if not is_traced(out):
         raise TraceError("a result is written into an array that is not traced, which a program cannot do",
                          hint="leave out= away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip

@@ -212,11 +212,11 @@ class Weights:
         return found[0] if found else None
 
     def has(self, name: str) -> bool:
-        """Return whether the tensor is present."""
+        """Return whether the tensor `name` is present."""
         return bool(self.invented) or self.spelled(name) is not None
 
     def dtype_of(self, name: str) -> str:
-        """Return the dtype of a tensor in the file; float32 if it is absent."""
+        """Return the dtype of the tensor `name` in the file; float32 if it is absent."""
         spelled = self.spelled(name)
         return self.invented or (dtypes.name_of(self.data[spelled].dtype) if spelled is not None else "float32")
 

@@ -33,7 +33,8 @@ BERT_COPY = r"^cls\.predictions\.decoder\.weight$"
 class Encoded:
     """Output of the encoder and the values that task heads need.
 
-    `states` is [batch, sequence, hidden], `words` the token embedding table [vocabulary, hidden].
+    `states` is [batch, sequence, hidden], `words` the token embedding table [vocabulary, hidden]. `weights`: the
+    checkpoint's, from which heads take theirs. `eps`: of layer normalizations; `activation`: of the model's MLPs.
     """
 
     config: Config
@@ -44,7 +45,8 @@ class Encoded:
     activation: Callable[[Tensor], Tensor]
 
     def dense(self, name: str, x: Tensor, outputs: int) -> Tensor:
-        """Linear layer with bias: x[..., inputs] @ weight.T + bias with the weights `name.weight` and `name.bias`."""
+        """Linear layer with bias and `outputs` results: x[..., inputs] @ weight.T + bias with the weights `name.weight`
+        and `name.bias`."""
         return dense(self.weights, name, x, outputs, bias=True, dtype=x.dtype)
 
     def pooled(self) -> Tensor:

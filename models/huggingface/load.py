@@ -145,6 +145,7 @@ def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[st
 
 
 def weights_of(config: Config, data: Mapping[str, Data], where: str = "") -> Weights:
-    """Return access to a checkpoint's tensors by the names of the config's architecture. `where`: path for messages."""
+    """Return access to a checkpoint's tensors `data` by the names of the config's architecture. `where`: path for
+    messages."""
     entry = architecture(config)
     return Weights(data, entry.prefixes, entry.without(config), entry.aliases, where)

@@ -81,7 +81,7 @@ def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) ->
 
 @dataclass
 class WholeSequence:
-    """Token access to whole sequences from position 0 on, attended causally without caches."""
+    """Token access to whole sequences `ids` [batch, length] from position 0 on, attended causally without caches."""
 
     ids: Tensor
 
@@ -141,7 +141,7 @@ def cache_positions(window: int, capacity: int, most: int) -> int:
 
 @dataclass
 class Cached:
-    """Token access to the next tokens of each row [B, T].
+    """Token access to the next tokens `ids` [B, T] of each row.
 
     Keys and values are written to caches before they are attended to.
 
@@ -150,7 +150,8 @@ class Cached:
     token, or with `every` all tokens. Rows may be padded behind their last token: no token depends on later ones, and
     the row's next tokens overwrite the padding. A layer with a window keeps at least `window + most - 1` positions, a
     ring, if these are fewer than `capacity`; `most` is the largest number of tokens that any program over the same
-    caches takes at once. States: `keys.N` and `values.N` [B, kv heads, positions, head size], N the layer.
+    caches takes at once. States: `keys.N` and `values.N` [B, kv heads, positions, head size], N the layer. `updates`:
+    their values after the call, by name. `masks`: masks made so far, by (window, whether the cache is a ring).
     """
 
     ids: Tensor

@@ -141,7 +141,7 @@ class Folder:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], data: Mapping[str, Data]) -> Folder:
-        """Folder with contents in memory: the fields of its config.json, and its tensors by name."""
+        """Folder with contents in memory: the fields of its config.json, and its tensors `data` by name."""
         made = object.__new__(cls)
         made.config, made.data, made.where, made.trust = Config(config), data, "", False
         return made

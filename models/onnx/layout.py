@@ -94,7 +94,7 @@ def _transpose(n: Node) -> Result:
 
 
 def two_way(have: tuple[Dim, ...], asked: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Return the broadcast shape of two shapes, aligned at the last axis."""
+    """Return the broadcast shape of the shapes `have` and `asked`, aligned at the last axis."""
     rank = max(len(have), len(asked))
     pairs = zip((1,) * (rank - len(have)) + have, (1,) * (rank - len(asked)) + asked)
     return tuple(b if a == 1 else a for a, b in pairs)

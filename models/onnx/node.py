@@ -62,7 +62,7 @@ class SymbolicInts:
 
 @dataclass(frozen=True)
 class KnownSequence:
-    """ONNX sequence whose length and elements are known when the model is loaded."""
+    """ONNX sequence whose length and elements (`items`) are known when the model is loaded."""
 
     items: tuple[Tensor | SymbolicInts, ...]
 
@@ -188,8 +188,12 @@ class Branch(Protocol):
 
 @dataclass
 class Node:
-    """One ONNX node as it is passed to the function that translates its operator (`@operator`): its operands as
-    tensors, its attributes, its opset and number of outputs."""
+    """One ONNX node as it is passed to the function that translates its operator (`@operator`): its operands as tensors
+    (None: omitted), its attributes, and which of its results are used.
+
+    `context`: the model's opset and other facts of the file. `branch`: builds a subgraph of the node (of If, Loop,
+    Scan).
+    """
 
     op: str
     label: str  # operator and name, for messages
@@ -249,45 +253,45 @@ class Node:
         return self.attrs.get(name, default)
 
     def choice(self, name: str, *options: str) -> str:
-        """Return a string attribute that must be one of the options; the first option is the default.
-
-        Raises BadModelError for other values.
-        """
+        """Return the string attribute `name`, which must be one of the options; the first option is the default. Raises
+        BadModelError for other values."""
         found: str = self.attrs.get(name, options[0])
         if found not in options:
             raise BadModelError(f"{self.label}: {name} is {found[:40]!r}, not one of {', '.join(options)}")
         return found
 
     def known(self, position: int) -> Array | None:
-        """Return the operand's value if it is known at load time, else None. Symbolic sizes give an object array."""
+        """Return the value of the operand at `position` if it is known at load time, else None. Symbolic sizes give an
+        object array."""
         return self.context.known(self.inputs[position]) if self.has(position) else None
 
     def array(self, position: int) -> Array:
-        """Return the operand's value. Raises UnsupportedError if it depends on data or free dimensions."""
+        """Return the value of the operand at `position`. Raises UnsupportedError if it depends on data or free
+        dimensions."""
         found = self.known(position)
         if found is None or found.dtype == object:
             raise self.unsupported(f"operand {position} depends on data")
         return found
 
     def dims(self, position: int) -> tuple[Dim, ...]:
-        """Return the operand's integers, possibly symbolic, as a flat tuple.
-
-        Raises UnsupportedError if they depend on data.
-        """
+        """Return the integers of the operand at `position`, possibly symbolic, as a flat tuple. Raises UnsupportedError
+        if they depend on data."""
         found = self.known(position)
         if found is None:
             raise self.unsupported(f"operand {position} depends on data")
         return tuple(d if isinstance(d, DimExpr) else int(d) for d in found.reshape(-1))
 
     def ints(self, position: int) -> tuple[int, ...]:
-        """Return the operand's integers as a flat tuple. Raises UnsupportedError if one is symbolic."""
+        """Return the integers of the operand at `position` as a flat tuple. Raises UnsupportedError if one is
+        symbolic."""
         found = self.dims(position)
         if any(isinstance(d, DimExpr) for d in found):
             raise self.unsupported(f"operand {position} depends on a free dimension")
         return concrete(found)
 
     def axes(self, position: int, rank: int) -> tuple[int, ...] | None:
-        """Return non-negative axes from the attribute `axes`, or from an operand (later opsets); None if absent."""
+        """Return axes of a tensor of this rank, made non-negative, from the attribute `axes`, or from the operand at
+        `position` (later opsets); None if absent."""
         found: Iterable[int] | None = self.attr("axes")
         if found is None and self.has(position):
             found = self.ints(position)
@@ -341,7 +345,7 @@ def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
     """Return a decorator that registers a function as the translation of the named operators of the default domain.
 
     `limits`: text for docs/onnx-support.md on unsupported variants. All ONNX operators are registered through this
-    function.
+    function. The decorator raises ValueError for an operator that is registered already.
     """
 
     def install(build: Build) -> Build:

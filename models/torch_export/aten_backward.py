@@ -172,9 +172,11 @@ def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
 
 
 def filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[[int, int, bool, float | None], Matrix]:
-    """Function that gives the interpolation matrix of an antialiasing filter along one axis, for `upsample_backward`.
+    """Returns a function that gives the interpolation matrix of an antialiasing filter along one axis, for
+    `upsample_backward`.
 
-    `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
+    Its arguments: size of the input and of the output, whether corners are aligned, scale factor (None: from the
+    sizes). `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
     """
     return lambda size, want, align, factor: aten_resample.filter_matrix(size, want, align, factor, reach, weigh)
 

@@ -23,7 +23,8 @@ def convolution(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool = False,
     output_padding: Ints = 0, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Convolution or transposed convolution of x[N, C, *S] or x[C, *S] with w."""
+    """Convolution of x[N, C, *S] or x[C, *S] with w[O, C / groups, *K], or transposed convolution (`transposed`) with
+    w[C, O / groups, *K]."""
     n = w.rank - 2
     if x.rank == n + 1:
         return t.squeeze(convolution(t.expand_dims(x, 0), w, b, stride, padding, dilation, transposed, output_padding,

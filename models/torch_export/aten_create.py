@@ -58,7 +58,7 @@ def new_full(x: Tensor, size: Sequence[Dim], value: Any, dtype: str | None = Non
 
 
 def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
-    """Return a number as a 0-d tensor."""
+    """Return the number `value` as a 0-d tensor."""
     return _full((), value, dtype or "float32")
 
 
@@ -93,12 +93,12 @@ def arange_end(end: Any, dtype: str | None = None) -> Tensor:
 
 
 def linspace(start: float, end: float, steps: int, dtype: str | None = None) -> Tensor:
-    """Return equally spaced numbers, both ends included."""
+    """Return `steps` equally spaced numbers from `start` to `end`, both included."""
     return t.constant(np.linspace(start, end, steps).astype(dtypes.numpy_dtype(dtype or "float32")))
 
 
 def eye(rows: Dim, columns: Dim | None = None, dtype: str | None = None) -> Tensor:
-    """Return the identity matrix."""
+    """Return the identity matrix, of `columns` columns if given, else square."""
     shape = (rows, rows if columns is None or isinstance(columns, str) else columns)
     return t.cast(t.eq(t.iota(shape, 0), t.iota(shape, 1)), dtype or "float32")
 

@@ -16,14 +16,14 @@ from .aten_views import bound
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors concatenated along an axis. Empty vectors are ignored, as in PyTorch."""
+    """The tensors concatenated along the axis `dim`. Empty vectors are ignored, as in PyTorch."""
     dtype = result_dtype(*tensors)
     kept = [x for x in tensors if x.shape != (0,)] or [tensors[0]]
     return t.concat([t.cast(x, dtype) for x in kept], dim)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors stacked along a new axis."""
+    """The tensors stacked along a new axis `dim`."""
     dtype = result_dtype(*tensors)
     return t.stack([t.cast(x, dtype) for x in tensors], dim)
 
@@ -47,7 +47,8 @@ def repeat(x: Tensor, repeats: Sequence[Dim]) -> Tensor:
 
 
 def repeat_interleave(x: Tensor, repeats: Dim, dim: int | None = None, output_size: Any = None) -> Tensor:
-    """x with each element of an axis repeated consecutively."""
+    """x with each element of the axis `dim` repeated `repeats` times, consecutively; None: of the flattened tensor.
+    `output_size` is ignored."""
     x, dim = (t.reshape(x, (-1,)), 0) if dim is None else (x, dim % x.rank)
     return _spread(x, [repeats if i == dim else 1 for i in range(x.rank)], after=True)
 
@@ -74,7 +75,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ())
 
 
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return x with axes reversed."""
+    """Return x with the axes `dims` reversed."""
     for axis in dims:
         x = t.flip(x, axis) if x.rank else x
     return x
@@ -86,7 +87,7 @@ def _cut(width: Dim) -> int:
 
 
 def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
-    """x padded with a constant. Widths are pairs from the last axis on; negative widths crop."""
+    """x padded with the number `value`. Widths are pairs from the last axis on; negative widths crop."""
     pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
     for back, (lo, hi) in enumerate(pairs):
         axis = x.rank - 1 - back
@@ -97,7 +98,9 @@ def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
 
 def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
     """Return a function (x, widths) that pads with values of x; `mode` is NumPy's, such as 'reflect', 'edge' or 'wrap'.
-    Widths are pairs from the last axis on."""
+
+    Widths are pairs from the last axis on. The function raises UnsupportedError for an axis of free size.
+    """
 
     def build(x: Tensor, widths: Sequence[int]) -> Tensor:
         for back in range(len(widths) // 2):

@@ -26,21 +26,22 @@ def layer_norm(
     x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, shift: Tensor | None = None, eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Layer normalization over the trailing axes `shape`."""
+    """Layer normalization over the trailing axes, whose sizes are `shape`; then scaled by `gain` and shifted by
+    `shift`, if given."""
     size = volume(tuple(shape))
     flat = t.reshape(x, (*x.shape[: x.rank - len(shape)], size))
     return t.reshape(c.layer_norm(flat, *_affine(x, gain, shift, size), eps=eps), x.shape)
 
 
 def native_layer_norm(x: Tensor, shape: Sequence[Dim], gain: Any, shift: Any, eps: float) -> list[Any]:
-    """Return [normalized value, mean, reciprocal standard deviation]."""
+    """Return [x normalized over the trailing axes (of sizes `shape`), mean, reciprocal standard deviation]."""
     axes = tuple(range(x.rank - len(shape), x.rank))
     spread = t.rsqrt(t.mean(t.square(x - t.mean(x, axes, True)), axes, True) + eps)
     return [layer_norm(x, shape, gain, shift, eps), t.mean(x, axes, True), spread]
 
 
 def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """RMS normalization over the trailing axes `shape`."""
+    """RMS normalization over the trailing axes, whose sizes are `shape`; then scaled by `gain`, if given."""
     size = volume(tuple(shape))
     if eps is None:
         import ml_dtypes
@@ -51,7 +52,7 @@ def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: f
 
 
 def fused_rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> list[Any]:
-    """Return [normalized value, placeholder]; the reciprocal root mean square is not computed."""
+    """Return [result of `rms_norm`, placeholder]; the reciprocal root mean square is not computed."""
     return [rms_norm(x, shape, gain, eps), Missing("the second result of _fused_rms_norm")]
 
 
@@ -70,7 +71,8 @@ def group_norm(
 def native_group_norm(
     x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float
 ) -> list[Any]:
-    """Return [normalized value, mean per group, reciprocal standard deviation per group]."""
+    """Return [result of `group_norm`, mean per group, reciprocal standard deviation per group]. `n`, `channels`,
+    `space`: sizes of x."""
     flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
     spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
     return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
@@ -80,7 +82,7 @@ def batch_norm(
     x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Batch normalization with the given statistics, or with the batch statistics in training mode."""
+    """Batch normalization with the given statistics; with those of the batch in training mode, or if none are given."""
     if training or mean is None or var is None:
         mean, var = _batch_statistics(x)
     return c.batch_norm(x, *_affine(x, gain, shift, x.shape[1]), t.cast(mean, x.dtype), t.cast(var, x.dtype), eps=eps)
@@ -150,7 +152,7 @@ def instance_norm(
     x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, use_input_stats: bool = True,
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Instance normalization, per example and channel."""
+    """Instance normalization, per example and channel; without `use_input_stats` by the given statistics instead."""
     if not use_input_stats:
         return batch_norm(x, gain, shift, mean, var, False, momentum, eps)
     return group_norm(x, refuse_free(x.shape[1], "the number of channels"), gain, shift, eps)

@@ -104,7 +104,7 @@ def trunc(x: Tensor) -> Tensor:
 
 
 def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
-    """Return x / y, or its floor or truncation."""
+    """Return x / y, or its floor or truncation (`rounding_mode` "floor" or "trunc")."""
     a, b = lift(x, y)
     if rounding_mode == "floor":
         return t.floordiv(a, b)
@@ -116,7 +116,7 @@ def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
 
 
 def fmod(x: Value, y: Value) -> Tensor:
-    """Return the remainder with the sign of x."""
+    """Return the remainder of x / y, with the sign of x."""
     a, b = lift(x, y)
     if not dtypes.is_float(a.dtype):
         return of.whole_remainder(a, b)
@@ -201,7 +201,7 @@ def where(condition: Tensor, x: Value, y: Value) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
-    """Return x with a number where the mask holds."""
+    """Return x with the number `value` where the mask holds."""
     (filled,) = lift(value, dtype=x.dtype)
     return t.where(mask, filled, x)
 
@@ -229,7 +229,7 @@ def is_finite(x: Tensor) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """x with numbers in place of NaN and infinities (default: 0 and the dtype's extremes)."""
+    """x with the given numbers in place of NaN and infinities (default: 0 and the dtype's extremes)."""
     if not dtypes.is_float(x.dtype):
         return x
     import ml_dtypes
@@ -242,13 +242,13 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
 
 
 def fmax(x: Value, y: Value) -> Tensor:
-    """Return the maximum; NaN is ignored."""
+    """Return the larger of x and y elementwise; where one is NaN, the other."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.maximum(a, b)))
 
 
 def fmin(x: Value, y: Value) -> Tensor:
-    """Return the minimum; NaN is ignored."""
+    """Return the smaller of x and y elementwise; where one is NaN, the other."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.minimum(a, b)))
 
@@ -275,7 +275,7 @@ def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> 
 
 
 def fake_quantize_channels(x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int) -> list[Tensor]:
-    """Results of `fake_quantize` with a scale and zero point per index of an axis."""
+    """Results of `fake_quantize`, clipped to `low` … `high`, with a scale and zero point per index of an axis."""
     line = [scale.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)]
     return fake_quantize(x, t.reshape(scale, line), t.reshape(zero, line), low, high)
 
@@ -383,7 +383,7 @@ def threshold(x: Tensor, limit: float, value: float) -> Tensor:
 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
-    """Return first half * sigmoid(second half) along an axis."""
+    """Return first half * sigmoid(second half) of x along the axis `dim`."""
     half = x.shape[dim] // 2
     return t.slice_axis(x, dim, 0, half) * c.sigmoid(t.slice_axis(x, dim, half, x.shape[dim]))
 
@@ -434,7 +434,7 @@ def dropout(x: Tensor, p: float, train: bool | None = False) -> Tensor:
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None = False) -> list[Tensor]:
-    """Return [x, mask of ones]."""
+    """Return [x, mask of ones]: nothing is dropped. Raises UnsupportedError in training mode."""
     return [dropout(x, p, train), t.full(x.shape, True, "bool")]
 
 

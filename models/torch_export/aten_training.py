@@ -187,7 +187,8 @@ def multi_head_attention(
     q: Tensor, k: Tensor, v: Tensor, size: int, heads: int, w: Tensor, b: Tensor, w_out: Tensor, b_out: Tensor,
     mask: Tensor | None = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [multi-head self-attention of [batch, length, size], None].
+    """Return [multi-head self-attention of [batch, length, size], None]. `w`, `b`: joint projection to queries, keys
+    and values.
 
     Raises UnsupportedError for a mask, for requested weights, and if query, key and value are not one tensor.
     """

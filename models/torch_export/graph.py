@@ -87,10 +87,8 @@ class ExportReader:
         self._written: dict[str, Any] = {}  # final values of written buffers
 
     def graph(self, name: str) -> Graph:
-        """Read the program and return its graph. Raises UnsupportedError listing all unsupported nodes.
-
-        Raises UsageError if the program returns no tensor.
-        """
+        """Read the program and return its graph, called `name`. Raises UnsupportedError listing all unsupported nodes.
+        Raises UsageError if the program returns no tensor."""
         check_count(len(self.program.graph_module.graph.nodes), where=name)
         returned = self._run(self.program.graph_module, None)
         outputs: list[Tensor] = []

@@ -111,8 +111,8 @@ def _symbolic(node: Any) -> list[Any]:
 
 
 def tensor_symbols(module: Any, skip: frozenset[str] = frozenset()) -> set[str]:
-    """Return the size symbols that are, alone and not in an expression, the size of an axis of a tensor placeholder
-    (not in `skip`)."""
+    """Return the size symbols of a graph module that are, alone and not in an expression, the size of an axis of a
+    tensor placeholder (not in `skip`)."""
     tensors = [n for n in module.graph.find_nodes(op="placeholder") if hasattr(n.meta.get("val"), "dtype")]
     sizes = [s for n in tensors if n.name not in skip for s in _symbolic(n)]
     return {str(s.node.expr) for s in sizes if s.node.expr.is_Symbol}

@@ -35,8 +35,8 @@ class Writes:
 
 
 def functional(target: Any) -> str:
-    """Return the name of the overload that computes the result of an in-place overload without writing, if it can be
-    imported; otherwise ""."""
+    """Return the name of the overload that computes the result of the in-place overload `target` without writing, if it
+    can be imported; otherwise ""."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ""

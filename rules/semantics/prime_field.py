@@ -38,10 +38,8 @@ class NotModular(Exception):
 
 
 def residue(value: Any, p: int) -> int:
-    """A constant modulo p; a float that equals 1.0 / n for an integer n stands for the exact fraction.
-
-    Raises NotModular for other fractions and infinities.
-    """
+    """The constant `value` modulo p; a float that equals 1.0 / n for an integer n stands for the exact fraction. Raises
+    NotModular for other fractions and infinities."""
     try:
         exact = Fraction(value)
     except (ValueError, OverflowError) as error:

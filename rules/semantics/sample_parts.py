@@ -56,7 +56,7 @@ def wanted_sizes(s: Sampler, call: PatternCall, want: Want) -> tuple[Sizes, ...]
 
 
 def with_axis(shape: tuple[Sizes, ...], axis: int, sizes: Sizes) -> tuple[Sizes, ...]:
-    """The allowed sizes per axis with those of one axis replaced."""
+    """`shape`, the allowed sizes of each axis, with those of one axis replaced by `sizes`."""
     return (*shape[:axis], sizes, *shape[axis + 1 :])
 
 

@@ -222,8 +222,8 @@ class Sampler:
         return tuple(shape)
 
     def attr(self, call: PatternCall, name: str, propose: Callable[[], Any]) -> Any:
-        """The value of an attribute of a call: given, solved from a guard, or drawn by `propose` until the guards
-        accept it.
+        """The value of the attribute `name` of a call: given, solved from a guard, or drawn by `propose` until the
+        guards accept it.
 
         Raises Reject if none is accepted.
         """
@@ -253,8 +253,8 @@ class Sampler:
         return False, None
 
     def variable(self, name: str, want: Want) -> Type:
-        """Draw a type for a tensor variable that fits `want`, record and return it. Raises Reject if no draw satisfies
-        the guards."""
+        """Draw a type for the tensor variable `name` that fits `want`, record and return it. Raises Reject if no draw
+        satisfies the guards."""
         for _ in range(16):
             self.types.pop(name, None)
             shape = self.narrowed(name, want)
@@ -268,7 +268,8 @@ class Sampler:
         raise Reject
 
     def narrowed(self, name: str, want: Want) -> tuple[Sizes, ...] | None:
-        """The wanted shape, narrowed by the guards that relate this variable to known ones."""
+        """The shape that `want` allows for the variable `name`, narrowed by the guards that relate this variable to
+        known ones. None: any rank is allowed."""
         shape = want.shape
         for g, reads in zip(self.guards, self.reads):
             if name not in reads or not isinstance(g, Apply):
@@ -321,7 +322,7 @@ class Sampler:
         return (*ones[: axis % len(shape)], shape[axis], *ones[axis % len(shape) + 1 :])
 
     def both(self, a: tuple[Sizes, ...] | None, b: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
-        """Intersection of the allowed sizes of two shapes. Raises Reject if the ranks differ."""
+        """Intersection of the allowed sizes of two shapes, `a` and `b`. Raises Reject if the ranks differ."""
         if a is None:
             return b
         if len(a) != len(b):

@@ -79,7 +79,7 @@ Many = Total | Extreme
 
 # ---------------------------------------------------------------- z3 terms
 def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
-    """The factors of a term, each with its exponent: `up`, or `-up` for divisors."""
+    """The factors of the z3 term `expr`, each with its exponent: `up`, or `-up` for divisors."""
     if z.is_mul(expr):
         return [f for e in expr.children() for f in factors(z, e, up)]
     if z.is_div(expr):
@@ -88,7 +88,7 @@ def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
 
 
 def summands(z: Any, expr: Any, sign: int = 1) -> list[tuple[Any, int]]:
-    """The summands of a term, each with its sign (times `sign`)."""
+    """The summands of the z3 term `expr`, each with its sign (times `sign`)."""
     if z.is_add(expr):
         return [f for e in expr.children() for f in summands(z, e, sign)]
     if z.is_sub(expr):
@@ -133,7 +133,7 @@ def subterms(expr: Any) -> Iterator[Any]:
 
 
 def unknowns(z: Any, expr: Any) -> list[str]:
-    """Names of the unknowns in a z3 expression."""
+    """Names of the unknowns in the z3 term `expr`."""
     below = subterms(expr) if z.is_expr(expr) else ()
     return list(dict.fromkeys(str(e) for e in below if z.is_const(e) and e.decl().kind() == z.Z3_OP_UNINTERPRETED))
 

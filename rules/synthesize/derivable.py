@@ -22,7 +22,8 @@ SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
 def shapes(rule: Rule, count: int, seed: int = 0) -> list[Instance]:
-    """Random instances of a rule without empty values: the best `count` of up to 6 * `count` drawn ones.
+    """Random instances of a rule without empty values: the best `count` of up to 6 * `count` drawn ones; `seed`: of the
+    draws.
 
     The best are those with the fewest axes of size 1 and with usual dtypes; they come first.
     """

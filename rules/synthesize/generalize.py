@@ -79,8 +79,8 @@ def _of_shapes(guard: Attr) -> bool:
 
 
 def fixed(slot: tuple[str, Attr], home: int) -> bool:
-    """Whether an attribute, given as (name, value), is an axis or bound that is still the constant with which the rule
-    was found.
+    """Whether an attribute `slot`, given as (name, value), is an axis or bound that is still the constant with which
+    the rule was found.
 
     If so, the reverse rule holds for that constant only and is not added. `home`: rank of images, for which a constant
     axis is allowed; 0 for other variables.

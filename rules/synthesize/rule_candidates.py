@@ -78,7 +78,7 @@ def candidate(equality: Equality, world: World) -> RuleCandidate | None:
 
 
 def as_rule(left: Term, right: Term, guards: Sequence[Attr] = (), name: str = "candidate") -> Rule:
-    """One-way rule from two terms and guards."""
+    """Makes a one-way rule `name` from two terms and guards."""
     counts = [sum(isinstance(t, PatternCall) for t in subterms(side)) for side in (left, right)]
     growth: Growth = "collects" if counts[1] < counts[0] else "expands" if counts[1] > counts[0] else "rearranges"
     return Rule(name, render(left), render(right), when=tuple(map(render_attr, guards)), growth=growth)

@@ -30,8 +30,9 @@ class SynthesizedRule:
 class Synthesis:
     """The result of a synthesis run.
 
-    The arguments of the run are `ops` to `broadcast`. `counts` counts terms, equalities, candidates and their
-    outcomes; `reached` is the size completed per world. `stopped`: "complete", "interrupted" or "out of time".
+    The arguments of the run are `ops` to `broadcast` (as for `synthesize`). `found`: the rules. `counts` counts terms,
+    equalities, candidates and their outcomes; `reached` is the size completed per world. `stopped`: "complete",
+    "interrupted" or "out of time".
     """
 
     ops: tuple[str, ...]

@@ -71,7 +71,7 @@ _MOVES = tuple(op.name for op in OPS.values() if op.moves and op.name != "pad")
 
 
 def residue(value: float, p: int) -> int:
-    """A constant modulo p; a float equal to the reciprocal of an integer stands for the exact fraction."""
+    """The constant `value` modulo p; a float equal to the reciprocal of an integer stands for the exact fraction."""
     exact = Fraction(value)
     if exact.denominator > 1 and 1.0 / round(1 / exact) == value:
         exact = Fraction(1, round(1 / exact))
@@ -114,13 +114,14 @@ def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int)
 class TermValues:
     """Evaluator of ops on the values of enumerated terms.
 
-    Composites are decomposed; each decomposition is built once per type.
+    Composites are decomposed; each decomposition is built once per type and kept in `plans`.
     """
 
     plans: dict[Any, list[Any]] = field(default_factory=dict)
 
     def plan(self, op: str, attrs: Mapping[str, Any], types: Sequence[Type]) -> list[Any]:
-        """The atomic nodes that compute an op, operands first, over leaves named 0, 1, … for its operands."""
+        """The atomic nodes that compute the op with attributes `attrs`, operands first, over leaves named 0, 1, … for
+        its operands of these types."""
         key = (op, tuple(attrs.items()), tuple(types))
         if key not in self.plans:
             leaves = [api.input(str(i), t.shape, t.dtype) for i, t in enumerate(types)]

@@ -40,7 +40,8 @@ SPATIAL = ("conv", "max_pool", "avg_pool")
 
 @dataclass(frozen=True)
 class World:
-    """The variables with concrete types at which terms are compared, and the ops that apply to them."""
+    """The variables with concrete types at which terms are compared, the ops that apply to them, and a name for
+    both."""
 
     name: str
     types: Mapping[str, Type]
@@ -156,7 +157,8 @@ class Universe:
         return (entry.type, *map(rounded, entry.floats))
 
     def grow(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Equality]:
-        """Enumerate all terms of the next size; yields each equality with an earlier term."""
+        """Enumerate all terms of the next size; yields each equality with an earlier term. `stop`: polled; True ends
+        the enumeration."""
         size = len(self.by_size)
         self.by_size.append([])
         for op in (o for o in self.world.ops if not _is_number(o)):

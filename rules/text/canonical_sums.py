@@ -186,7 +186,7 @@ class CanonicalSums:
 
     def orders(self, factors: Sequence[Factor], bound: Sequence[int], names: dict[int, str]) -> Iterator[Sequence[int]]:
         """Orders of the summation indices `bound` to try, of which the least text is canonical: sorted by range and by
-        appearance with all others anonymous.
+        appearance in the factors with all others anonymous. `names`: texts of the indices that are named already.
 
         Raises Unprovable if too many are interchangeable.
         """

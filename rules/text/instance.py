@@ -62,8 +62,8 @@ class TextInstance:
         return typed.params["kernel_h"] * typed.params["kernel_w"] if typed.op in ("poolmax", "poolavg") else 1
 
     def sides(self, dtype: str = "float32") -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair of sides as tensors; a variable is the same input in all of them. Raises
-        ShapeError if the shapes do not fit."""
+        """(left, right) of each pair of sides as tensors of the dtype; a variable is the same input in all of them.
+        Raises ShapeError if the shapes do not fit."""
         return [(self.build(a, dtype), self.build(b, dtype)) for a, b in self.typing.pairs]
 
     def lefts(self, dtype: str = "float32") -> list[Tensor]:
@@ -79,8 +79,8 @@ class TextInstance:
         return found
 
     def pads(self, kernel: Sequence[int], pad: int) -> tuple[int, ...]:
-        """Padding of a two-dimensional window: (before, before, after, after); `pad` is TASO's mode: 1 none, 0
-        "same"."""
+        """Padding of a two-dimensional window of the sizes `kernel`: (before, before, after, after); `pad` is TASO's
+        mode: 1 none, 0 "same"."""
         if pad == 1:
             return (0,) * 4
         low = [(k - 1) // 2 for k in kernel]

@@ -35,7 +35,7 @@ class Affine:
 
     @staticmethod
     def unknown(number: int) -> Affine:
-        """The expression that is the given unknown."""
+        """The expression that is the unknown with this number."""
         return Affine(((number, 1),), 0)
 
     def __add__(self, other: Affine | int) -> Affine:

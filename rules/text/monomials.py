@@ -14,7 +14,8 @@ CONDITIONS = ("delta", "guard")  # factors with value 0 or 1
 
 @dataclass(frozen=True)
 class IndexPolynomial:
-    """An affine symbolic index: offset + sum of coefficient × index variable."""
+    """An affine symbolic index: `offset` plus the sum over `parts`, pairs (index variable, coefficient), of their
+    products."""
 
     offset: Affine
     parts: tuple[tuple[int, int], ...] = ()

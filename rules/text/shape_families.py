@@ -119,7 +119,7 @@ class Typing:
                     break
 
     def fits(self, rng: random.Random, *, tries: int = 40) -> bool:
-        """Whether any sizes satisfy the family's conditions, however large."""
+        """Whether any sizes satisfy the family's conditions, however large, as far as `tries` random draws tell."""
         return any(self.draw(rng, LARGEST[i % len(LARGEST)]) is not None for i in range(tries))
 
 

@@ -36,8 +36,8 @@ from .typer import Typer
 
 
 class Families(NamedTuple):
-    """Families of shapes at which a rule is well typed. `why`: reason if there is none. `complete`: no limit cut the
-    enumeration off."""
+    """Families of shapes at which a rule is well typed (`found`). `why`: reason if there is none. `complete`: no limit
+    cut the enumeration off."""
 
     found: list[Typing]
     why: str

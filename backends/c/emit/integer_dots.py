@@ -33,10 +33,10 @@ class ByteNumber:
 
 @dataclass(frozen=True)
 class DotVector:
-    """64 consecutive bytes of weights in an operand, from index `at` on.
+    """64 consecutive bytes of packed weights in an operand, from index `at` on.
 
-    The numbers are the bits `mask`, from bit `low` on, of the bytes ^ `flip`. `chunks`: for each quarter of the
-    bytes, the chunk of the row with which it is multiplied.
+    The numbers are the bits `mask`, from bit `low` on, of the bytes ^ `flip`. `chunks`: for each quarter of the bytes,
+    the chunk of the row with which it is multiplied.
     """
 
     operand: str
@@ -61,8 +61,8 @@ class DotGroup:
 
 @dataclass(frozen=True)
 class IntegerDots:
-    """A sum in blocks as integer dot products of `row`, the float factor over the reduction axis, with the weights of
-    `vectors`. `groups`: the vectors with equal scales and offsets."""
+    """A sum over blocks as integer dot products of `row`, the float factor over the reduction axis, with the packed
+    weights of `vectors`. `groups`: the vectors with equal scales and offsets."""
 
     row: Expr
     vectors: tuple[DotVector, ...]
@@ -70,7 +70,8 @@ class IntegerDots:
 
 
 def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
-    """A sum `e` in blocks `parts` as integer dot products; None if it is no product of floats and packed integers."""
+    """The sum `e`, whose blocks are `parts`, as integer dot products made in builder `b`; None if it is no product of
+    floats and packed integers."""
     over, under = factors(e.args[0])
     start = index(parts.block) * (LANES * len(parts.bodies)) + index(parts.lane)
 

@@ -115,8 +115,8 @@ def _dimension(new: NewRow, shape: Shape) -> str:
 
 
 def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: str) -> list[str]:
-    """Lines of CUDA code by which the warp that begins at thread `first` computes a row into the shared-memory array
-    `new_keys` or `new_values`, and the first of the `parts` blocks of a cluster writes it to global memory.
+    """Lines of CUDA code by which the warp that begins at thread `first` computes the row `new` into the shared-memory
+    array `new_keys` or `new_values`, and the first of the `parts` blocks of a cluster writes it to global memory.
 
     `emitter`: emitter of the row's store alone (`NewRow.own`) in the layout `row_layout`; `place`: variable with the
     row's position. Raises Unfusable if the row needs several warps.
@@ -155,7 +155,8 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
 
 
 def place_lines(place: Expr, name: str, emitter: SimtEmitter) -> list[str]:
-    """Lines of CUDA code that define the integer variable `name` as `place`, the position of a new row in the cache.
+    """Lines of CUDA code, written by `emitter`, that define the integer variable `name` as `place`, the position of a
+    new row in the cache.
 
     Raises Unfusable if the position differs between elements.
     """

@@ -1,4 +1,5 @@
-"""Schedule parameters of clustered attention, and the sizes that follow from them."""
+"""Schedule (tuning parameters) of clustered attention, and the sizes of blocks and shared memory that follow
+from it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class ClusteredAttentionSchedule(Schedule):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Number of threads of a block."""
         return 32 * self.warps * self.across
 
     @property

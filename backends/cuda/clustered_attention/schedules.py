@@ -1,4 +1,4 @@
-"""Candidate schedules of clustered attention, best guess first, and their legality.
+"""Candidate schedules (tuning parameters) of clustered attention, best guess first, and whether a schedule is legal.
 
 The schedule class is `ClusteredAttentionSchedule` in clustered_attention/parameters.py.
 """

@@ -69,9 +69,8 @@ class CodeRing(CudaPart):
 
     # ------------------------------------------------------------ copies
     def first(self, *, weights: bool, rows: bool) -> None:
-        """Emit the copies for the first `Warps.ahead` iterations: of codes and scales if `weights` is set, of rows if
-        `rows` is.
-        """
+        """Emit, before the loop, the copies into the ring buffer for the first `Warps.ahead` iterations: of codes and
+        scales if `weights` is set, of rows if `rows` is."""
         if not (weights and (self.codes or self.values)) and not (rows and self.rows):
             return
         self.line("#pragma unroll")
@@ -82,9 +81,8 @@ class CodeRing(CudaPart):
         self.line("}")
 
     def next_iteration(self) -> None:
-        """Emit, in the loop, the copies for the iteration `Warps.ahead` later, into the section of the ring that the
-        previous iteration has read, and the wait for the copies of the present iteration.
-        """
+        """Emit, in the loop, the copies into the ring buffer for the iteration `Warps.ahead` later, into the section
+        that the previous iteration has read, and the wait for the copies of the present iteration."""
         frame, ahead = self.frame, self.frame.warps.ahead
         later = f"{frame.dim}_block + {ahead * frame.step}"
         self.line("__syncwarp();")

@@ -17,7 +17,8 @@ from .spelling import span
 
 @dataclass(eq=False)
 class CodeTiles(CudaPart):
-    """Emitter part for loops over tiles of 8 columns, and the addresses of a thread's loads in them."""
+    """Emitter part for the loads of quantized codes (packed integers): loops over tiles of 8 columns, and the addresses
+    from which a thread loads in them."""
 
     frame: FragmentFrame
 
@@ -38,8 +39,8 @@ class CodeTiles(CudaPart):
         return ThreadNest(self.frame, ())
 
     def address(self, nest: ThreadNest, x: Expr) -> tuple[str, str]:
-        """CUDA expressions of two addresses: that of the 16 bytes of quantized codes that a thread loads by `x` for the
-        current tile of columns, and that of the tensor's first byte, to be read instead where the first is out of
+        """CUDA expressions of two addresses: that of the 16 bytes of quantized codes that a thread loads by `x` at the
+        current point of `nest`, and that of the tensor's first byte, to be read instead where the first is out of
         bounds."""
         frame = self.frame
         operand, at, _, _ = x.value

@@ -1,4 +1,5 @@
-"""Frame of skinny GEMM on tensor cores: dimensions of a kernel as mma fragments."""
+"""Emitter state of a skinny GEMM on tensor cores, in which rows and columns are distributed over threads as mma
+fragments."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ HEIGHT = 16  # rows of a fragment
 
 
 class FragmentFrame(ThreadFrame):
-    """Frame (state of the emitter of one kernel) whose rows and columns are distributed over a block's threads as mma
-    fragments are.
+    """State of the emitter of one kernel whose rows and columns are distributed over a block's threads as mma fragments
+    are.
 
     It is used for the main loop; the epilogue has another thread layout. `dim` names the dimension of K, which has
     `size` elements; an iteration of the loop, over all warps, covers `step` elements of it. Of each chunk of K, a

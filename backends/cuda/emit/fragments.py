@@ -159,8 +159,8 @@ class Fragments(CudaPart):
     def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
         """Emit the declaration of registers for a load's vectors of 8 elements along K; returns the register variable.
 
-        `dims`: dimensions that the load varies along. Raises Unfusable if K is not among them, for dtypes that
-        fragments cannot have, or if too many registers are needed.
+        `dims`, `dtype`: dimensions that the load varies along, and the dtype that it reads. Raises Unfusable if K is
+        not among the dimensions, for dtypes that fragments cannot have, or if too many registers are needed.
         """
         frame = self.frame
         if frame.dim not in dims or dtype not in FRAGMENT_DTYPES:

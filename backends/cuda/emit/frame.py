@@ -22,7 +22,7 @@ WRITTEN = 2000  # limit of operations over all loop nests: values needed by seve
 
 @dataclass(frozen=True)
 class Local:
-    """Register variable `name`: an array of the elements that a thread holds along `dims`.
+    """Register variable `name` of the element type `dtype`: an array of the elements that a thread holds along `dims`.
 
     Elements along `lanes` (one of these dimensions) are packed in vectors; "": no vectors.
     """
@@ -41,7 +41,7 @@ class CudaScope(SourceScope[Local]):
 
 
 class ThreadFrame(Writer[CudaScope]):
-    """A kernel in a thread layout, and the text emitted so far.
+    """State of the emission of one kernel in a thread layout: the text so far, and the values that are in variables.
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
     not cover and that are therefore looped over sequentially. `wide` is the compute dtype. `constant` names operands
@@ -184,7 +184,8 @@ class ThreadFrame(Writer[CudaScope]):
 
 @dataclass(eq=False)
 class CudaPart:
-    """Base of the CUDA emitter's parts, such as loads: they share a frame and write into its open scope."""
+    """Base of the CUDA emitter's parts, such as loads or stores: they share a frame (the emitter's state) and write
+    into its open scope."""
 
     frame: ThreadFrame
 
@@ -195,7 +196,8 @@ class CudaPart:
 
 
 def nest_of(root: Expr) -> list[Expr]:
-    """All expressions that one loop nest computes for a root: includes reductions and loads, but not their operands."""
+    """All expressions that one loop nest computes for the expression `root`: reductions and loads are among them, but
+    not what these depend on."""
     order: dict[Expr, None] = {}
     stack = [root]
     while stack:

@@ -67,8 +67,9 @@ def emit_joined(
     first: Kernel, second: Kernel, layouts: tuple[ThreadLayout, ThreadLayout], name: str, shapes: tuple[Shape, Shape],
     constant: frozenset[str] = frozenset(),
 ) -> CudaLaunch:  # fmt: skip
-    """Emit a split reduction as one CUDA function; returns its launch. Blocks run `first`, which computes partial
-    results; the last block of each tile to finish (known by an atomic counter) runs `second`, which combines them.
+    """Emit a split reduction as one CUDA function called `name`; returns its launch. Blocks run `first`, which computes
+    partial results; the last block of each tile to finish (known by an atomic counter) runs `second`, which combines
+    them.
 
     `layouts`, `shapes`: thread layout and roles of the axes of both kernels, which use the same tiles and numbers of
     threads. The buffer `counters` is zero before and after the launch. `constant`: operands that are read before the
@@ -91,7 +92,7 @@ class SimtEmitter(CudaPart):
         self.loads.reduce = self.reductions.reduction
 
     def store_all(self) -> None:
-        """Emit the computation and the store of every result."""
+        """Emit the computation and the store of every result of the kernel."""
         frame, stores = self.frame, self.kernel.stores
         if self.layout.warps is not None:
             self.matrix.products()

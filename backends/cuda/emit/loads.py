@@ -137,7 +137,7 @@ class ThreadLoads(CudaPart):
         return local
 
     def check_held(self, nbytes: int) -> None:
-        """Raises Unfusable if one value needs more than `HELD` bytes of registers per thread."""
+        """Raise Unfusable if `nbytes`, what one value takes in a thread's registers, is more than `HELD`."""
         if nbytes > HELD:
             raise Unfusable(f"{nbytes} bytes of one value per thread, more than {HELD} bytes of registers")
 

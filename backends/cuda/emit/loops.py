@@ -1,4 +1,5 @@
-"""Loops over axes that a block does not cover: all reductions along an axis that are ready share one loop."""
+"""Loops over axes that are longer than a block's part of them: all reductions along one axis whose operands are
+available share one loop."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class ThreadNest:
 
     # ------------------------------------------------------------ lines
     def depth(self, dims: Iterable[str]) -> int:
-        """Number of loops of the nest that enclose the computation of a value that varies along the given
-        dimensions."""
+        """Number of loops of the nest inside which a value that varies along `dims` must be computed."""
         there = set(dims)
         return max((i + 1 for i, (_, d, _) in enumerate(self.loops) if d in there), default=0)
 

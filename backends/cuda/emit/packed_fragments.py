@@ -60,7 +60,7 @@ class PackedSide:
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
     """The right operand of the product `dot` along `axis` (K) as quantized codes with one zero point and one scale per
-    16 bytes; None if it is not such a quantized matrix."""
+    16 bytes; None if it is stored in another way."""
     over, under = factors(kernel.builder.product((*dot.right, *_bare_factors(dot)), ()))
     moving = [f for f in over if not _is_uniform(f, axis, BYTES)]
     if under or not moving:

@@ -155,7 +155,8 @@ def online_maximum(e: Expr) -> Expr | None:
 
 
 def is_zero_out_of_bounds(body: Expr) -> bool:
-    """Whether an expression is 0 where its loads are out of bounds (such loads give 0), so that no mask is needed.
+    """Whether the expression `body` is 0 wherever its loads are out of bounds (such loads give 0), so that a sum of it
+    needs no mask.
 
     True for a product of loads and constants.
     """

@@ -36,7 +36,7 @@ class CudaLaunch:
 
     @property
     def source(self) -> str:
-        """The Python statement that defines the kernel object, with its CUDA source."""
+        """The Python statement that defines the object to launch the kernel with; it contains the CUDA source."""
         options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
         options += f", beside=({', '.join(self.beside)},)" if self.beside else ""
         return (

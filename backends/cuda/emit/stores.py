@@ -17,7 +17,8 @@ from .thread_layout import is_vectorizable
 
 @dataclass(eq=False)
 class ThreadStores(CudaPart):
-    """Emitter part for stores of results, with the loads and reductions that they need."""
+    """Emitter part for stores of results; it has the parts emitted that a result needs, such as loads and
+    reductions."""
 
     loads: ThreadLoads
 

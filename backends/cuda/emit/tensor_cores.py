@@ -24,7 +24,8 @@ from .thread_layout import DimensionThreads, ThreadLayout
 
 @dataclass(eq=False)
 class TensorCores(CudaPart):
-    """Emitter part for products on tensor cores, in kernels whose layout has warps for them (skinny GEMM)."""
+    """Emitter part for matrix products on tensor cores, in kernels whose thread layout arranges warps for them (skinny
+    GEMM)."""
 
     loads: ThreadLoads
 
@@ -32,7 +33,7 @@ class TensorCores(CudaPart):
         """Emit the computation of all reductions along K from mma fragments, and the addition of the warps' partial
         sums in the kernel's thread layout.
 
-        Raises Unfusable if the kernel has no such matrix product.
+        Raises Unfusable if the kernel has no matrix product that tensor cores can compute.
         """
         frame, warps = self.frame, self.layout.warps
         assert warps is not None

@@ -24,7 +24,7 @@ class DimensionThreads:
 
     @property
     def block(self) -> int:
-        """Elements of the dimension that a block covers."""
+        """Number of elements along the dimension that a block covers."""
         return self.threads * self.vector * self.repeat
 
     @property
@@ -77,7 +77,7 @@ class ThreadLayout:
 
     @cached_property
     def apart(self) -> Mapping[str, DimensionThreads]:
-        """The dimensions that do not share the threads of another dimension."""
+        """The dimensions that have threads of their own, with their distributions: all but those in `shared`."""
         return {d: along for d, along in self.dims.items() if d not in self.shared}
 
     @cached_property
@@ -88,7 +88,7 @@ class ThreadLayout:
 
     @property
     def threads(self) -> int:
-        """Threads of a block, at least one warp."""
+        """Number of threads of a block: those that hold elements, but at least `least`."""
         return max(self.least, self.used)
 
     def stride(self, dim: str) -> int:

@@ -39,11 +39,11 @@ class GemvRanking(RankingModel):
     """Description of a skinny GEMM or GEMV on CUDA cores, from which its schedules are ranked; its time is that of
     reading the matrices once.
 
-    `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
-    right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors lie along N
-    (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `vector`: elements of a
-    vector. `splits`: whether split-K is possible. `own`: the fixed schedule entries of short inner reductions.
-    `prologue`: operations for each element of the left operand, which every group of `tk` threads computes.
+    `rows`, `columns` and `length` are M, N and K, `batch` is the batch size, `axis` the index of K in `Shape.inner`,
+    `matrices` the number of right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors
+    lie along N (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `vector`:
+    elements of a vector. `splits`: whether split-K is possible. `own`: the fixed schedule entries of short inner
+    reductions. `prologue`: operations for each element of the left operand, which every group of `tk` threads computes.
     """
 
     rows: int
@@ -61,7 +61,7 @@ class GemvRanking(RankingModel):
     prologue: int = 0
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs by `us`). Threads are laid out along N and along K."""
+        """Yields (schedule, estimated µs) for candidates whose threads are laid out along N and along K."""
         vn, vk = (self.vector, 1) if self.along_columns else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
         for threads in (64, 128, 256, 512, 1024):
@@ -128,7 +128,7 @@ class GemvRanking(RankingModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all right-hand matrices."""
+        """Bytes of all right-hand matrices, which the kernel reads once."""
         return self.columns * self.length * self.matrices * self.itemsize * self.batch
 
     def us_along_k(self, tn: int, held_n: int, tk: int, depth: int, split: int, ahead: int = 0) -> float:

@@ -51,8 +51,8 @@ class PackedGemmRanking(RankingModel):
     grouped: bool = False
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs): warps along K and N, tiles of 8 columns per warp, split-K factor, prefetch
-        distance, and whether codes stay in registers."""
+        """Yields (schedule, estimated µs) for combinations of warps along K and N, tiles of 8 columns per warp, split-K
+        factor, prefetch distance, and whether codes stay in registers."""
         for along, wide, tiles, (ahead, direct) in product((1, 2, 4, 8, 16), (1, 2, 4), (2, 4, 8), AHEAD):
             n, warps = 8 * tiles * wide, along * wide
             uneven = self.columns % n and self.columns < 8 * n

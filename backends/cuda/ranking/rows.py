@@ -28,12 +28,13 @@ SEGMENT = 32  # contiguous elements that a warp should write at once
 
 @dataclass(frozen=True)
 class ElementwiseRanking(RankingModel):
-    """Description of an elementwise kernel or transpose, to rank its schedules: every element is read and written once.
+    """Description of an elementwise kernel or transpose, from which its schedules are ranked; every element is read and
+    written once.
 
     `fast` and `slow` name the dimensions ("m", "n") with the most and the least contiguous bytes, `length` and
     `breadth` are their sizes, `vector` and `across` the vector widths along them, `reads` the number of loads, `batch`
-    the batch size. Where both widths exceed 1 (a transpose), each thread transposes a square of
-    elements in its registers.
+    the batch size. Where both widths exceed 1 (a transpose), each thread transposes a square of elements in its
+    registers.
     """
 
     fast: str
@@ -135,9 +136,9 @@ class ReductionRanking(RankingModel):
     schedules are ranked.
 
     The longest axis may be split over blocks. `count` is the number of rows, `length` the length of the longest
-    reduction axis, `axis` its index in `Shape.inner`. The vector of `vector` elements lies along the rows
-    (`along_rows`: column sums of a row-major matrix) or along the reduction. `nbytes` is the memory traffic, `splits`
-    allows split reductions, `own` holds the fixed schedule entries of short inner reductions.
+    reduction axis, `axis` its index in `Shape.inner`, `batch` the batch size. The vector of `vector` elements lies
+    along the rows (`along_rows`: column sums of a row-major matrix) or along the reduction. `nbytes` is the memory
+    traffic, `splits` allows split reductions, `own` holds the fixed schedule entries of short inner reductions.
     """
 
     count: int

@@ -69,17 +69,18 @@ class TiledSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Number of threads of a block."""
         return self.m // self.high * (self.n // self.wide) * (32 if self.precision else 1)
 
     @property
     def held(self) -> int:
-        """Accumulators per thread for each right-hand matrix.
+        """Number of accumulators (registers for sums) that a thread has for each right-hand matrix.
 
         Twice as many for 3xTF32, where each stage has accumulators of its own.
         """

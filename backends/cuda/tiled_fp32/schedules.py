@@ -1,5 +1,7 @@
-"""Candidate schedules of tiled float32 GEMM (`TiledSchedule`, tiled_fp32/kernel.py) by a cost model, and their
-legality."""
+"""Candidate schedules (tuning parameters) of tiled float32 GEMM by a cost model, and whether one is legal.
+
+The schedule class is `TiledSchedule` in tiled_fp32/kernel.py.
+"""
 
 from __future__ import annotations
 

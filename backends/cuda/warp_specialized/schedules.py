@@ -1,4 +1,4 @@
-"""Candidate schedules of warp-specialized GEMM, ranked by a cost model, and their legality.
+"""Candidate schedules (tuning parameters) of warp-specialized GEMM, ranked by a cost model, and whether one is legal.
 
 The schedule class is `GemmSchedule` in warp_specialized/parameters.py.
 """

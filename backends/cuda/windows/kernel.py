@@ -152,7 +152,8 @@ class WindowEmitter:
         return 1 + sum((d - 1) * s for d, s in zip(found.shape, found.strides))
 
     def place(self, axes: Sequence[Axis], threads: int) -> None:
-        """Emit the coordinates of this thread's box along `axes`; `threads` is the number of threads of the whole grid.
+        """Emit variables for the coordinates of this thread's box along `axes`; `threads` is the number of threads of
+        the whole grid.
 
         Raises Unfusable if a 32-bit number cannot count them.
         """

@@ -1,4 +1,4 @@
-"""Candidate schedules of short-window kernels, best guess first, and their legality.
+"""Candidate schedules (tuning parameters) of short-window kernels, best guess first, and whether one is legal.
 
 The schedule class is `WindowSchedule` in windows/kernel.py.
 """
@@ -47,10 +47,10 @@ def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class LoadPattern:
-    """Access pattern of a load.
+    """Positions that a load reads.
 
-    `places` are its offsets for all window elements, `steps` its strides along the last axes, last axis first,
-    `others` the gcd of the other strides and the buffer's length; all in elements. `itemsize` in bytes.
+    `places` are its offsets for all window elements, `steps` its strides along the last axes, last axis first, `others`
+    the gcd of the other strides and the buffer's length; all in elements. `itemsize` in bytes.
     """
 
     places: tuple[int, ...]

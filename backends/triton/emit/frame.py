@@ -109,7 +109,8 @@ class TileFrame(Writer[TritonScope]):
 
 @dataclass(eq=False)
 class TritonPart:
-    """Base of the Triton emitter's parts (loads, stores, ...), which share a frame and write into its open scope."""
+    """Base of the Triton emitter's parts, such as loads or stores: they share a frame (the emitter's state) and write
+    into its open scope."""
 
     frame: TileFrame
 

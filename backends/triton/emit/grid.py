@@ -12,7 +12,7 @@ from .loop_bounds import LoopBounds
 
 @dataclass(eq=False)
 class Grid(TritonPart):
-    """Emitter part for the assignment of a kernel's tiles to programs."""
+    """Emitter part that decides which tile of the results each program of the grid computes."""
 
     positions: Positions
     bounds: LoopBounds
@@ -83,9 +83,9 @@ class Grid(TritonPart):
             self.line(f"tile_n = {tile}")
 
     def longest_last(self) -> bool:
-        """Whether later rows have more work, as under a causal mask.
+        """Whether the programs of later rows have more work, as under a causal mask.
 
-        The programs of later rows are then launched first, so that long ones do not run alone at the end.
+        They are then launched first, so that long ones do not run alone at the end.
         """
         if any(a.name == "part" for a in self.shape.batch):
             return False

@@ -55,11 +55,12 @@ def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) 
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> TritonLaunch:
-    """Emit a split reduction as one Triton function; returns its launch. Programs run `first`, which computes partial
-    results; the last program of each tile to finish (known by an atomic counter) runs `second`, which combines them.
+    """Emit a split reduction as one Triton function called `name`; returns its launch. Programs run `first`, which
+    computes partial results; the last program of each tile to finish (known by an atomic counter) runs `second`, which
+    combines them.
 
-    `shape`: roles of the axes of the kernel before the split, whose tiles both kernels use. The buffer `counters`
-    (int32, one per tile) is zero before and after the launch.
+    `tiling`, `shape`: tile sizes and roles of the axes of the kernel before the split, whose tiles both kernels use.
+    The buffer `counters` (int32, one per tile) is zero before and after the launch.
     """
     own = shape_of(first)
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))

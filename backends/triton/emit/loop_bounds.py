@@ -17,7 +17,7 @@ from .values import TileValues
 
 @dataclass(eq=False)
 class LoopBounds(TritonPart):
-    """Emitter part for ranges of loops over an axis, and the masks that bound them."""
+    """Emitter part for the ranges of loops over an axis, which masks may shorten."""
 
     positions: Positions
     values: TileValues

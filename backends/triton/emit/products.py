@@ -61,7 +61,8 @@ class Products(TritonPart):
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
     def must_wait(self, dot: Dot, rows: str, scaled: bool) -> bool:
-        """Whether a loop must wait for a product in each iteration, to avoid an async-copy race.
+        """Whether the loop that adds up the matrix product `dot` must wait for it in each iteration, to avoid an
+        async-copy race.
 
         `rows` is the dimension of the product's rows. `scaled`: the accumulator is rescaled in each iteration, which
         waits for the product too, but only in the next iteration. There are two races. A computed left operand is in
@@ -100,7 +101,8 @@ class Products(TritonPart):
         return self.values.value(found)
 
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
-        """Both operands of a matrix product converted to one dtype: that of a 16-bit operand, else `narrowest`.
+        """The operands `a` and `b` of a matrix product converted to one dtype: that of a 16-bit operand, else
+        `narrowest`.
 
         Rounding computed values to 16 bits is what the unfused program does when it stores them. Raises Unfusable for
         float64.

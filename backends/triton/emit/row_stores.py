@@ -19,7 +19,8 @@ MOST = 16  # maximum elements that are joined
 
 
 class RowStore(NamedTuple):
-    """Stores of one element each that are adjacent in memory, in order, and the position of the first store."""
+    """Stores of one element each that write consecutive memory positions, in this order; `at`: position of the first
+    one."""
 
     stores: tuple[OutputStore, ...]
     at: Index

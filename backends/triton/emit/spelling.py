@@ -42,8 +42,9 @@ def _is_call(text: str) -> bool:
 
 @dataclass(frozen=True)
 class TritonLaunch(LaunchBase):
-    """One emitted Triton kernel and its launch: name of the function, its source, programs in the grid, names of the
-    buffers that are passed (`args`), launch options."""
+    """One emitted Triton kernel and its launch: name of the function, its source, number of programs (`grid`), names of
+    the buffers that are passed (`args`), warps and pipeline stages. `boxes`: operands read through tensor maps (TMA
+    descriptors), which follow the arguments. `early`: programmatic dependent launch."""
 
     name: str
     source: str

@@ -27,7 +27,7 @@ HEAVY = 64  # operations per element beyond which small programs may pay
 @dataclass(frozen=True)
 class Load:
     """Footprint of a load in a tile: whether it varies along `rows` and along `cols`, which reduction axes it varies
-    along (`inner`: indices in `Shape.inner`), bytes per element."""
+    along (`inner`: their indices in `Shape.inner`), and its bytes per element."""
 
     rows: bool
     cols: bool
@@ -75,7 +75,7 @@ class KernelFacts:
 
     @property
     def width(self) -> int:
-        """Bytes of the narrowest float in memory."""
+        """Bytes of an element of the narrowest float dtype in memory: 2 or 4."""
         return 4 if self.single else 2
 
     @cached_property
@@ -85,7 +85,7 @@ class KernelFacts:
 
     @property
     def product(self) -> bool:
-        """Whether there are matrix products."""
+        """Whether the kernel has matrix products."""
         return self.kind in ("contraction", "attention")
 
     @property
@@ -103,8 +103,8 @@ class KernelFacts:
     @cached_property
     def whole_tiles(self) -> Mapping[int, int]:
         """For attention: tile size of each reduction axis that one tile covers whole, without a loop, which is the
-        axis's size rounded up to a power of two. Keys: positions of the axes in `inner`. The one other axis (`main`) is
-        looped over."""
+        axis's size rounded up to a power of two, at least 16. Keys: positions of the axes in `inner`. The remaining
+        axis (`main`) is looped over."""
         return {i: max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property

@@ -40,7 +40,8 @@ class TileSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:

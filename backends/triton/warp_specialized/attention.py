@@ -35,10 +35,8 @@ from .tiles import AttentionLoads, AttentionPositions, SharedTiles
 
 @dataclass(frozen=True)
 class RoleLaunch(TritonLaunch):
-    """Launch of a warp-specialized Gluon kernel, whose default partition (the first consumer warp group) has 4 warps.
-
-    Its tensor maps include the shared-memory swizzle.
-    """
+    """One emitted warp-specialized Gluon kernel and its launch. The kernel's default partition (the first consumer warp
+    group) has 4 warps, and its tensor maps include the shared-memory swizzle."""
 
     def call(self, names: Mapping[str, str]) -> str:
         """The Python statement that launches the kernel; `names` maps its buffers to Python variables."""

@@ -33,7 +33,8 @@ def widths(extent: int) -> list[tuple[int, int]]:
 
 
 def numbered(stem: str, count: int) -> list[str]:
-    """Variable names of `count` pieces: `stem` alone for one piece, else `stem_0`, `stem_1` and so on."""
+    """Variable names of the `count` pieces of a value: `stem` alone for one piece, else `stem_0`, `stem_1`
+    and so on."""
     return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
 
 
@@ -73,7 +74,7 @@ class AttentionFrame(TileFrame):
         return super().ragged(dim) and (self.edge or dim not in {a.name for a in self.walked})
 
     def parent(self, dims: Sequence[str]) -> str:
-        """Name of the variable that holds the Gluon register layout of tiles over two dimensions."""
+        """Name of the Gluon variable that holds the register layout of tiles over the two dimensions `dims`."""
         return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:

@@ -1,4 +1,5 @@
-"""Stores of warp-specialized attention: results are rounded, converted to a memory-friendly layout, and written."""
+"""Stores of warp-specialized attention: results are rounded, converted to a layout in which threads write contiguous
+memory, and written."""
 
 from __future__ import annotations
 

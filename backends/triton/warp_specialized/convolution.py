@@ -52,7 +52,7 @@ class Patch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a tile (16-bit elements)."""
+        """Bytes of a tile of this box, whose elements have 16 bits."""
         return 2 * math.prod(self.block)
 
 
@@ -382,8 +382,8 @@ class Convolution:
 
 
 def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ConvolutionLaunch:
-    """Emit a warp-specialized convolution as Gluon functions; returns the launch. `name`: of the kernel function;
-    `shape`: roles of the kernel's axes.
+    """Emit a warp-specialized convolution with the tiles of `schedule` as Gluon functions; returns the launch. `name`:
+    of the kernel function; `shape`: roles of the kernel's axes.
 
     Raises Unfusable unless the kernel is one product of images and filters, both 16-bit, in tiles that divide the
     output.

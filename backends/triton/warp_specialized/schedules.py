@@ -1,4 +1,4 @@
-"""Candidate schedules of warp-specialized Gluon kernels and their legality.
+"""Candidate schedules (tuning parameters) of warp-specialized Gluon kernels, and whether one is legal.
 
 Attention (warp_specialized/attention.py): `AttentionSchedule`. Convolution (warp_specialized/convolution.py):
 `ConvolutionSchedule`.
@@ -33,7 +33,7 @@ MOST_STAGES = 6
 
 def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSchedule]:
     """Yields candidate schedules of warp-specialized attention, best guess first: large key tiles, as many stages as
-    fit. None for kernels that are not attention over enough keys and rows."""
+    fit. Yields nothing for kernels that are not attention over enough keys and rows."""
     if shape.kind != "attention" or not shape.rows or shape.n > WIDEST:
         return
     main = max(shape.outer, key=lambda a: a.size)

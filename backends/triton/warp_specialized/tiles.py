@@ -23,7 +23,7 @@ WIDE_RESULT = 128  # columns beyond which a result is transposed through the sha
 class AttentionPositions(Positions):
     """Emitter part for memory positions in attention.
 
-    Stores have separate index variables, since their layout differs; origins of TMA boxes use the producer warp's
+    Stores have index variables of their own, since their layout differs; origins of TMA boxes use the producer warp's
     variables.
     """
 

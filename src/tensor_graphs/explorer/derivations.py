@@ -29,8 +29,8 @@ FAILURES = (KeyError, IndexError, ValueError, ZeroDivisionError, TypeError)
 
 @dataclass(frozen=True)
 class Derivation:
-    """One match of a rule on the saturated e-graph: the e-nodes of its left sides, and the e-nodes that only its right
-    sides contain."""
+    """One match of a rule on the saturated e-graph: the e-nodes of its left sides, and those (`made`) that only its
+    right sides contain."""
 
     rule: str
     left: tuple[int, ...]

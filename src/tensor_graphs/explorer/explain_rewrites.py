@@ -46,9 +46,10 @@ WHOLE_FLOPS = 1e9  # total flops of all steps above which each step is replayed 
 @dataclass(frozen=True)
 class BlockRewrites:
     """Rewriting of one unique block (repeated subgraph): for each output the steps to the chosen term (`explanations`),
-    and the result of replaying them (`checked`).
+    and the result of replaying them (`checked`, None if the block is too large for an automatic replay).
 
-    None in place of a result if the block is too large for an automatic replay.
+    `number`: of the block; `instances`: how often the model contains it; `nodes`, `e_nodes`: its operations and the
+    e-nodes of its e-graph.
     """
 
     number: int
@@ -98,8 +99,10 @@ class BlockRewrites:
 def explain_choice(
     graph: Graph, view: EGraphView, choice: Choice, rules: Iterable[Rule] = ALL, *, replay: bool | None = None
 ) -> tuple[list[Explanation], list[ReplayResult | None]]:
-    """Rewrite steps from each root to its chosen term, and the check of each, as (steps, checks); a check is None if
-    the steps were not replayed. `replay` None: replay only small graphs.
+    """Rewrite steps by `rules` from each root to its chosen term, and the check of each, as (steps, checks); a check is
+    None if the steps were not replayed.
+
+    `replay` None: replay only small graphs.
     """
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
     found = explain(view, fired, graph.roots, origin_of(plan_of(choice, graph), graph).chosen)

@@ -23,7 +23,8 @@ class ParetoPoint:
     """Program found at one tolerance.
 
     `error`: its relative error against float64; `us`: time of a call in µs, measured if `measured`, else estimated;
-    `best`: no other point has less error and takes less time. `why`: reason if there is no program.
+    `best`: no other point has less error and takes less time. `kernels`: number of its kernel calls. `why`: reason if
+    there is no program.
     """
 
     tolerance: str | float

@@ -59,7 +59,7 @@ def plan_digest(plan: Plan) -> str:
 
 @dataclass
 class KernelTimes:
-    """End-to-end times of plans in µs by plan digest, kept in a file that is rewritten after every plan."""
+    """End-to-end times of plans in µs by plan digest (`us`), kept in a file that is rewritten after every plan."""
 
     file: Path
     us: dict[str, float] = field(default_factory=dict)
@@ -96,12 +96,13 @@ def profile(
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """End-to-end times of the best `count` distinct plans of a model, as (JSON document, text).
 
-    `optimize` measures missing kernels first. Each plan is timed interleaved with the best one. `budget`: seconds for
-    everything; it is exceeded at most by the mandatory work of `optimize` and by the current plan (a build and three
-    rounds). Programs are not verified, as none is returned. `diversity`: minimum fraction of estimated time that one of
-    any two plans spends in kernels that the other lacks; more similar plans are skipped. `resume`: reuse times of an
-    earlier sweep. `workers`: rewriting processes (0: the setting); kernels are always timed one at a time. `trust`: as
-    for `optimize`. Raises UsageError for less than one plan or a negative number of workers.
+    `optimize` measures missing kernels first. Each plan is timed interleaved with the best one. `dims`: sizes of free
+    dimensions. `budget`: seconds for everything; it is exceeded at most by the mandatory work of `optimize` and by the
+    current plan (a build and three rounds). Programs are not verified, as none is returned. `diversity`: minimum
+    fraction of estimated time that one of any two plans spends in kernels that the other lacks; more similar plans are
+    skipped. `resume`: reuse times of an earlier sweep. `workers`: rewriting processes (0: the setting); kernels are
+    always timed one at a time. `trust`: as for `optimize`. Raises UsageError for less than one plan or a negative
+    number of workers.
     """
     if count < 1 or workers < 0:
         raise UsageError(

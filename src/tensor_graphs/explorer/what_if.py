@@ -44,7 +44,7 @@ RULE = "rule:"
 class KernelChange:
     """A kernel of which a changed plan has more or fewer calls.
 
-    `us`: µs of one call. `made`: the values that it computes.
+    `us`: µs of one call; `source`: origin of that price. `name`: of the kernel; `made`: the values that it computes.
     """
 
     kernel: str  # selector, "k17"
@@ -58,10 +58,11 @@ class KernelChange:
 class WhatIf:
     """Answer to a what-if question: the plan before and after.
 
+    `forbid`, `pin`, `cost`: the question, kernels forbidden, forced, and with another cost in µs, by selector.
     `before_us`, `after_us`: estimated times in µs. `error_before`, `error_after`: sums of the kernels' measured
     relative errors; None if some kernel of the plan has no recorded error. `removed`, `added`: the kernels that differ;
     views are left out. `unused`: forced kernels whose results no output needs in any plan that was found. `choice`: the
-    plan after.
+    plan after. `seconds`: time of the answer.
     """
 
     forbid: tuple[str, ...]

@@ -61,9 +61,8 @@ def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = Fal
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """How weights are quantized: an encoding of `models/common/quantization.py`, and whether the output matrix is
-    quantized as well.
-    """
+    """How weights are quantized: `name` is an encoding of `models/common/quantization.py`; `head`: whether the output
+    matrix is quantized as well."""
 
     name: str
     head: bool = True
@@ -71,7 +70,11 @@ class QuantizedForm:
 
 @dataclass
 class Programs:
-    """Programs of a generator by name, made on demand, and the memory that they share."""
+    """Programs of a generator by name, made on demand, and the memory that they share.
+
+    `folder`: the model. `vocabulary`: number of tokens. `budget`: seconds to optimize each program. `options`: further
+    options of `optimize`. `form`: how weights are quantized (None: not at all).
+    """
 
     folder: Folder
     caches: Caches
@@ -165,7 +168,7 @@ class Programs:
         return self._made[name]
 
     def set(self, name: str, value: Any, dtype: str) -> None:
-        """Overwrite a state on the programs' device, if some program has it."""
+        """Overwrite the state `name` on the programs' device, if some program has it. `dtype`: the state's."""
         for program in self._made.values():
             if name in program.states:
                 return program.set_state(name, np.asarray(value, dtype))

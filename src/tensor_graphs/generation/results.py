@@ -43,8 +43,12 @@ class Generated:
 
 @dataclass
 class Row:
-    """Progress of one row of a batch during generation. `given`: number of characters of `text` in the pieces so
-    far."""
+    """Progress of one row of a batch during generation.
+
+    `tokens`: those generated so far; `text`: their text. `end`: why the row has ended, "stop" (an end token or text) or
+    "length", "" before. `stream`: makes text of tokens (None: there is no tokenizer). `given`: number of characters of
+    `text` in the pieces so far.
+    """
 
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)

@@ -112,7 +112,8 @@ def distribution(kind: Kind, logits: Tensor) -> Tensor:
 
 
 def sampler(kind: Kind, batch: int, vocabulary: int) -> Graph:
-    """Graph that chooses one token per row: output `token` [batch] int64, which is the state `token` as well."""
+    """Graph that chooses one token of `vocabulary` per row: output `token` [batch] int64, which is the state `token` as
+    well."""
     logits = t.state("logits", (batch, vocabulary), "float32")
     if kind == "greedy":
         token = t.argmax(logits, 1, keepdims=True)

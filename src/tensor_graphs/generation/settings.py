@@ -24,7 +24,8 @@ COLDEST = 1e-30  # smallest temperature that logits are divided by: the quotient
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of how tokens are chosen. `temperature` 0: the most likely token. `top_k` 0 and `top_p` 1: no limit."""
+    """Settings of how tokens are chosen. `temperature` 0: the most likely token. `top_k` 0 and `top_p` 1: no limit.
+    `seed`: of the random draws."""
 
     temperature: float = 0.0
     top_k: int = 0

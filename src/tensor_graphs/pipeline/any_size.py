@@ -53,6 +53,10 @@ class NoFormError(NoPlanError):
 class Symbolic:
     """State of a size-polymorphic search: the graph with free dimensions, the generic sizes at which it is saturated,
     and the conversion of e-nodes and kernels back to free sizes.
+
+    `searched`: sizes that the caller names, at which plans are priced. `generic`: primes, one per free dimension, so
+    that a number tells which dimensions it comes from; `numbers` maps such numbers to expressions. `probes`: sizes at
+    which a kernel for every size is checked.
     """
 
     graph: Graph  # the original, with narrowed ranges

@@ -70,6 +70,9 @@ def winners(
 class Forms:
     """The forms of a bucket (plan for all sizes, own plan, caller's function), and µs of whole calls of each at each
     timed size.
+
+    `programs`: the program of each plan, by form. `dimension`: the free dimension that the buckets divide. `seed`: of
+    the inputs. `ended`: polled; True ends the timing. `us`: size -> form -> µs of its calls.
     """
 
     graph: Graph
@@ -128,10 +131,8 @@ def _works(call: timing.Run) -> bool:
 
 
 def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait.
-
-    `ended`: polled; ends the sampling.
-    """
+    """Samples in µs per whole call of each form on `device`, interleaved; on a GPU each sample is QUEUED calls and one
+    wait. `ended`: polled; ends the sampling."""
     clock, count = timing.wall_us, 1
     if device not in ("", "cpu"):
         import torch

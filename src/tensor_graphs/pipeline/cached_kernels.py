@@ -58,7 +58,7 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
 
 
 def read_kernels(plan: Path, source: str) -> Binaries | None:
-    """The compiled kernels beside a plan; None if there are none for this program text.
+    """The compiled kernels beside a plan file; None if there are none for the program text `source`.
 
     Raises ValueError or OSError if the file is damaged or cannot be read.
     """

@@ -46,8 +46,8 @@ class Caller:
 
     @classmethod
     def of(cls, source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller | None:
-        """Constructor: the source of an optimization as a callable with examples; None if it cannot be called with
-        them.
+        """Constructor: the source of an optimization as a callable with its example arguments `args` and `kwargs`; None
+        if it cannot be called with them.
 
         Callable: functions and modules whose example leaves are all tensors of one device or all arrays. Not callable:
         ExportedProgram, examples given as types.
@@ -92,8 +92,8 @@ class Caller:
         return result_leaves(self.returned(given), torch=self.torch)
 
     def returned(self, given: Sequence[Any]) -> Any:
-        """Call the function without gradients and without autocast, so that dtypes are those of its graph; returns what
-        it returns."""
+        """Call the function with arguments `given`, without gradients and without autocast, so that dtypes are those of
+        its graph; returns what it returns."""
         if not self.torch:
             return self.call(given)
         torch = sys.modules["torch"]

@@ -132,7 +132,8 @@ def stored_narrow(
     """Hypergraph in which the values of a bfloat16 model are stored in bfloat16, on a CPU with bfloat16 multiplication;
     else None.
 
-    Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans.
+    Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans. `stop`: polled; raises
+    Halted when it returns True.
     """
     if session.options.exact or on_gpu(backends):
         return None

@@ -98,7 +98,8 @@ def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
 
 
 def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:
-    """Cost store and measurer of a search: those of `measurer_started`, else new ones. The search closes both."""
+    """Cost store and measurer of a search: those of `measurer_started`, else new ones. The measurer is None if the
+    search measures nothing. The search closes both."""
     started, session.started = session.started, None
     if started is not None:
         return started

@@ -76,8 +76,9 @@ class OverlappedTuning:
         self._start(graph, self.search_short or self.search)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the last search ends, for at most `seconds`."""
-        self._searching.join(max(0.0, seconds))
+        """Wait until the search of the short form ends, for at most `seconds`."""
+        if self.short is not None:
+            self._searching.join(max(0.0, seconds))
 
     def carried(self, whole: Hypergraph) -> list[int]:
         """The candidates of a hypergraph of the whole model that the plan of its short form has; after `end`."""

@@ -61,7 +61,8 @@ class StalePlan(Exception):
 
 # ---------------------------------------------------------------- the key
 def key_of_search(graph: Graph, sizes: object, backends: Sequence[Backend], options: Mapping[str, Any]) -> str:
-    """Cache key of a search: equal only if everything that the result depends on is equal."""
+    """Cache key of a search: equal only if everything that the result depends on is equal. `sizes`: those of free
+    dimensions; `options`: all options that decide the result."""
     shape, _ = graph_to_json(graph)
     constants = [str(n.attr("digest")) for n in graph.nodes() if n.op == "constant"]
     kernels = [(b.name, machine_of(b.name), sorted(t.identity for t in b.templates)) for b in backends]
@@ -169,7 +170,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The plan cache entry of one search."""
+    """The plan cache entry of one search: its file `path`, which need not exist yet."""
 
     path: Path
 
@@ -179,11 +180,8 @@ class CacheEntry:
         return CacheEntry(cache_folder.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
-        """The stored JSON; None if there is none.
-
-        Raises StalePlan if the file is damaged, or if its search was cut short by a smaller budget than `budget`
-        seconds.
-        """
+        """The stored JSON; None if there is none. Raises StalePlan if the file is damaged, or if its search was cut
+        short by a smaller budget than `budget` seconds."""
         try:
             data = json.loads(read_sealed(self.path, LARGEST, self.path.name))
             head = decode(_Head, data)

@@ -32,8 +32,8 @@ class ScheduleVariant:
 
 @dataclass(frozen=True)
 class KernelBounds:
-    """Flops, bytes of compulsory memory traffic, lower bound in µs and measured relative error (against float64) of a
-    kernel.
+    """Flops, bytes of compulsory memory traffic, lower bound in µs (`limit_us`) and measured relative error (against
+    float64) of a kernel.
 
     The error is None if unknown. `roofline`: peak rates of its device for its backend and dtype, from which the bound
     follows.

@@ -85,7 +85,7 @@ def _rounds(term: Tensor, dtype: str) -> bool:
 
 def attach(program: Program, work: Graph, sizes: Mapping[str, int] | None = None) -> None:
     """Attach the provenance (original graph `work` and chosen terms) to a program, to be saved with it; on failure add
-    a warning to its report."""
+    a warning to its report. `sizes`: values of the plan's free dimensions."""
     if program.plan is None:
         return
     try:

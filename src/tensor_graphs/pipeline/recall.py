@@ -48,8 +48,9 @@ class CacheSlot:
 def look_up(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, backends: Sequence[Backend]
 ) -> CacheSlot:  # fmt: skip
-    """The plan cache's slot for this search. It has no stored plan with the option `again`, or if a smaller budget cut
-    the search of that plan short.
+    """The plan cache's slot for this search. `sizes`: values given to the graph's free dimensions.
+
+    It has no stored plan with the option `again`, or if a smaller budget cut the search of that plan short.
     """
     options = session.options
     if not options.measure or options.deterministic:

@@ -45,7 +45,8 @@ from .short_search import match_short_form, short_search_s
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The program that a search returns, with its report. `as_written`: it is the unfused baseline."""
+    """The program that a search returns, with its report, and the search's `task`. `as_written`: it is the unfused
+    baseline."""
 
     program: Program
     task: Task
@@ -54,7 +55,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Program of a chosen plan, and its verdict (None if it was not verified)."""
+    """Program of a chosen plan, with that choice and its verdict (None if it was not verified)."""
 
     choice: Choice
     program: Program
@@ -142,8 +143,7 @@ def _match(
     _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("ahead"):
-            if tuning.short is not None:
-                tuning.settle(short_search_s(session))
+            tuning.settle(short_search_s(session))
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
     return graphs

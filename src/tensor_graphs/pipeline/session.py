@@ -34,7 +34,11 @@ LATE = 0.25  # fraction of the budget by which the search for a plan within tole
 
 @dataclass
 class Session:
-    """State of one call: options, clocks, messages for the report, worker processes."""
+    """State of one call: options, clocks, messages for the report, worker processes.
+
+    `now`: the clock that the budget is measured by. `warnings`: texts for the report. `plan_cache_notes`: why cached
+    plans were not used.
+    """
 
     options: Options
     progress: Progress = field(default_factory=Progress)
@@ -79,7 +83,8 @@ class Session:
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
-        """Context manager that times a stage; its start is reported to `progress`, with `message`."""
+        """Context manager that times the stage `name` of the call; its start is reported to `progress`, with
+        `message`."""
         self.progress.say(name, message)
         with self.clock.running(name):
             yield

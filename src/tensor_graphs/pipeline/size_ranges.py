@@ -58,7 +58,7 @@ def why_fixed(graph: Graph) -> str:
 
 
 def range_text(low: int, high: int, searched: int) -> str:
-    """Text of a range of sizes, such as `1..2048 (searched at 128)`."""
+    """Text of the sizes from `low` to `high` (left open beyond any limit), such as `1..2048 (searched at 128)`."""
     return f"{low}..{high if high < NO_LIMIT else ''} (searched at {searched})"
 
 

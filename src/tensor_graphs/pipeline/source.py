@@ -148,7 +148,8 @@ def is_module(source: Any) -> bool:
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Example inputs as a tuple of positional arguments."""
+    """Example inputs as a tuple of positional arguments: None is none, a list or tuple holds them, another value is the
+    only one."""
     if values is None:
         return ()
     return tuple(values) if isinstance(values, list | tuple) else (values,)

@@ -31,7 +31,7 @@ def begin_compiling(session: Session, program: Program, compiler: Compiler | Non
     """Start compiling the kernels of `other_forms` in the compile processes, without waiting for the result.
 
     They work while `program` runs for the first time, which compiles those of its kernels in this process that were not
-    measured.
+    measured. `compiler` None: nothing is started.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped or _room(session) < SHORTEST_S:
@@ -124,10 +124,12 @@ def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport
 
 
 def _results(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Results and states, as tensors on the device, after a call of a program whose states are reset."""
+    """Results and states, as tensors on the device, after a call of a program on poisoned memory, whose states are
+    reset."""
     if program.manifest.states:
         program.reset()
-    results = program.flat_near(*values)
+    with program.poisoned():
+        results = program.flat_near(*values)
     program.wait("comparing ways to launch kernels")
     return [*results, *(x.clone() for x in program.states.values())]
 

@@ -71,7 +71,7 @@ FLUSHES = 10  # writes of a buffer before a timed call: together longer than the
 
 
 def cold_clock_of(device: str) -> Callable[[Run], float]:
-    """Timing function as `clock_of`; on a GPU without host overhead and with cold caches.
+    """Timing function as `clock_of` for a device; on a GPU without host overhead and with cold caches.
 
     Each call is queued behind writes of a buffer twice the size of the L2 cache, which evict its data.
     """
@@ -108,7 +108,7 @@ def sampled(
     calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
     clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False, first: Run = lambda: None,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Times in µs of each call, from interleaved rounds after two warm-up rounds.
+    """Times in µs of each call, taken by `clock`, from interleaved rounds after two warm-up rounds.
 
     At most `most` rounds. From `least` rounds on, stops after `seconds`, or after `settled` seconds once all medians
     are settled. Stops when `ended()` is true (polled after each round; at least one round is counted). `first()` runs
@@ -142,8 +142,8 @@ FEW, FEW_NOISE = 5, 0.25
 
 
 def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
-    """Relative difference of two calls' samples that counts as noise: `noise`, or FEW_NOISE for fewer than FEW
-    samples."""
+    """Relative difference of the samples `one` and `other` of two calls that counts as noise: `noise`, or FEW_NOISE for
+    fewer than FEW samples."""
     return FEW_NOISE if min(len(one), len(other)) < FEW else noise
 
 
@@ -186,13 +186,14 @@ def pairs_won(one: Sequence[float], other: Sequence[float], noise: float) -> tup
 
 
 def why_pairs_lost(one: Sequence[float], other: Sequence[float], noise: float) -> str:
-    """Why `wins_pairs` is false, in words."""
+    """Why `wins_pairs` is false for the same arguments, in words."""
     won, count = pairs_won(one, other, noise)
     return f"only {won} of {count} pairs of calls are won by more than the noise of {100 * noise:.0f} %"
 
 
 def why_not_faster(one: Sequence[float], other: Sequence[float], noise: float) -> str:
-    """Why `is_surely_faster` is false although the median of `one` is smaller; "" if the median is not smaller."""
+    """Why `is_surely_faster` is false for the same arguments although the median of `one` is smaller; "" if the median
+    is not smaller."""
     if median(one) >= median(other):
         return ""
     found, fewest = margin(one, other, noise), min(len(one), len(other))

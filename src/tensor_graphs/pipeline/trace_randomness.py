@@ -25,7 +25,8 @@ AGAIN, MORE = "a second call on the same inputs", "more calls of a function that
 
 @dataclass
 class OptionalTime:
-    """The time of a comparison's optional parts, and those that were left out for lack of it."""
+    """The time of a comparison's optional parts: `spare()` is the seconds that a part may take now, `omitted` the texts
+    of those that were left out for lack of it."""
 
     spare: Callable[[], float]
     omitted: list[str] = field(default_factory=list)

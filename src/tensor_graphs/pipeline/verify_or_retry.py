@@ -47,7 +47,7 @@ from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
 from .any_size import NoFormError
 from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
-from .run_program import renamed, run_flat
+from .run_program import renamed, run_again, run_first
 
 MAX_ATTEMPTS = 8
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
@@ -85,7 +85,10 @@ class Acceptance:
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `exclusions`: chooses
     kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of a view, with every value
     stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`: context
-    manager that times a named stage.
+    manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification inputs.
+    `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`: earlier
+    attempts. `references`: per input, the input and the graph's outputs for it in float64 and in its own dtypes.
+    `fastest`: times a choice's program against variants and returns the fastest with its choice.
     """
 
     graph: Graph
@@ -283,7 +286,7 @@ class Acceptance:
         given, self.ahead = self.ahead(), dict
         self.references |= given
         verdict = verify(
-            self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
+            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
             flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
             device=program.tensors, enough=self.over, poll=poll,
         )  # fmt: skip

@@ -31,7 +31,8 @@ LARGE_FLOPS, LARGE_BYTES = 4e9, 1 << 26
 
 @dataclass
 class SizeVerifier:
-    """Verifier of programs of a graph with free dimensions; references of small sizes are kept for further programs."""
+    """Verifier of programs of a graph with free dimensions; references of small sizes are kept for further programs.
+    `largest`: whether the largest sizes are verified, too."""
 
     graph: Graph
     searched: Sizes  # the sizes that `verify` covers

@@ -59,7 +59,8 @@ def printable(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """HTML table of texts; a `Markup` cell is taken as it is. `numeric`: columns aligned to the right."""
+    """HTML table with the column titles `head` and `rows` of texts; a `Markup` cell is taken as it is. `numeric`:
+    columns aligned to the right."""
 
     def cell(i: int, value: str, tag: str) -> str:
         return f"<{tag}{' class=num' if i in numeric else ''}>{value if isinstance(value, Markup) else escape(value)}</{tag}>"

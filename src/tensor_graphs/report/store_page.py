@@ -27,8 +27,8 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True)
 class Repeated:
-    """A kernel call measured in several runs: the median of each in µs (`us`), oldest first, and its time (`times`), in
-    µs since 1970."""
+    """A kernel call measured in several runs: kernel name, backend, operand shapes as text, the median of each run in
+    µs (`us`), oldest first, and its time (`times`), in µs since 1970."""
 
     name: str
     backend: str

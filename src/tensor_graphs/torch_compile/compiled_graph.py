@@ -23,7 +23,8 @@ _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
 
 def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> CompiledGraph:
-    """Callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
+    """Callable for a graph `module` that Dynamo captured with `example_inputs`: takes the graph's flat inputs, returns
+    its flat outputs.
 
     Operators that cannot be traced or imported run eagerly, with a warning; the report says why.
     """
@@ -261,7 +262,7 @@ def _names(module: Any) -> list[str]:
 
 
 def wait(seconds: float | None = None) -> bool:
-    """Wait until no search of this process runs.
+    """Wait until no search of this process runs, at most `seconds` (None: without limit).
 
     Returns whether all have ended, so that the next call of each graph chooses between its programs and eager
     execution. False also for a graph with gradients whose backward search begins at the next call.

@@ -50,8 +50,8 @@ def _clock(on_gpu: bool) -> Callable[[Run], float]:
 
 
 class Judgement(NamedTuple):
-    """Whether programs win, median µs of the eager and of the compiled call, and why they do not win where their
-    median is smaller ("" if it is not, or if they win)."""
+    """Whether programs win over eager execution (`won`), median µs of the eager and of the compiled call, and why they
+    do not win where their median is smaller ("" if it is not, or if they win)."""
 
     won: bool
     eager_us: float

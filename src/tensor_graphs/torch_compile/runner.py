@@ -122,7 +122,8 @@ def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | No
 
 
 def differs(found: Sequence[Any], expected: Sequence[Any], exact: bool = False) -> str:
-    """Description of how results differ from those expected, beyond rounding (`exact`: in bits); "" if they do not."""
+    """Description of how the results `found` differ from those expected, beyond rounding (`exact`: in bits); "" if they
+    do not."""
     for i, (x, y) in enumerate(zip(found, expected)):
         if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
             return f"result {i} is {_type(x)}, not {_type(y)}"

@@ -60,7 +60,7 @@ class Search:
         return self._ended.is_set() or self._owner != os.getpid()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end of the search; returns whether it has ended."""
+        """Wait for the end of the search, at most `seconds` (None: without limit); returns whether it has ended."""
         return self.ended or self._ended.wait(seconds)
 
     def program(self) -> Program:

@@ -48,7 +48,7 @@ NOWHERE = WorstError()
 
 @dataclass(frozen=True)
 class OutputError:
-    """Errors of one output, the worst over the inputs (seeds) it was verified on, with the errors allowed."""
+    """Errors of the output `name`, the worst over the inputs (seeds) it was verified on, with the error `allowed`."""
 
     name: str
     plan: float  # relative Frobenius error of the program against float64
@@ -115,7 +115,11 @@ class FailedAttempt:
 
 @dataclass(frozen=True)
 class Verification:
-    """Verdict on one program: errors of its outputs against float64, and the errors allowed."""
+    """Verdict on one program: errors of its outputs against float64, and the errors allowed.
+
+    `seeds`: number of inputs. `note`: text about how it was verified. `attempts`: number of plans tried, this one
+    included.
+    """
 
     outputs: tuple[OutputError, ...]
     seeds: int
@@ -233,6 +237,21 @@ def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
     """The largest of one output's errors over several inputs, with the exempt elements of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
+
+
+def in_later_call(error: OutputError) -> OutputError:
+    """The error of an output of a later call on the same input, which its text says."""
+    where = f"{error.worst.where} in a later call".strip()
+    return replace(error, worst=replace(error.worst, where=where))
+
+
+def have_other_bits(found: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether any of the results `found` differs in shape or in a bit from the result `before` it; NaNs are equal."""
+    for x, y in zip(found, before, strict=True):
+        floating = dtypes.is_float(dtypes.name_of(y.dtype))
+        if tuple(x.shape) != tuple(y.shape) or not bool(compare.equal_bits(x, y, floating).all()):
+            return True
+    return False
 
 
 def in_form_of(y: Any, like: Any) -> Any:

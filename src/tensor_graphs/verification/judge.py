@@ -25,8 +25,8 @@ class Judge:
     """Comparison of the outputs of one run of a program with their references.
 
     `graph`: the program's original graph in atomic ops. `values`: the inputs and states of the run by name. `exact`,
-    `own`: outputs of the graph in float64 and in its own dtypes. `slack`: factor on the allowed error. `adversarial`:
-    whether the values are large numbers or ties. `device`, `weights`, `poll`: as in
+    `own`: outputs of the graph in float64 and in its own dtypes. `tolerance`: the user's option. `slack`: factor on the
+    allowed error. `adversarial`: whether the values are large numbers or ties. `device`, `weights`, `poll`: as in
     `rounding_noise.RoundingSensitivity`. `noise`: known runs with rounding noise on these values.
     """
 

@@ -110,7 +110,8 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
 
 
 def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | None:
-    """An empty cache for a graph's weights on a GPU, kept between reference runs, if memory suffices; None otherwise.
+    """An empty cache for a graph's weights on a GPU, kept between reference runs; None if memory does not suffice or
+    `device` is no GPU.
 
     Copying the weights is most of the time of a reference run of a large model.
     """
@@ -150,7 +151,7 @@ def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def near(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """An output, possibly an array, as a tensor on the device of `like`, its reference."""
+    """The array or tensor `value` as a tensor on the device of `like`, its reference."""
     found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
     return found
 

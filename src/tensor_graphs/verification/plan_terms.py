@@ -33,7 +33,7 @@ def _carried(value: Tensor, stored: bool) -> Tensor:
 
 
 def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:
-    """Terms of one step's outputs, built over its operands' terms."""
+    """Terms of one step's outputs, built over its operands' terms. `values`: value id -> its term."""
     operands = {o: values[i] for o, i in step.inputs}
     if isinstance(step.template.term, Var):
         return [operands[step.template.term.name]]

@@ -102,7 +102,7 @@ def with_atomic_ops(graph: Graph) -> Graph:
 
 
 def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = True) -> float:
-    """Estimate of the seconds that verifying `graph` on one input takes.
+    """Estimate of the seconds that verifying `graph` on one input takes, on the GPU or on the CPU.
 
     Sum of: reading the weights once (on a GPU: copying `weight_bytes(graph, derived)` to it), and two runs (the graph
     and its reference), each of `flops` operations, in which every value is written once and read once. `derived`: as in

@@ -145,7 +145,8 @@ class OutputStrips:
         return run_bytes(Graph.of(self.axes.strip(count).term), float64=True)
 
     def part(self, start: int, inputs: Mapping[str, Array]) -> StripPart:
-        """The strip that begins at index `start` of the axis, with the slices of leaves that it reads."""
+        """The strip that begins at index `start` of the axis, with the slices of leaves that it reads, cut from
+        `inputs`."""
         stop = min(start + self.count, self.axes.size)
         strip = self._strip if stop - start == self.count else self.axes.strip(stop - start)
         values = dict(inputs)
