@@ -99,12 +99,14 @@ class _HypergraphBuilder:
         (which may write new layouts, of which there are views again)."""
         matches = [m for t in self._polled(self.kernels) for m in self._matches(t)]
         plain = len(matches)
+        wanted = [v for v in self._wanted_images(matches) if self.layouts.add_if_new(v)]
         matches += self._polled(self._generated())
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
                 readers.setdefault(c, []).append(i)
         views = list(self._views([Vertex(c, contiguous(self.layouts.shapes[c])) for c in self._readers]))
+        views += self._views(list(wanted))
         views += self._views([v for v in self._other_layout_vertices(matches[plain:]) if self.layouts.add_if_new(v)])
         kernels: dict[int, list[Candidate]] = {}
         todo: Iterable[int] = range(len(matches))
@@ -123,8 +125,10 @@ class _HypergraphBuilder:
             grown = {v.cls for v in fresh} | {c for c, s in self.layouts.by_class.items() if len(s) != known.get(c)}
             todo = sorted({i for c in grown for i in readers.get(c, ())})
         copies = [
-            c for cls, layouts in self.layouts.by_class.items() for s in layouts[1:] for c in self._copies(cls, s)
-        ]
+            c for cls, layouts in self.layouts.by_class.items() for s in layouts[1:]
+            if cls not in self.layouts.given for c in self._copies(Vertex(cls, s), self.layouts.row_major(cls))
+        ]  # fmt: skip
+        copies += [c for v in wanted for c in self._copies(self.layouts.row_major(v.cls), v)]
         found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.layouts.shapes[c])) for c in self.view.roots]
         every = Hypergraph(self.view, found, self.layouts.given, roots)
@@ -280,8 +284,18 @@ class _HypergraphBuilder:
         call = Call({operand: self.layouts.operand(source)}, self.layouts.operand(made), attrs)
         return Candidate(template, made, ((operand, source),), call, weight)
 
-    def _copies(self, cls: int, strides: Strides) -> Iterator[Candidate]:
-        made, source = Vertex(cls, contiguous(self.layouts.shapes[cls])), Vertex(cls, strides)
+    def _wanted_images(self, matches: Sequence[KernelMatch]) -> Iterator[Vertex]:
+        """Channels-last vertices of values that some library kernels read in this layout only."""
+        for match in matches:
+            for operand in match.template.reads_last:
+                cls = match.operands[match.template.operands.index(operand)]
+                shape = self.layouts.shapes[cls]
+                if len(shape) == 4 and not self.layouts.weight[cls]:
+                    _, c, h, w = shape
+                    yield Vertex(cls, canonical_strides((h * w * c, 1, w * c, c), shape))
+
+    def _copies(self, source: Vertex, made: Vertex) -> Iterator[Candidate]:
+        """Copies of a value from one layout to another."""
         for template in self.copies:
             operand = template.operands[0]
             call = Call({operand: self.layouts.operand(source)}, self.layouts.operand(made), {})
