@@ -28,6 +28,7 @@ from ..library.torch_calls import (
     channels_last,
     extents,
     filled,
+    is_channels_last,
     planar,
     residual_fits_last,
     usable,
@@ -87,9 +88,7 @@ HELPERS: dict[str, str] = {
 # ---------------------------------------------------------------- conditions
 def channels_last_x(call: Call) -> bool:
     """Whether x is channels-last."""
-    x = call.operands["x"]
-    n, c, h, w = extents(x)
-    return all(s == t or d == 1 for s, t, d in zip(x.strides, (h * w * c, 1, w * c, c), (n, c, h, w)))
+    return is_channels_last(call.operands["x"])
 
 
 def _copied(call: Call) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -382,6 +383,21 @@ class Program(Unpicklable):
     def tensors(self) -> str:
         """Name of the Torch device whose tensors the program works on; "" for a program on NumPy arrays."""
         return self._programs.tensors(self.device)
+
+    @contextmanager
+    def poisoned(self) -> Iterator[None]:
+        """Context manager in which the next call runs the emitted code on memory that holds NaN wherever the call must
+        write before it reads: the workspace and results of a program on a GPU. For tests and verification; no other
+        thread may call the program meanwhile."""
+        if self._run is None:
+            self.bind()
+        assert self._run is not None
+        direct, self._direct = self._direct, None
+        try:
+            with self._programs.poisoned(self._run):
+                yield
+        finally:
+            self._direct = self._direct or direct
 
     def wait(self, what: str) -> None:
         """Wait until the program's device has finished its work.
