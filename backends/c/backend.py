@@ -136,8 +136,12 @@ class C(KernelGenerator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel that computes the terms `roots` over inputs; parameters as for `Target.template`.
-        Imports Torch if it is installed, since the loops share its threads."""
+        """The generated kernel that computes the terms `roots` over inputs. Imports Torch if it is installed, since the
+        loops share its threads.
+
+        `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
+        precision of float32 matrix products.
+        """
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)

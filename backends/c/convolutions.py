@@ -271,7 +271,7 @@ KINDS: Mapping[str, ConvolutionKind] = {
 
 # ---------------------------------------------------------------- rows
 def convolution_rows() -> list[LibraryKernel]:
-    """Library kernels of all convolutions: each algorithm with and without bias, activation, and a residual that is
+    """Library kernels for all convolutions: each algorithm with and without bias, activation, and a residual that is
     added before or after the activation."""
     found: list[LibraryKernel] = []
     for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
@@ -296,7 +296,7 @@ def convolution_rows() -> list[LibraryKernel]:
 
 
 def pool_rows() -> list[LibraryKernel]:
-    """Library kernels of maximum and average pooling."""
+    """Library kernels for maximum and average pooling."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     return [
         LibraryKernel(

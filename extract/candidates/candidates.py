@@ -45,7 +45,8 @@ def candidate_hypergraph(
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
     carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """Hypergraph of all kernels of the given backends that match a view and may be part of a plan for some root.
+    """Hypergraph of all kernels of the given backends that match the e-graph `view` and may be part of a plan for some
+    root.
 
     `view_strides`: function that returns the strides of a view op (reshape, slice, ...) of an operand; None if it needs
     a copy. `types`: storage types of the e-classes (model/storage_dtypes.py); a cast between e-classes of equal storage
@@ -66,7 +67,7 @@ def candidate_hypergraph(
 
 
 def given_classes(view: EGraphView) -> frozenset[int]:
-    """The e-classes of a view that are in memory before any kernel runs: inputs, states, and values computed from
+    """The e-classes of an e-graph that are in memory before any kernel runs: inputs, states, and values computed from
     weights only."""
     leaves = {int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "state", "param", "constant")}
     return frozenset(leaves | {cls for cls, weight in enumerate(view.weight) if weight})
