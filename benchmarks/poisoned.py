@@ -21,6 +21,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ import tensor_graphs as tg
 from benchmarks import training
 from tensor_graphs.backends.generate.kernel_text import KernelText, kernel_text
 from tensor_graphs.backends.program.launching import plan_for_launching
+from tensor_graphs.backends.program.poison import poisoned
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
@@ -62,6 +65,7 @@ from tensor_graphs.verification.on_device import sample_tensors
 
 BEGUN = time.monotonic()
 WRONG = 1e-2  # relative error from which a result is wrong, not rounded otherwise
+PREFERRED = 0.01  # factor on prices of preferred kernels
 SPREAD = 0.4  # standard deviation of the logarithm of a price's factor
 CHOICES = 12  # schedules of a kernel that plans choose among
 WAYS = ("plain", "flat", "graph", "copying")
@@ -76,9 +80,10 @@ def say(text: str) -> None:
 
 # ---------------------------------------------------------------- plans
 class RandomPricer(CostPricer):
-    """Prices of a store, each times a factor that depends on the kernel and on `seed`."""
+    """Prices of a store, each times a factor that depends on the kernel and on `seed`; those of library kernels also
+    times `library`, and those of kernels whose names match `preferred` times PREFERRED."""
 
-    seed = 0
+    seed, library, preferred = 0, 1.0, ""
 
     def price(self, found: Sequence[Any]) -> list[Any]:
         """One price per candidate (`CostPricer.price`)."""
@@ -89,6 +94,9 @@ class RandomPricer(CostPricer):
             return price
         key = repr((self.seed, candidate.template.identity, candidate.call.operands))
         factor = math.exp(random.Random(hashlib.blake2b(key.encode()).digest()).gauss(0.0, SPREAD))
+        factor *= self.library if candidate.template.space is None and not candidate.is_view else 1.0
+        if self.preferred and re.search(self.preferred, candidate.template.name):
+            factor *= PREFERRED
         return replace(price, us=price.us * factor, low=price.low * factor, high=price.high * factor)
 
 
@@ -106,19 +114,19 @@ def forward_graph(name: str, scale: str, device: str) -> Graph:
     return graph
 
 
-def plans_of(graph: Graph, count: int, store: Path, seed: int) -> Iterator[Plan]:
-    """Different plans of a graph for a GPU; the first has the store's prices if `seed` is 0."""
+def plans_of(graph: Graph, store: Path, options: argparse.Namespace) -> Iterator[Plan]:
+    """Different plans of a graph for a GPU."""
     session = Session(Options(backend="gpu", budget=30.0, deterministic=True, costdb=store))
     with session.running():
         prepared = prepare(session, graph, None)
         view = rewrite(session, prepared.work).view
         found = hypergraph(session, view, select("gpu"))
         say(f"{len(found.candidates)} candidates")
-        for i in range(count):
+        for seed in range(options.seed, options.seed + options.plans):
             pricer = RandomPricer(store_of(session))
-            pricer.seed = seed + i
+            pricer.seed, pricer.library, pricer.preferred = seed, options.library, options.prefer
             session.start = session.now()
-            plan = varied(plan_of(choose(session, found, pricer, None), prepared.work), seed + i)
+            plan = varied(plan_of(choose(session, found, pricer, None), prepared.work), seed)
             yield replace(
                 plan, graph=replace(plan.graph, names=graph.names, structure=graph.structure, name=graph.name)
             )
@@ -157,40 +165,37 @@ def compile_all(pool: CompilePool, programs: Sequence[Program], seconds: float) 
 
 
 # ---------------------------------------------------------------- calls on poisoned memory
-def filled(x: Any) -> Any:
-    """A tensor whose whole memory is set to 0xff: NaN in floats, -1 in integers."""
-    torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage()).fill_(255)
-    return x
-
-
 class Poisoned:
     """Calls of a bound program in a given way, on poisoned memory. `inputs`: sets of inputs by name."""
 
     def __init__(self, program: Program, inputs: Sequence[Mapping[str, Any]]) -> None:
         program.bind()
-        calls: Any = program._run
-        size = 0 if program.layout is None else program.layout.size
-        cells = [c.cell_contents for c in calls.launch.__closure__ or ()]
-        self.space = [x for x in cells if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() == size][:1]
-        self.calls, self.given = calls, [[calls.dense(x[n]) for n in program.input_names] for x in inputs]
-        calls.fresh = [lambda make=make: filled(make()) for make in calls.fresh]
-        self.stream = torch._C._cuda_getCurrentRawStream(calls.index)
-        calls.follow(self.stream)
+        self.calls: Any = program._run
+        self.given = [[x[n] for n in program.input_names] for x in inputs]
+        self.same = [x.clone() for x in self.given[0]]  # tensors that have the values of each set in turn
 
-    def record(self) -> None:
-        """Record the program's CUDA graph, as its first call does."""
+    def use(self, way: str) -> None:
+        """Make later calls in a way; all but "plain" record a CUDA graph, after which calls in all ways are timed."""
         calls = self.calls
-        with torch.no_grad():
-            places = [calls.maker(i)() for i in range(len(calls.types))]
-        calls.captured(places, True)
-        calls.places = dict(enumerate(places))
+        calls.ready = calls.flat_ready = False
+        calls.wanted, calls.way, calls.places = way != "plain", "", {}
+        if way != "plain":
+            calls.fastest = partial(self._timed, way)
+            calls(*self.given[0])
 
-    def __call__(self, way: str, number: int) -> list[Any]:
-        """Results of a call on input set `number`."""
-        for x in (*self.space, *self.calls.places.values()):
-            filled(x)
+    def _timed(self, way: str, *given: Any) -> str:
+        type(self.calls).fastest(self.calls, *given)
+        return way
+
+    def __call__(self, number: int, moved: bool) -> list[Any]:
+        """Results of a call on input set `number`: with `moved`, on tensors of its own."""
         given = self.given[number]
-        return list(self.calls.plain(given) if way == "plain" else getattr(self.calls, way)(given, self.stream))
+        if not moved:
+            for x, y in zip(self.same, given, strict=True):
+                x.copy_(y)
+            given = self.same
+        with poisoned(self.calls):
+            return list(self.calls(*given))
 
 
 def errors_of(found: Sequence[Any], exact: Sequence[Any]) -> dict[int, float]:
@@ -231,25 +236,27 @@ class Case:
             found = evaluate_tensors(wide, self.inputs[-1], "cuda", float64=True)
             self.exact.append([y.float() if y.is_floating_point() else y for y in found])
 
-    def tested(self, program: Program, rounds: int, until: float) -> Row:
-        """Calls of a program on poisoned memory: "first": wrong results by input set; for each way the calls that were
-        made, those with other bits than the first call on the same inputs, and their wrong results."""
+    def tested(self, row: Row, program: Program, rounds: int, until: float) -> None:
+        """Fill a row with what calls of a program on poisoned memory show: "first": wrong results by input set; for
+        each way the calls that were made, those with other bits than the first call on the same inputs, and their wrong
+        results."""
         calls, sets = Poisoned(program, self.inputs), range(len(self.inputs))
-        first = [calls("plain", n) for n in sets]
-        row: Row = {"first": [errors_of(first[n], self.exact[n]) for n in sets]}
-        calls.record()
+        calls.use("plain")
+        first = [calls(n, True) for n in sets]
+        row |= {"first": [errors_of(first[n], self.exact[n]) for n in sets]}
         for way in WAYS:
+            calls.use(way)
             seen: Row = {"calls": 0, "other": [], "wrong": []}
             for turn in range(rounds):
                 if time.monotonic() > until:
                     break
-                found, n = calls(way, turn % len(sets)), turn % len(sets)
+                n = turn % len(sets)
+                found = calls(n, turn >= rounds // 2)
                 seen["calls"] += 1
                 if differ(found, first[n]):
                     seen["other"].append(turn)
                     seen["wrong"].append(errors_of(found, self.exact[n]))
             row[way] = seen
-        return row
 
 
 @contextmanager
@@ -267,7 +274,7 @@ def busy(count: int) -> Iterator[None]:
 def is_right(row: Row) -> bool:
     """Whether a row has neither wrong results nor other bits."""
     later = (row[way]["other"] for way in WAYS if way in row)
-    return "error" not in row and not any(row["first"]) and not any(later)
+    return "error" not in row and not any(row.get("first", ())) and not any(later)
 
 
 def write_texts(folder: Path, name: str, program: Program) -> None:
@@ -284,17 +291,22 @@ def rows_of(name: str, options: argparse.Namespace, pool: CompilePool, store: Pa
     until = BEGUN + options.seconds
     case = Case(forward_graph(name, options.scale, "cuda"))
     case.draw(2)
-    for number, plan in enumerate(plans_of(case.graph, options.plans, store, options.seed)):
+    for number, plan in enumerate(plans_of(case.graph, store, options)):
         if time.monotonic() > until:
             return
-        forms = [Program(replace(plan, launching=way)) for way in ("", "overlapping")]
-        compile_all(pool, forms, until - time.monotonic())
-        for form, launching in zip(forms, ("measured", "overlapping"), strict=True):
+        forms = {name: Program(replace(plan, launching=way)) for name, way in (("measured", ""), ("overlapping",) * 2)}
+        compile_all(pool, list(forms.values()), until - time.monotonic())
+        if options.without:  # a planted fault
+            forms["planted"] = Program(plan)
+            for text in options.without:
+                forms["planted"].source = forms["planted"].source.replace(text, "pass")
+        for launching, form in forms.items():
             steps = kernels_of(form)
             early = sum(bool(s.call.schedule.get("early")) for s in steps)
             row: Row = {"model": name, "plan": number, "launching": launching, "kernels": len(steps), "early": early}
+            row["library"] = sum(s.template.space is None for s in steps)
             try:
-                row |= case.tested(form, options.rounds, until)
+                case.tested(row, form, options.rounds, until)
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {error}"[:300]
             if options.texts and not is_right(row):
@@ -314,6 +326,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--scale", default="full")
+    parser.add_argument("--library", type=float, default=1.0, help="factor on prices of library kernels")
+    parser.add_argument("--prefer", default="", help="pattern of names of kernels that plans prefer")
+    parser.add_argument("--without", nargs="*", default=[], help="statements to leave out, in a third form")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--texts", type=Path, help="folder for the sources of programs with a wrong result")
     options = parser.parse_args()
@@ -330,11 +345,13 @@ def main() -> None:
                 if options.json:
                     options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     pool.close()
-    print(f"| model | plan | launching | kernels | early | wrong at first | other bits later ({', '.join(WAYS)}) |")
+    print(
+        f"| model | plan | launching | kernels | early | library | wrong at first | other bits later ({', '.join(WAYS)}) |"
+    )
     for r in rows:
         later = [f"{len(r[w]['other'])}/{r[w]['calls']}" if w in r else "-" for w in WAYS]
-        first = r.get("error") or sum(map(len, r["first"]))
-        cells = (r["model"], r["plan"], r["launching"], r["kernels"], r["early"], first, " ".join(later))
+        first = r.get("error") or sum(map(len, r.get("first", ())))
+        cells = (r["model"], r["plan"], r["launching"], r["kernels"], r["early"], r["library"], first, " ".join(later))
         print("|", " | ".join(map(str, cells)), "|")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,14 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs import settings
+from tensor_graphs.backends.generate import lowering_pool
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
 from tensor_graphs.egraph.ir.composite_ops import layer_norm
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.saturate import saturate
+from tensor_graphs.egraph.saturate import saturate, worker
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import accept as accept_stage
@@ -322,3 +324,39 @@ def test_kernels_are_generated_until_the_measuring_processes_have_started() -> N
     assert enough(False) and enough(True)
     ready[0], moment[0] = False, 9.0
     assert enough(False)
+
+
+def test_an_interrupt_while_processes_start_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a process that nobody ends, nor a worker that later calls would wait for for ever."""
+    started, begin = [], worker.start_worker
+    monkeypatch.setattr(worker, "start_worker", lambda *a, **k: started.append(begin(*a, **k)) or started[-1])
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    pool = worker.Pool(2)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        pool.begin()
+    assert [p.poll() is None for p in started] == [False]
+    with pool.session() as one, pool.session() as other:  # both are free
+        assert one is not other
+        one.prepare()
+    pool.close()
+
+
+def test_an_interrupt_while_lowering_workers_start_keeps_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    pool = lowering_pool.LowerPool(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(lowering_pool, "start_worker", interrupted)
+        for _ in range(lowering_pool.MOST):
+            with pytest.raises(KeyboardInterrupt):
+                pool.begin()
+    pool.begin()
+    assert len(pool._processes) == 1
+    pool.close()

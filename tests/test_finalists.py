@@ -4,6 +4,7 @@ times."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,9 @@ class SimulatedProgram:
 
     def wait(self, what: str) -> None:
         pass
+
+    def poisoned(self) -> Any:
+        return nullcontext()
 
     def unbind(self) -> None:
         self.bound = False

@@ -36,6 +36,7 @@ from .emit.attention import ROWS as ATTENTION_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
 from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
+from .image_copies import image_copy_rows
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -190,7 +191,9 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows()))
+BACKEND = C(
+    EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows())
+)
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

@@ -28,6 +28,7 @@ from ..library.torch_calls import (
     channels_last,
     extents,
     filled,
+    is_channels_last,
     planar,
     residual_fits_last,
     usable,
@@ -87,9 +88,7 @@ HELPERS: dict[str, str] = {
 # ---------------------------------------------------------------- conditions
 def channels_last_x(call: Call) -> bool:
     """Whether x is channels-last."""
-    x = call.operands["x"]
-    n, c, h, w = extents(x)
-    return all(s == t or d == 1 for s, t, d in zip(x.strides, (h * w * c, 1, w * c, c), (n, c, h, w)))
+    return is_channels_last(call.operands["x"])
 
 
 def _copied(call: Call) -> bool:
@@ -279,7 +278,7 @@ def convolution_rows() -> list[LibraryKernel]:
         more: dict[str, Any] = {
             "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
             "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
-            "version": VERSION,
+            "version": VERSION, "reads_last": ("x",),
         }  # fmt: skip
         fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, few_elements)
         for spelled, act in ACTIVATIONS.items():
@@ -303,7 +302,7 @@ def pool_rows() -> list[LibraryKernel]:
         LibraryKernel(
             f"c.{name}", "c", f"{name}(x, {attrs})", _pool_code(kind), family="reduction", layout=channels_last, rate=4.0,
             applies=both(usable, SINGLE, filled, _pool, few_elements), source=lambda call: SOURCE,
-            setup=("address", "c_function", "c_library"), version=VERSION,
+            setup=("address", "c_function", "c_library"), version=VERSION, reads_last=("x",),
         )
         for kind, name in ((1, "max_pool"), (2, "avg_pool"))
     ]  # fmt: skip

@@ -199,11 +199,14 @@ class LowerPool:
         for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
             self._drop(process)
         while len(self._processes) < self.size and _room.acquire(blocking=False):
+            count = len(self._processes)
             try:
                 self._start()
             except OSError:  # go on without workers
-                _room.release()
-                self.size = len(self._processes)
+                self.size = count
+            finally:  # also after Ctrl-C
+                if len(self._processes) == count:
+                    _room.release()
 
     def _start(self) -> None:
         environment = {"OMP_NUM_THREADS": "1", **limited_environment(self.size)}
@@ -292,8 +295,9 @@ class LowerPool:
 
     def _drop(self, process: _Process) -> None:
         self._processes.remove(process)
-        assert self._selector is not None
-        self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
+        self._selector = self._selector or selectors.DefaultSelector()
+        with contextlib.suppress(KeyError):  # Ctrl-C came before it was registered
+            self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
         process.end()
         _room.release()
         if not self._processes:

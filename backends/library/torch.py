@@ -27,9 +27,11 @@ from .torch_calls import (
     NUMBER,
     SINGLE,
     Applies,
+    channels_last,
     dtypes_of,
     extents,
     heads_fit,
+    is_channels_last,
     some_axes,
 )
 from .torch_helpers import HELPERS
@@ -41,6 +43,11 @@ from .torch_rows import one_float, row, unavailable, usable_if
 def _alike(call: Call) -> bool:
     """Whether all float operands and results of the call have one dtype."""
     return len({d for d in dtypes_of(call) if d in FLOATS}) <= 1
+
+
+def _concat_last(call: Call) -> bool:
+    """Whether all operands are channels-last images, of which channels are concatenated."""
+    return call.attrs["axis"] == 1 and all(map(is_channels_last, call.operands.values()))
 
 
 # ---------------------------------------------------------------- pointwise
@@ -209,6 +216,9 @@ def _rest() -> list[LibraryKernel]:
             exact=True),
         *(row(f"concat{n if n > 2 else ''}", pattern, f"torch.cat(({parts}), {{axis}}, out={{out}})", family="copy", exact=True)
           for n, pattern, parts in concats()),
+        *(row(f"last_concat{n if n > 2 else ''}", pattern, f"torch.cat(({parts}), {{axis}}, out={{out}})", family="copy", exact=True,
+              layout=channels_last, applies=_concat_last)
+          for n, pattern, parts in concats() if n < 4),
         row("updated", "scatter_elements(x, i, u, axis=axis, mode=mode)", "updated({x}, {i}, {u}, {axis}, {mode}, {out})",
             family="scatter", inplace=("x",), setup=("updated",), applies=_plain_updates),
         row("rope", "rope(x, c, s)", "rope_out({x}, {c}, {s}, {out})", setup=("rope_out",), applies=one_float),

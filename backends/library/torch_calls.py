@@ -201,6 +201,14 @@ def channels_last(call: Call) -> Strides:
     )
 
 
+def is_channels_last(operand: Operand) -> bool:
+    """Whether an image is channels-last; axes of size 1 may have any stride."""
+    if operand.type.rank != 4:
+        return False
+    n, c, h, w = extents(operand)
+    return all(s == t or d == 1 for s, t, d in zip(operand.strides, (h * w * c, 1, w * c, c), (n, c, h, w)))
+
+
 def one_block(call: Call) -> bool:
     """Condition on calls: the memory of x has no gaps (x is row-major or channels-last)."""
     x = call.operands["x"]

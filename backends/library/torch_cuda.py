@@ -33,7 +33,7 @@ from .torch_helpers import HELPERS as SHARED
 # ---------------------------------------------------------------- templates of torch.py
 #: Not taken over: packed for the CPU, or replaced here.
 _CPU_ONLY = (
-    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "linear",
+    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "last_concat", "linear",
     "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square", "updated",
 )  # fmt: skip
 

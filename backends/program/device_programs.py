@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...errors import TensorGraphsError
@@ -53,6 +54,11 @@ class DevicePrograms:
         if there is none (yet). It holds `lock` while it runs, and returns None where `run` itself has to make a call.
         """
         return None
+
+    def poisoned(self, run: Run) -> AbstractContextManager[None]:
+        """Context in which a call of the bound program `run` finds NaN in memory that it must write before it reads it;
+        on the host nothing is changed."""
+        return nullcontext()
 
     def tensors(self, place: str) -> str:
         """Name of the Torch device whose tensors programs on the device `place` work on; "" for programs on NumPy

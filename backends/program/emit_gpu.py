@@ -186,6 +186,7 @@ class GpuProgramEmitter(ProgramEmitter):
         types = [f"({literal(leaf.shape)}, {torch_dtype(leaf.dtype)})" for leaf in self.plan.graph.inputs]
         options = [f"reuse={self.reuse_outputs}", f"library={library}", f"strict={self.strict}"]
         options += ["states=states"] if self._state_types() else []
+        options += ["memory=memory"] if "device_bytes" in self.helpers else []
         lines = [
             f"kernels = Launches({self._variants()})", "",
             f"def launch({', '.join([*given, *kernels])}):",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ...errors import TensorGraphsError
@@ -19,6 +20,7 @@ from .emit_gpu_any_size import SizedCudaEmitter
 from .emitted_program import EmittedProgram
 from .gpu_helpers import HELPERS
 from .launching import plan_for_launching
+from .poison import poisoned
 
 __all__ = ["PROGRAMS", "GpuPrograms"]
 
@@ -62,6 +64,11 @@ class GpuPrograms(DevicePrograms):
         """One C function for calls of the bound program `run` with inputs like `given`, those of its last call; None if
         there is none yet. It holds `lock` while it runs."""
         return direct_call(run, given, lock)
+
+    def poisoned(self, run: Run) -> AbstractContextManager[None]:
+        """Context in which a call of the bound program `run` finds NaN in memory that it must write before it reads it
+        (`DevicePrograms.poisoned`)."""
+        return poisoned(run)
 
     def tensors(self, place: str) -> str:
         """Name of the Torch device whose tensors programs work on, which is `place` itself

@@ -194,7 +194,11 @@ class CpuWorkerProcess:
         self._process = started(self.module, self.environment)
         self._replies = queue.Queue()
         assert self._process.stdout is not None
-        threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
+        try:
+            threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
+        except BaseException:  # also Ctrl-C, before anybody closes this worker
+            self.close()
+            raise
         return self._process
 
     @property

@@ -22,22 +22,18 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-
 from ...errors import RuleError, UsageError, WorkerError
 from ...plain import as_float
 from ..ir.graph import Graph
-from ..ir.ops import Type
 from ..ir.rule import Rule
 from ..view.saturation_report import SaturationReport
 from ..view.view import EGraphView, view_of
 from .beam import victims
+from .decoding import decode
 from .engine import Arrays
 from .engine_bounds import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
-from .language import signature
 from .program import EgglogProgram, make_program
 from .sessions import OneSession, SaturationSession, Sessions
-from .tables import LoweredGraph
 from .term_cost import Pricing, Roofline
 
 SLACK_LAUNCHES = 3
@@ -86,64 +82,6 @@ class Limits:
 
 
 # ---------------------------------------------------------------- views
-def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
-    """The saturated e-graph that the engine's arrays describe (`arrays`, `names`: of `Engine.view`; `dims`: size
-    vectors by id).
-
-    E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from
-    the roots.
-    """
-    handle = dict(arrays["handle"].tolist())
-    cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
-    attr_off, attr = arrays["attr_off"].tolist(), arrays["attr"].tolist()
-    shape, dtype = arrays["shape"].tolist(), arrays["dtype"].tolist()
-    rows_of: dict[int, list[int]] = {}
-    for row, c in enumerate(cls):
-        if shape[c] >= 0 and all(shape[k] >= 0 for k in kid[off[row] : off[row + 1]]):
-            rows_of.setdefault(c, []).append(row)
-    number: dict[int, int] = {}
-    queue = list(dict.fromkeys(handle[r] for r in lowered.roots))
-    number.update((c, i) for i, c in enumerate(queue))
-    order: list[int] = []
-    for c in queue:  # grows during iteration
-        for row in rows_of.get(c, ()):
-            order.append(row)
-            for k in kid[off[row] : off[row + 1]]:
-                if k not in number:
-                    number[k] = len(queue)
-                    queue.append(k)
-    ops = arrays["op"].tolist()
-    op, attrs, tensors = [], [], {}
-    letters = {name: signature(name).lstrip("T") for name in names if name != "Leaf"}
-    for place, row in enumerate(order):
-        name, values = names[ops[row]], attr[attr_off[row] : attr_off[row + 1]]
-        if name == "Leaf":
-            leaf = lowered.nodes[values[0]]
-            tensors[place] = leaf
-            op.append(leaf.op)
-            attrs.append(leaf.attrs)
-        else:
-            full = [dims[v] if letter == "D" else v for letter, v in zip(letters[name], values)]
-            op.append(name)
-            attrs.append(lowered.decode(name, full))
-    reads = [[number[k] for k in kid[off[r] : off[r + 1]]] for r in order]
-    classes = {n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number}
-    written = {(n.op, n.attrs, *[classes[a] for a in n.args]) for n in classes if all(a in classes for a in n.args)}
-    return EGraphView(
-        op=op,
-        attrs=attrs,
-        cls=np.array([number[cls[r]] for r in order], np.int32),
-        off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
-        kid=np.array([k for row in reads for k in row], np.int32),
-        types=[Type(dims[shape[c]], lowered.interner.decode("dtype", dtype[c])) for c in queue],
-        weight=arrays["weight"][np.array(queue, np.int64)],
-        roots=tuple(number[handle[r]] for r in lowered.roots),
-        report=SaturationReport(),
-        tensors=tensors,
-        classes=classes,
-        own=np.array([(o, a, *row) in written for o, a, row in zip(op, attrs, reads)], np.bool_),
-        age=arrays["age"][np.array(queue, np.int64)],
-    )
 
 
 # ---------------------------------------------------------------- the loop
@@ -349,4 +287,4 @@ def saturate_blocks(
         return [f.result() for f in futures]
 
 
-__all__ = ["Limits", "decode", "saturate_block", "saturate_blocks"]
+__all__ = ["Limits", "saturate_block", "saturate_blocks"]

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -162,10 +162,13 @@ class SaturationWorker:
         except BaseException:
             self.stderr.close()
             raise
+        self.process, self.starting, self.owing = process, True, False
         self.frames: queue.Queue[Any] = queue.Queue()
-        threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
-        self.starting, self.owing = True, False
-        self.process = process
+        try:
+            threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
+        except BaseException:  # also Ctrl-C: the thread, if it has started, ends with the process
+            self.kill()
+            raise
 
     @staticmethod
     def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:
@@ -252,33 +255,40 @@ class Pool:
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
-        self._free: queue.LifoQueue[SaturationWorker] = queue.LifoQueue()
         self.workers = [SaturationWorker() for _ in range(size)]
-        for worker in reversed(self.workers):
-            self._free.put(worker)
+        self._free = self.workers[::-1]
+        self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def session(self) -> Iterator[SaturationWorker]:
         """Context manager that yields a worker for exclusive use. Waits until one is free."""
-        worker = self._free.get()
+        taken: list[SaturationWorker] = []  # named before it is removed: an exception at any moment loses no worker
         try:
-            yield worker
+            with self._changed:
+                self._changed.wait_for(lambda: self._free)
+                taken.append(self._free[-1])
+                self._free.remove(taken[0])
+            yield taken[0]
         finally:
-            self._free.put(worker)
+            self._give_back(taken)
+
+    def _give_back(self, taken: Sequence[SaturationWorker]) -> None:
+        with self._changed:
+            self._free += [w for w in taken if w not in self._free]
+            self._changed.notify_all()
 
     def begin(self) -> None:
         """Start all idle workers without waiting for them (starting takes a third of a second)."""
-        idle = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle.append(self._free.get_nowait())
-        for worker in reversed(idle):
-            try:
-                worker.begin()
-            except (OSError, WorkerError):
-                pass  # reported when the worker is used
-            finally:
-                self._free.put(worker)
+        idle: list[SaturationWorker] = []
+        try:
+            with self._changed:
+                idle += self._free
+                self._free.clear()
+            for worker in idle:
+                with contextlib.suppress(OSError, WorkerError):  # reported when the worker is used
+                    worker.begin()
+        finally:
+            self._give_back(idle)
 
     def close(self) -> None:
         """Kill all workers; they restart on demand."""

@@ -171,16 +171,14 @@ def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
     ]  # fmt: skip
 
 
-def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
-    """The candidates of `chosen` (indices, in rising order) that a plan for some root may contain and whose inputs can
-    all be produced by candidates of `chosen`."""
-    numbered, needs = graph.numbered, graph.numbered.needs
-    size, count = len(numbered.vertices), len(needs)
+def _makers(numbered: NumberedHypergraph, chosen: Sequence[int]) -> list[list[int]]:
+    """For each vertex, the chosen candidates that write it and whose inputs the chosen ones can all produce."""
+    needs, size = numbered.needs, len(numbered.vertices)
     waiting: list[list[int]] = [[] for _ in range(size)]
-    makers: list[list[int]] = [[] for _ in range(size)]
     for i in chosen:
         for v in needs[i]:
             waiting[v].append(i)
+    makers: list[list[int]] = [[] for _ in range(size)]
     missing = [len(kids) for kids in needs]
     ready = [i for i in chosen if not missing[i]]
     while ready:
@@ -192,13 +190,21 @@ def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
                     if not missing[j]:
                         ready.append(j)
             makers[v].append(i)
-    wanted, seen, keep = list(numbered.roots), bytearray(size), bytearray(count)
+    return makers
+
+
+def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
+    """The candidates of `chosen` (indices, in rising order) that a plan for some root may contain and whose inputs can
+    all be produced by candidates of `chosen`."""
+    numbered = graph.numbered
+    makers = _makers(numbered, chosen)
+    wanted, seen, keep = list(numbered.roots), bytearray(len(numbered.vertices)), bytearray(len(numbered.needs))
     for v in wanted:
         seen[v] = 1
     while wanted:
         for i in makers[wanted.pop()]:
             keep[i] = 1
-            for v in needs[i]:
+            for v in numbered.needs[i]:
                 if not seen[v]:
                     seen[v] = 1
                     wanted.append(v)

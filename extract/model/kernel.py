@@ -189,6 +189,11 @@ class Template(Protocol):
         """Digest that identifies the kernel in keys of stored measurements; independent of shapes."""
         ...
 
+    @property
+    def reads_last(self) -> tuple[str, ...]:
+        """Operands that must be channels-last images."""
+        ...
+
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer the output with this index may reuse."""
         ...

@@ -39,7 +39,8 @@ class KernelBase:
     views (aliases of their one operand) have the family "view". `prep` maps operands that must be weight-only to an
     expression over `{w}` (the weight) evaluated once at load; the code then receives its value (a packed or transposed
     layout) instead of the weight. `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further
-    output. `dense` lists operands that must be contiguous ("*": all). `setup` names imports or helper definitions (keys
+    output. `dense` lists operands that must be contiguous ("*": all), `reads_last` those that must be channels-last
+    images: a copy of a row-major value to that layout is a candidate. `setup` names imports or helper definitions (keys
     of the backend's `helpers`) that the source must contain. `exact`: bitwise equal to the interpreter. `version` is
     part of the identity under which measurements are stored: another one makes the kernel unmeasured. `loss` is the
     relative error from rounding operands to fewer digits than they have in memory: the kernel is a candidate only where
@@ -56,6 +57,7 @@ class KernelBase:
     inplace: tuple[str, ...] = field(default=(), kw_only=True)
     beside: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
     dense: tuple[str, ...] = field(default=(), kw_only=True)
+    reads_last: tuple[str, ...] = field(default=(), kw_only=True)
     setup: tuple[str, ...] = field(default=(), kw_only=True)
     exact: bool = field(default=False, kw_only=True)
     version: str = field(default="1", kw_only=True)

@@ -6,12 +6,32 @@ block wherever it occurs. A kernel of the short form's plan stands for the kerne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable
+from contextlib import suppress
 from functools import cache
 
+from ...errors import ExtractionError
 from ..candidates.hypergraph import Hypergraph
 from ..fusion.repeated_blocks import RepeatedBlocks
 from ..model.kernel import Candidate
+from ..solve.solve import solve
+from .encoding import EncodedHypergraph
+from .search import Choice
+
+LIBRARY_SOLVE_S = 0.25  # seconds of a solve for a plan of library kernels
+
+
+def kernels_to_carry(choice: Choice) -> list[int]:
+    """Candidates of a short form, views left out, that the whole model is searched with: those of its plan, all that
+    were measured, and those of a plan without generated kernels, which are matched wherever their patterns are."""
+    short, prices = choice.hypergraph, choice.prices
+    chosen = [*choice.chosen, *(i for i, p in enumerate(prices) if p.source == "measured" and p.us < math.inf)]
+    costs = [p.us if c.template.space is None else math.inf for c, p in zip(short.candidates, prices)]
+    with suppress(ExtractionError):  # not all backends have such a plan
+        rows = EncodedHypergraph(short, costs)
+        chosen += rows.ordered(solve(rows.problem, time_limit=LIBRARY_SOLVE_S, hasty=True))
+    return [i for i in dict.fromkeys(chosen) if not short.candidates[i].is_view]
 
 
 def carried_plan(plan: Collection[int], short: Hypergraph, whole: Hypergraph) -> list[int]:
@@ -40,4 +60,4 @@ def _places(graph: Hypergraph) -> Callable[[Candidate], Hashable]:
     return place
 
 
-__all__ = ["carried_plan"]
+__all__ = ["carried_plan", "kernels_to_carry"]

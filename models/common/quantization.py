@@ -40,7 +40,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 def check_form(form: str) -> str:
     """`form`, unchanged, if it is the name of an encoding (one of `FORMS`); raises UsageError for any other text."""
     if form not in FORMS:
-        raise UsageError(f"quantize={form!r} is no form of quantized weights", hint=f"one of {', '.join(FORMS)}")
+        raise UsageError(f"quantize={form!r} is no encoding of quantized weights", hint=f"one of {', '.join(FORMS)}")
     return form
 
 

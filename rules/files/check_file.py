@@ -48,12 +48,6 @@ class Checked:
         return {"index": self.index, "text": self.text, "verdict": found.status, "detail": detail}
 
 
-# ---------------------------------------------------------------- our own language
-
-
-# ---------------------------------------------------------------- files
-
-
 def check_all(
     rules: Sequence[Line],
     *,
@@ -83,16 +77,20 @@ def check_all(
             if stop():
                 return
             if rule.text not in known:
-                if coming:
-                    while not (found := coming[rule.text]).done():
-                        wait([found], timeout=0.1)
-                        if stop():
-                            return
-                    known[rule.text] = found.result()
-                else:
-                    known[rule.text] = verdict(rule, seed=seed, samples=samples)
+                if coming and not _done(coming[rule.text], stop):
+                    return
+                known[rule.text] = coming[rule.text].result() if coming else verdict(rule, seed=seed, samples=samples)
             say(f"{index + 1} of {len(rules)} rules, {time.perf_counter() - begin:.0f} s")
             yield Checked(index, rule.line, rule.text, known[rule.text])
+
+
+def _done(found: Future[Verdict], stop: Callable[[], bool]) -> bool:
+    """Wait for a verdict; False if `stop` returns True first."""
+    while not found.done():
+        wait([found], timeout=0.1)
+        if stop():
+            return False
+    return True
 
 
 def counts(found: Sequence[Checked]) -> dict[str, int]:

@@ -162,7 +162,7 @@ class SaturateOptions(CommonOptions):
     tolerance: str | float = option(
         "eager",
         'Allowed error: "eager" (at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise'
-        " equal to the graph in NumPy, and to the caller's function, which runs itself where no plan is), or a relative error."
+        " equal to the graph in NumPy, and to the caller's function, which runs itself if no plan is), or a relative error."
         " From 1e-3 on, float32 products may use TF32 on a GPU.",
         is_tolerance,
     )

@@ -6,7 +6,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from benchmarks.training import Attention, always
+from benchmarks.training import always
+from benchmarks.training_models import Attention
 
 import tensor_graphs as tg
 from tensor_graphs.backends.program.program import Program

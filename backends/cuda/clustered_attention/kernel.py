@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 
 from ...ir.expr import Expr, walk
-from ...ir.index import Axis, Index, index
+from ...ir.index import Axis, Index
 from ...ir.kernel import Kernel, OutputStore
-from ...ir.loop_fusion import exponential_of, index_bounds
+from ...ir.loop_fusion import exponential_of
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
@@ -27,9 +27,10 @@ from ..emit.kernel import SimtEmitter
 from ..emit.nest import ThreadNest
 from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
 from ..emit.thread_layout import DimensionThreads, ThreadLayout
-from .decode_attention import DecodeAttention, attention_of
+from .decode_attention import attention_of
 from .new_rows import first_loads, place_lines, row_bytes, row_layout, row_lines
-from .parameters import TILE, ClusteredAttentionSchedule
+from .parameters import ClusteredAttentionSchedule
+from .positions import BlockPositions, indented, trimmed
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 CLUSTER_INTRINSICS, CLUSTER_LIBRARY = _TEXT[0], "".join(_TEXT)
@@ -80,43 +81,8 @@ class ScoreLines:
     weights: list[str]
 
 
-class ClusteredAttentionEmitter:
-    """Emitter of one kernel of clustered attention (attention of few rows whose blocks form a thread-block cluster).
-    The constructor raises Unfusable if the schedule does not suit the kernel."""
-
-    def __init__(
-        self, kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, found: DecodeAttention, name: str,
-        constant: frozenset[str],
-    ) -> None:  # fmt: skip
-        self.kernel, self.shape, self.s, self.found, self.name, self.constant = kernel, shape, s, found, name, constant
-        self.rows, self.head, self.columns = shape.m, found.head.size, found.column.size
-        if self.columns % (4 * s.parts):
-            raise Unfusable("columns that the blocks of a cluster do not share evenly")
-        self.own = self.columns // s.parts
-        self.slice = s.slice(found.positions.size)
-        self.counter = 0
-        self.places = {p: f"place{n or ''}" for n, p in enumerate(dict.fromkeys(r.update.place for r in found.rows))}
-
-    # ------------------------------------------------------------ frames
-    def frame(
-        self, layout: ThreadLayout, constant: frozenset[str] = frozenset(), store: OutputStore | None = None
-    ) -> SimtEmitter:
-        """New emitter for one part of the kernel, whose threads are arranged as `layout` says.
-
-        `constant`: operands that the emitted code may read before it waits for the previous kernel (programmatic
-        dependent launch), since that kernel does not write them. `store`: if given, the only output for which code is
-        emitted, so that loops contain no reductions of other outputs.
-        """
-        kernel = self.kernel if store is None else replace(self.kernel, stores=(store,))
-        frame = ThreadFrame(kernel, layout, self.name, self.shape, constant)
-        frame.counter = self.counter
-        return SimtEmitter(frame)
-
-    def _row_threads(self, lanes: int) -> DimensionThreads:
-        """Distribution of the query rows over groups of `lanes` threads."""
-        groups = self.s.threads // lanes
-        threads = max(n for n in range(1, self.rows + 1) if self.rows % n == 0 and n <= groups)
-        return DimensionThreads(threads, 1, self.rows // threads)
+class ClusteredAttentionEmitter(BlockPositions):
+    """Emitter of one kernel of clustered attention."""
 
     def launch(self) -> CudaLaunch:
         """Emit the whole kernel; returns its launch: CUDA source, grid (one cluster of blocks for each set of keys and
@@ -177,15 +143,6 @@ class ClusteredAttentionEmitter:
             beside={"CUDA_CLUSTERS": CLUSTER_LIBRARY},
         )  # fmt: skip
 
-    def _batch(self) -> list[str]:
-        """Lines that derive the values of batch axes from the index of the cluster."""
-        lines, step = [], self.s.parts
-        for a in reversed(self.shape.batch):
-            text = f"blockIdx.x / {step}" if step > 1 else "blockIdx.x"
-            lines.append(f"const int {a.name} = {text}{'' if a is self.shape.batch[0] else f' % {a.size}'};")
-            step *= a.size
-        return lines
-
     # ------------------------------------------------------------ queries
     def _queries(self, loads: Sequence[str]) -> tuple[list[str], list[str]]:
         """(lines before the wait for the previous kernel, lines that write the queries to shared memory).
@@ -227,83 +184,13 @@ class ClusteredAttentionEmitter:
         self.counter = frame.counter
         if frame.shared:
             raise Unfusable("queries that need sums over several warps")
-        ahead = _trimmed([*head.lines, *frame.ahead.lines]) if frame.ahead.lines else []
-        lines = _trimmed(frame.top.lines)
-        lines = [*([] if ahead else _trimmed(head.lines)), *lines[:first], *loads, *lines[first:]]
+        ahead = trimmed([*head.lines, *frame.ahead.lines]) if frame.ahead.lines else []
+        lines = trimmed(frame.top.lines)
+        lines = [*([] if ahead else trimmed(head.lines)), *lines[:first], *loads, *lines[first:]]
         if 32 * warps == self.s.threads:
-            return ahead, ["{", *_indented(lines), "}"]
-        others = ["} else {", *_indented(loads)] if loads else []
-        return ahead, [f"if (thread < {32 * warps}) {{", *_indented(lines), *others, "}"]
-
-    # ------------------------------------------------------------ positions
-    def _slice(self) -> list[str]:
-        """Lines that define the block's positions, from `first` up to `end`."""
-        s, size = self.s, self.found.positions.size
-        block = "attention.block"
-        if not s.seen:
-            if s.parts == 1:
-                return [f"const int first = 0, end = {size};"]
-            last = f"{block} * {self.slice} + {self.slice}"
-            end = last if self.slice * s.parts == size else f"least({last}, {size})"
-            return [f"const int first = {block} * {self.slice}, end = {end};"]
-        lines = self._visible()
-        share = f"(visible + {s.parts * TILE - 1}) / {s.parts * TILE} * {TILE}" if s.parts > 1 else "visible"
-        return [
-            *lines, f"const int share = {share}, first = {block} * share, end = least(first + share, visible);",
-        ]  # fmt: skip
-
-    def _known(self, exprs: Sequence[Expr]) -> bool:
-        """Whether expressions read nothing that an earlier kernel may still be writing (`constant`)."""
-        return self.s.early and all(x.value[0] in self.constant for x in walk(exprs) if x.op == "load")
-
-    def _ends(self) -> list[Expr]:
-        """The numbers in memory that may end the positions that are read."""
-        bounds = index_bounds(self.found.maximum.args[0], hiding=True) if self.s.seen else []
-        return [number_ for _, number_, _ in bounds]
-
-    def _visible(self) -> list[str]:
-        """Lines that define `visible`, the number of positions that the mask does not hide from all rows.
-
-        Raises Unfusable unless the maximum is masked beyond a number in memory.
-        """
-        axis = self.found.positions
-        emitter = self.frame(ThreadLayout({}, self.s.early))
-        frame = emitter.frame
-        for at, number_, strict in index_bounds(self.found.maximum.args[0], hiding=True):
-            begin: Index = at - index(axis)
-            if axis in begin.axes or frame.dims(begin.axes) or frame.spans(number_):
-                continue
-            emitter.loads.need(number_)
-            nest = ThreadNest(frame, ())
-            none = f"({nest.position(begin - (not strict), (), begin.range[1])})"
-            most = f"op::min((long long){nest.scalar(number_, 0)}, {none} + {axis.size}LL)"
-            nest.line(f"const int visible = op::max({most} - {none}, 0LL);")
-            nest.close()
-            self.counter = frame.counter
-            return _trimmed(frame.top.lines)
-        raise Unfusable("no mask that ends the positions")
-
-    def _place(self, e: Expr, axis: Axis) -> tuple[str, int]:
-        """(text of the address of a load's first position and element, elements from a position to the next)."""
-        frame = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape)
-        operand, at, _, _ = e.value
-        step = at.coefficient(self.found.positions)
-        rest = at - index(axis) - index(self.found.positions) * step
-        span = at.range[1]
-        place = ThreadNest(frame, ()).position(rest, (), span)
-        return f"{frame.param[operand]}" + (f" + {place}" if place != "0" else ""), step
-
-    def _load(self, what: str, e: Expr, axis: Axis, first: str) -> str:
-        """Line that loads a chunk of keys or values from position `first` on."""
-        place, step = self._place(e, axis)
-        return f"attention.load_{what}({place}, {step}, {first}, end);"
-
-    def _loads(self, first: str) -> list[str]:
-        """Lines that load the first chunk."""
-        return [
-            self._load("keys", self.found.keys, self.found.head, first),
-            self._load("values", self.found.values, self.found.column, first),
-        ]
+            return ahead, ["{", *indented(lines), "}"]
+        others = ["} else {", *indented(loads)] if loads else []
+        return ahead, [f"if (thread < {32 * warps}) {{", *indented(lines), *others, "}"]
 
     # ------------------------------------------------------------ rows written into keys and values
     def _new_rows(self) -> tuple[list[str], list[str]]:
@@ -352,7 +239,7 @@ class ClusteredAttentionEmitter:
         loop = f"for (int chunk = first; chunk < first + {end}; chunk += {s.chunk}) {{"
         meet = ["attention.await_blocks();", "__syncthreads();"]
         body = (
-            [*meet, loop, *_indented(step), "}"] if more else ["const int chunk = first;", *scores.masks, *meet, *step]
+            [*meet, loop, *indented(step), "}"] if more else ["const int chunk = first;", *scores.masks, *meet, *step]
         )
         after = ["attention.write_results();", "attention.send_results();"]
         return _with_own_row(scores.before), _with_own_row([*body, *after])
@@ -389,9 +276,9 @@ class ClusteredAttentionEmitter:
         declared = [line for line in masks if re.fullmatch(r"\s*[\w<>, ]+ \w+(\[\d+\])?;", line)]
         masks = [line for line in masks if line not in declared]
         return ScoreLines(
-            before=_trimmed([*head.lines, *frame.top.lines]),
+            before=trimmed([*head.lines, *frame.top.lines]),
             masks=[
-                f"const int {dim}_0 = chunk + attention.lane;", *_trimmed(declared), *([warps, *masks, "}"] if masks else [])
+                f"const int {dim}_0 = chunk + attention.lane;", *trimmed(declared), *([warps, *masks, "}"] if masks else [])
             ],
             weights=[warps, *inner.lines, "}"],
         )  # fmt: skip
@@ -489,22 +376,12 @@ class ClusteredAttentionEmitter:
                 raise Unfusable("another reduction beside attention")
             emitter.stores.write(store)
         self.counter = frame.counter
-        return ["{", *_indented(_trimmed([*head.lines, *frame.top.lines])), "}"]
-
-
-def _trimmed(lines: list[str]) -> list[str]:
-    """Lines without the indentation of a function's body."""
-    return [line.removeprefix("    ") for line in lines]
+        return ["{", *indented(trimmed([*head.lines, *frame.top.lines])), "}"]
 
 
 def _with_own_row(lines: Sequence[str]) -> list[str]:
     """Lines whose variable `m_0` is renamed to `m_1`, since queries have one of that name."""
     return [re.sub(r"\bm_0\b", "m_1", line) for line in lines]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    """Lines, four columns further right."""
-    return ["    " + line for line in lines]
 
 
 __all__ = ["CLUSTER_INTRINSICS", "CLUSTER_LIBRARY", "emit_clusters"]

@@ -67,7 +67,7 @@ def _reason(samples: Mapping[str, Sequence[float]]) -> str | None:
     if not slower:
         return None
     if slower == ["wrapped"]:
-        return "the caller's form is not faster by more than noise once its arguments are checked"
+        return "the caller's function is not faster by more than noise once its arguments are checked"
     return why_not_faster(samples["caller"], samples["program"], NOISE)
 
 

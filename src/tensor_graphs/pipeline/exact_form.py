@@ -58,7 +58,7 @@ def bitwise_form(session: Session, task: Task, program: Program, report: Report)
             hint='relax the tolerance, for example to "eager"',
         )  # fmt: skip
     report.runs = CALLER
-    report.compared = f"the caller's own form runs, because the program has other bits: {difference}"
+    report.compared = f"the caller's own function runs, because the program has other bits: {difference}"
     return CallerProgram.around(program, caller, report.compared)
 
 

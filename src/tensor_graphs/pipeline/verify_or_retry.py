@@ -47,7 +47,7 @@ from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
 from .any_size import NoFormError
 from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
-from .run_program import renamed, run_flat
+from .run_program import check_order, renamed, run_again, run_first
 
 MAX_ATTEMPTS = 8
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
@@ -283,10 +283,11 @@ class Acceptance:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
         poll = self.polled()
         program.check_room()  # fail on insufficient memory before references are computed
+        check_order(program)
         given, self.ahead = self.ahead(), dict
         self.references |= given
         verdict = verify(
-            self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
+            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
             flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
             device=program.tensors, enough=self.over, poll=poll,
         )  # fmt: skip

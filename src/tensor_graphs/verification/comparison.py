@@ -240,6 +240,21 @@ def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
 
 
+def in_later_call(error: OutputError) -> OutputError:
+    """The error of an output of a later call on the same input, which its text says."""
+    where = f"{error.worst.where} in a later call".strip()
+    return replace(error, worst=replace(error.worst, where=where))
+
+
+def have_other_bits(found: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether any of the results `found` differs in shape or in a bit from the result `before` it; NaNs are equal."""
+    for x, y in zip(found, before, strict=True):
+        floating = dtypes.is_float(dtypes.name_of(y.dtype))
+        if tuple(x.shape) != tuple(y.shape) or not bool(compare.equal_bits(x, y, floating).all()):
+            return True
+    return False
+
+
 def in_form_of(y: Any, like: Any) -> Any:
     """Convert an output `y` to the kind of its reference `like`: a NumPy array, or a tensor on the reference's
     device."""

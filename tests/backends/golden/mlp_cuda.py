@@ -23,7 +23,8 @@ class Calls:
     this device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` are (shape, dtype),
     `results` are (shape, dtype, strides). `library`: indices of the tensors (inputs, then results) that library kernels
     read or write. With `reuse`, results are in the program's own memory and the next call overwrites them. `strict`:
-    library kernels multiply float32, and must not round operands even if the process allows it.
+    library kernels multiply float32, and must not round operands even if the process allows it. `memory`: the
+    workspace.
 
     The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
     each `way`, and the fastest way is kept, unless one is given:
@@ -40,9 +41,10 @@ class Calls:
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
         *, reuse: bool = False, library: Sequence[int] = (), strict: bool = True, states: Mapping[str, Any] | None = None,
-        way: str = "",
+        way: str = "", memory: Any = None,
     ) -> None:  # fmt: skip
         self.launch, self.kernels, self.device, self.reuse = launch, kernels, torch.device(device), reuse
+        self.memory = memory
         self.gpu, self.index = self.device.type == "cuda", self.device.index
         if self.gpu and self.index is None:
             self.index = torch.cuda.current_device()
@@ -822,4 +824,4 @@ def bind(weights, states=None, device="cuda", graph=True, way=""):
 
     inputs = [((4, 8), torch.float32)]
     results = [((4, 8), torch.float32, None)]
-    return Calls(launch, kernels, inputs, results, device, graph, reuse=False, library=[0, 1], strict=True, way=way)
+    return Calls(launch, kernels, inputs, results, device, graph, reuse=False, library=[0, 1], strict=True, memory=memory, way=way)
