@@ -24,7 +24,7 @@ from .session import Session, least_measuring
 MATCHING = 0.2  # fraction of the budget that must remain when matching ends
 MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measuring time
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
-GENERATING = 0.5, 0.25
+GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
 SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
 
