@@ -82,18 +82,22 @@ def _order_problems(launches: Sequence[LaunchAccesses]) -> Iterator[str]:
     the caller before each, which writes all external memory.
     """
     ended, said = 0, set[str]()  # of all launches, the first ones, known to have ended when the next one starts
-    caller = LaunchAccesses("the caller's work")
-    every = [caller, *launches, caller, *launches]
-    for k, one in enumerate(every):
+    caller, started = -1, dict[str, list[tuple[int, str, ByteRange]]]()  # writes so far, by name of the memory
+    for k, one in enumerate([None, *launches, None, *launches]):
+        if one is None:
+            caller, ended = k, k
+            continue
         if not one.early:
             ended = k
         elif not one.waits:
             said.add(f"{one.text}: starts early and never waits")
         for memory in one.ahead if one.early else ():
-            for writer in every[ended:k]:
-                external = writer is caller and memory.kind in EXTERNAL
-                if external or any(memory.overlaps(x) for x in writer.writes):
-                    said.add(f"{one.text}: reads {memory.name} before its wait, which {writer.text} may still write")
+            open_ = [text for at, text, x in started.get(memory.name, ()) if at >= ended and memory.overlaps(x)]
+            if memory.kind in EXTERNAL and caller >= ended:
+                open_.append("the caller's work")
+            said |= {f"{one.text}: reads {memory.name} before its wait, which {text} may still write" for text in open_}
+        for x in one.writes:
+            started.setdefault(x.name, []).append((k, one.text, x))
     yield from sorted(said)
 
 
