@@ -20,7 +20,7 @@ LARGEST_SHARE = 0.6  # largest share of a model's instances that its short form 
 
 
 def short_form(blocks: Blocks) -> Blocks | None:
-    """The short form of a model given by its blocks, with the outputs that are left.
+    """The short form of a model given by its blocks (repeated subgraphs), with the outputs that are left.
 
     None for a model without enough repeats, or whose repeats depend on each other otherwise than as a chain.
     """

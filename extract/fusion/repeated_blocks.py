@@ -1,4 +1,5 @@
-"""Instances of repeated blocks with equal surroundings: kernels found in one of them hold in the others.
+"""Instances of repeated blocks (repeated subgraphs) with equal surroundings: kernels found in one of them hold in the
+others.
 
 A glued view (egraph/view/glue.py) has the e-classes of a block once per instance. Two instances have equal contexts if
 `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the
@@ -24,10 +25,10 @@ Owner = tuple[int, int]  # (instance, index of the class in the block's view)
 
 @dataclass(frozen=True, eq=False)
 class RepeatedBlocks:
-    """Occurrences (instances) in a view of the subgraphs that its model repeats (blocks).
+    """Occurrences (instances) in an e-graph of the subgraphs that its model repeats (blocks).
 
-    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the view).
-    `roots`: the view's root e-classes.
+    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the e-graph).
+    `roots`: the e-graph's root e-classes.
     """
 
     blocks: Sequence[int]
@@ -36,7 +37,7 @@ class RepeatedBlocks:
 
     @classmethod
     def of(cls, view: EGraphView) -> RepeatedBlocks:
-        """Constructor: the instances of the blocks of `view`; computed once per view."""
+        """Constructor: the instances of the blocks (repeated subgraphs) of `view`; computed once per view."""
         found = view.__dict__.get(ATTRIBUTE)
         if found is None:
             places = [classes.tolist() for _, classes in view.instances]

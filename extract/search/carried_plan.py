@@ -1,7 +1,7 @@
 """A plan of a model's short form (egraph/ir/short_form.py), carried over to the whole model.
 
-Both views are glued from copies of the same blocks, so that a value has the same place in a block wherever it occurs.
-A kernel of the short form's plan stands for the kernels at the same places in all copies.
+Both e-graphs are joined from copies of the same blocks (repeated subgraphs), so that a value has the same place in a
+block wherever it occurs. A kernel of the short form's plan stands for the kernels at the same places in all copies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def kernels_to_carry(choice: Choice) -> list[int]:
 def carried_plan(plan: Collection[int], short: Hypergraph, whole: Hypergraph) -> list[int]:
     """The candidates of `whole` at the places of those of a `plan` of `short`.
 
-    They need not be a plan: copies of a block may have several kernels for a value, or none.
+    They need not be a plan: copies of a block (repeated subgraph) may have several kernels for a value, or none.
     """
     place = _places(short)
     wanted = {place(short.candidates[i]) for i in plan}
