@@ -21,6 +21,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,7 @@ from tensor_graphs.verification.on_device import sample_tensors
 
 BEGUN = time.monotonic()
 WRONG = 1e-2  # relative error from which a result is wrong, not rounded otherwise
+PREFERRED = 0.01  # factor on prices of preferred kernels
 SPREAD = 0.4  # standard deviation of the logarithm of a price's factor
 CHOICES = 12  # schedules of a kernel that plans choose among
 WAYS = ("plain", "flat", "graph", "copying")
@@ -79,9 +81,9 @@ def say(text: str) -> None:
 # ---------------------------------------------------------------- plans
 class RandomPricer(CostPricer):
     """Prices of a store, each times a factor that depends on the kernel and on `seed`; those of library kernels also
-    times `library`."""
+    times `library`, and those of kernels whose names match `preferred` times PREFERRED."""
 
-    seed, library = 0, 1.0
+    seed, library, preferred = 0, 1.0, ""
 
     def price(self, found: Sequence[Any]) -> list[Any]:
         """One price per candidate (`CostPricer.price`)."""
@@ -93,6 +95,8 @@ class RandomPricer(CostPricer):
         key = repr((self.seed, candidate.template.identity, candidate.call.operands))
         factor = math.exp(random.Random(hashlib.blake2b(key.encode()).digest()).gauss(0.0, SPREAD))
         factor *= self.library if candidate.template.space is None and not candidate.is_view else 1.0
+        if self.preferred and re.search(self.preferred, candidate.template.name):
+            factor *= PREFERRED
         return replace(price, us=price.us * factor, low=price.low * factor, high=price.high * factor)
 
 
@@ -110,19 +114,19 @@ def forward_graph(name: str, scale: str, device: str) -> Graph:
     return graph
 
 
-def plans_of(graph: Graph, count: int, store: Path, seed: int, library: float) -> Iterator[Plan]:
-    """Different plans of a graph for a GPU; `library`: factor on prices of library kernels."""
+def plans_of(graph: Graph, store: Path, options: argparse.Namespace) -> Iterator[Plan]:
+    """Different plans of a graph for a GPU."""
     session = Session(Options(backend="gpu", budget=30.0, deterministic=True, costdb=store))
     with session.running():
         prepared = prepare(session, graph, None)
         view = rewrite(session, prepared.work).view
         found = hypergraph(session, view, select("gpu"))
         say(f"{len(found.candidates)} candidates")
-        for i in range(count):
+        for seed in range(options.seed, options.seed + options.plans):
             pricer = RandomPricer(store_of(session))
-            pricer.seed, pricer.library = seed + i, library
+            pricer.seed, pricer.library, pricer.preferred = seed, options.library, options.prefer
             session.start = session.now()
-            plan = varied(plan_of(choose(session, found, pricer, None), prepared.work), seed + i)
+            plan = varied(plan_of(choose(session, found, pricer, None), prepared.work), seed)
             yield replace(
                 plan, graph=replace(plan.graph, names=graph.names, structure=graph.structure, name=graph.name)
             )
@@ -287,7 +291,7 @@ def rows_of(name: str, options: argparse.Namespace, pool: CompilePool, store: Pa
     until = BEGUN + options.seconds
     case = Case(forward_graph(name, options.scale, "cuda"))
     case.draw(2)
-    for number, plan in enumerate(plans_of(case.graph, options.plans, store, options.seed, options.library)):
+    for number, plan in enumerate(plans_of(case.graph, store, options)):
         if time.monotonic() > until:
             return
         forms = {name: Program(replace(plan, launching=way)) for name, way in (("measured", ""), ("overlapping",) * 2)}
@@ -323,6 +327,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--scale", default="full")
     parser.add_argument("--library", type=float, default=1.0, help="factor on prices of library kernels")
+    parser.add_argument("--prefer", default="", help="pattern of names of kernels that plans prefer")
     parser.add_argument("--without", nargs="*", default=[], help="statements to leave out, in a third form")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--texts", type=Path, help="folder for the sources of programs with a wrong result")

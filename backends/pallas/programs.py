@@ -65,7 +65,7 @@ def is_jax(x: Any) -> bool:
 
 
 class JaxPrograms(DevicePrograms):
-    """What emits and calls programs on JAX arrays."""
+    """Emits programs that work on JAX arrays, and calls them."""
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emit the source of the program that runs `plan` (`DevicePrograms.emit`). Outputs are always fresh arrays,

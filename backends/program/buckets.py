@@ -93,10 +93,11 @@ class BucketForm(Protocol):
 
 
 class CallsAtSizes(NamedTuple):
-    """What makes the calls of a program at one choice of sizes.
+    """The functions that make the calls of a program at one choice of sizes.
 
-    `specs`: types of the inputs at these sizes. `form` makes the calls whose arguments `quick` accepts; `program` makes
-    all others. `direct`: the function that makes calls without the emitted program's code, once there is one.
+    `specs`: types of the inputs at these sizes. `form` (what runs in place of the program, such as the caller's
+    function) makes the calls whose arguments `quick` accepts; `program` makes all others. `direct`: the function that
+    makes calls without the emitted program's code, once there is one.
     """
 
     specs: Sequence[Spec]

@@ -43,8 +43,8 @@ def programs_of(name: str) -> DevicePrograms:
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emit the source of the program that runs `plan`, for the plan's device. `reuse_outputs`: as for
-    `DevicePrograms.emit`."""
+    """Emit the source of the program that runs `plan`, for the plan's device. `reuse_outputs`: the next call may
+    overwrite the outputs."""
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 

@@ -18,8 +18,8 @@ class HostPrograms(DevicePrograms):
     helpers = HELPERS
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emit the source of the program that runs `plan` on the CPU, at one size or at any size; parameters as for
-        `DevicePrograms.emit`."""
+        """Emit the source of the program that runs `plan` on the CPU, at one size or at any size. With `reuse_outputs`,
+        the next call may overwrite the outputs."""
         return emit(plan, reuse_outputs=reuse_outputs)
 
     def present(self, place: str) -> str:

@@ -166,7 +166,7 @@ class HostDevice:
         return None
 
     def clock_mhz(self) -> float:
-        """NaN, because a host has no GPU clock."""
+        """Current SM clock (`MeasuringDevice.clock_mhz`): NaN, because a host has no GPU clock."""
         return float("nan")
 
 
@@ -176,9 +176,10 @@ def device_of(name: str) -> MeasuringDevice:
 
 
 def facts(device: MeasuringDevice) -> dict[str, Any]:
-    """Facts of the driver about a GPU, for measurement keys: name, multiprocessors, memory bytes, …; {} for the host.
+    """Properties of a GPU that its driver reports, part of the keys of measurements: name, multiprocessors, memory
+    bytes, …; {} for the host.
 
-    See `costdb.keys.device.gpu_facts`.
+    They are those of `costdb.keys.device.gpu_facts`.
     """
     from ...costdb.keys.device import gpu_facts
 

@@ -28,7 +28,8 @@ def output_terms(template: Template, call: Call, leaf: Callable[..., Tensor] = p
 
 
 def pattern_terms(patterns: Sequence[Term], call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
-    """Semantics of a kernel call with given parsed patterns; see `output_terms`."""
+    """Semantics of a kernel call whose outputs have the parsed patterns `patterns`: one term per output, over leaves
+    that `leaf` makes, named like the operands (`output_terms`)."""
     types = {name: o.type for name, o in call.operands.items()}
     try:
         return [build(term, _leaves(types, leaf), call.attrs) for term in patterns]

@@ -20,7 +20,8 @@ class Sums(SumEquality):
     """Arithmetic of symbolic values whose elements are sums (`Total`) or maxima (`Extreme`)."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
-        """The sum of `read()` over the indices; conditions are added to `facts`.
+        """The sum of `read()` over all values of the index variables, (variable, size) pairs; conditions are added to
+        `facts`, the formulas collected for the proof.
 
         Raises OutOfScope unless the terms are finite everywhere.
         """
@@ -144,7 +145,7 @@ class Sums(SumEquality):
     def inside(self, name: str, x: list[Any], facts: SizeFacts) -> Any:
         """The op `name` on elements, moved inside a sum or a maximum; None if that is not valid.
 
-        Conditions are added to `facts`.
+        Axioms, and conditions for being undefined, are added to `facts`.
         """
         z = self.z
         if not any(isinstance(v, Extreme) for v in x):

@@ -26,7 +26,8 @@ BACK = "-back"  # name suffix of a rule that is another rule's reverse
 
 
 def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
-    """Whether a rule passes the tests of `tested` (same arguments); False if it is malformed or has no instances."""
+    """Whether a rule passes the random tests of `tested` with the test effort `effort` (index into `EFFORTS`), also at
+    the rank `home` of its first variable (0: at no certain rank); False if it is malformed or has no instances."""
     return tested(rule, effort, home) is not None
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.program.launch_order import order_problems
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import is_torch
 from ..costdb.keys.device import GPU_KIND
 from ..egraph.ir.graph import Graph
+from ..errors import VerificationError
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
@@ -37,6 +39,13 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
         return [*results, *map(program.get_state, updated)]
     program.wait(f"running {program.manifest.name}")
     return [*results, *(program.states[n].clone() for n in updated)]
+
+
+def check_order(program: Program) -> None:
+    """Raise VerificationError if nothing orders some accesses of a program on a GPU (`launch_order.py`)."""
+    if program.manifest.device.partition(":")[0] == GPU_KIND and not program.manifest.sizes:
+        for problem in order_problems(program.source):
+            raise VerificationError(problem, where=program.manifest.name, hint="report this with the model")
 
 
 def run_first(program: Program, values: Mapping[str, Any]) -> list[Any]:
@@ -76,4 +85,4 @@ def _rolled(x: Any) -> Any:
     return x.roll(1) if is_torch(x) else np.roll(x, 1)
 
 
-__all__ = ["has_recorded_calls", "renamed", "run_again", "run_first", "run_flat"]
+__all__ = ["check_order", "has_recorded_calls", "renamed", "run_again", "run_first", "run_flat"]

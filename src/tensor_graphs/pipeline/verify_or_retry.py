@@ -47,7 +47,7 @@ from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
 from .any_size import NoFormError
 from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
-from .run_program import renamed, run_again, run_first
+from .run_program import check_order, renamed, run_again, run_first
 
 MAX_ATTEMPTS = 8
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
@@ -83,12 +83,12 @@ class Acceptance:
     """Verify-or-retry loop that turns a choice of kernels into a verified program.
 
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `exclusions`: chooses
-    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of a view, with every value
-    stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`: context
-    manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification inputs.
-    `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`: earlier
-    attempts. `references`: per input, the input and the graph's outputs for it in float64 and in its own dtypes.
-    `fastest`: times a choice's program against variants and returns the fastest with its choice.
+    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of candidate kernels, with every
+    value stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`:
+    context manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification
+    inputs. `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`:
+    earlier attempts. `references`: per input, the input and the graph's outputs for it in float64 and in its own
+    dtypes. `fastest`: times a choice's program against variants and returns the fastest with its choice.
     """
 
     graph: Graph
@@ -283,6 +283,7 @@ class Acceptance:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
         poll = self.polled()
         program.check_room()  # fail on insufficient memory before references are computed
+        check_order(program)
         given, self.ahead = self.ahead(), dict
         self.references |= given
         verdict = verify(
