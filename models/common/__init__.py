@@ -1,5 +1,6 @@
 """Operator semantics shared by several importers: einsum, sampling, identities, sizes.
 
-In: tensor expressions and attributes of an operator. Out: graph nodes. Imports: backends.runtime, egraph.ir, errors,
-processes.
+In: tensor expressions and attributes of an operator.
+Out: graph nodes.
+Imports: backends.runtime, egraph.ir, errors, processes.
 """

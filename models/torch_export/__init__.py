@@ -1,5 +1,6 @@
 """torch.export importer: one function per ATen overload builds the graph of a call.
 
-In: an nn.Module or exported program. Out: a graph. Imports: egraph.ir, egraph.simplify, errors, extract.model,
-models.common, models.files, processes, settings.
+In: an nn.Module or exported program.
+Out: a graph.
+Imports: egraph.ir, egraph.simplify, errors, extract.model, models.common, models.files, processes, settings.
 """
