@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from typing import Any, TypeVar
 
 from ...egraph.ir.ops import Type
@@ -50,10 +50,10 @@ def candidate_hypergraph(
 
     `view_strides`: function that returns the strides of a view op (reshape, slice, ...) of an operand; None if it needs
     a copy. `types`: storage types of the e-classes (model/storage_dtypes.py); a cast between e-classes of equal storage
-    type is a view. `stop`: polled; raises Halted when it returns True, because a partial candidate set may not cover
-    the roots. `enough`: when `enough(False)` returns True, generation of fused kernels ends; when `enough(True)` does,
-    generated kernels are bound in no further layouts; `stats["left_out"]` is then 1. `carried`: only these kernels,
-    without any generation.
+    type is a view. `stop`: polled; when it returns True, binding ends (`stats["left_out"]` is then 1), or Halted is
+    raised if the candidates do not cover the roots yet. `enough`: when `enough(False)` returns True, generation of
+    fused kernels ends; when `enough(True)` does, generated kernels are bound in no further layouts;
+    `stats["left_out"]` is then 1. `carried`: only these kernels, without any generation.
     """
     backends, whole = [b.opened() for b in backends], view
     try:
@@ -94,6 +94,7 @@ class _HypergraphBuilder:
         preparing = {b.name: b.prepare for b in backends if b.generates}
         self.binder = MatchBinder(self.layouts, preparing, self._until_binding_ends)
         self._viewed: set[tuple[int, Vertex]] = set()
+        self.bound_plain = self.halted = False  # whether all library kernels are bound; whether binding ended early
 
     def build(self) -> Hypergraph:
         """Fixpoint of two steps: views add layouts of existing values, and kernels are bound over the existing layouts
@@ -113,9 +114,7 @@ class _HypergraphBuilder:
         todo: Iterable[int] = range(len(matches))
         while todo:
             written: list[Vertex] = []
-            for i in chain(
-                self._polled(i for i in todo if i < plain), self._prepared([i for i in todo if i >= plain], matches)
-            ):
+            for i in self._bindable(todo, plain, matches):
                 kernels[i] = self.binder.bound(matches[i])
                 if matches[i].template.layout is not None:
                     written += [c.output for c in kernels[i]]
@@ -138,15 +137,26 @@ class _HypergraphBuilder:
             chosen = reachable(every, in_value_order(every, chosen))
         kept = [found[i] for i in chosen]
         vertices = {v for c in kept for v in c.outputs}
+        if self.halted and not vertices.issuperset(v for v in roots if v.cls not in self.layouts.given):
+            raise Halted
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         stats |= {"left_out": int(self.left_out)}
         return Hypergraph(self.view, kept, self.layouts.given, roots, stats, self.layouts.types)
 
+    def _bindable(self, todo: Iterable[int], plain: int, matches: Sequence[KernelMatch]) -> Iterator[int]:
+        """Indices of matches to bind: the library kernels' ones (below `plain`), then those of generated kernels."""
+        yield from self._polled(i for i in todo if i < plain)
+        self.bound_plain = True
+        yield from self._prepared([i for i in todo if i >= plain], matches)
+
     def _polled(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items; raise Halted when `stop` returns True."""
+        """Yield the items, until `stop` returns True: then raise Halted, or end if all library kernels are bound."""
         for item in items:
             if self.stop():
-                raise Halted
+                if not self.bound_plain:
+                    raise Halted
+                self.halted = self.left_out = True
+                return
             yield item
 
     def _generation_ended(self) -> bool:

@@ -24,7 +24,7 @@ from .session import Session, least_measuring
 MATCHING = 0.2  # fraction of the budget that must remain when matching ends
 MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measuring time
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
-GENERATING = 0.5, 0.25
+GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
 SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
 
@@ -34,8 +34,8 @@ def hypergraph(
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
     carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """Candidate kernels of an e-graph view as a hypergraph. With tolerance "exact", only bitwise-exact kernels are
-    candidates of ops that have some.
+    """Candidate kernels of an e-graph as a hypergraph. With tolerance "exact", an op that has kernels whose results
+    equal the unoptimized graph's bit by bit has no other candidates.
 
     Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
     `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be
