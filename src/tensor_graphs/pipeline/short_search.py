@@ -30,7 +30,6 @@ from .reserves import WHOLE_S, is_kept
 from .rewrite import Rewritten
 from .session import Session, open_store
 
-
 SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
 
 
